@@ -105,6 +105,7 @@ class Session:
             expanding_seconds=material.expanding_seconds,
             dealer_seconds=material.dealer_seconds,
         )
+        material.take()
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     @contextlib.contextmanager

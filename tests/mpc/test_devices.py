@@ -179,7 +179,7 @@ def test_small_tensors_go_to_a_card_from_pinned_memory(monkeypatch: pytest.Monke
 
 
 def test_threads_use_the_card_of_the_one_that_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a session on the second card: slices in turns, material that is made ahead, and what is read ahead."""
+    """In a session on the second card: slices in turns, material that is made ahead, and what is read ahead."""
     chosen: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

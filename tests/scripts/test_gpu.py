@@ -153,7 +153,7 @@ def test_wheels_are_installed_where_they_are_missing(tmp_path: Path, monkeypatch
 def test_native_kernels_are_there_only_where_they_load(
     ended: list[bool], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another machine, or of sources before: they are built anew. A build that leaves nothing ends well too."""
+    """Those of another machine, or of other sources, are built anew. A build that leaves nothing ends well too."""
     asked: list[list[str]] = []
     monkeypatch.setattr(gpu_native, "run", lambda words: asked.append(words) or ended.pop(0))
     assert gpu_native.main() == code and not ended

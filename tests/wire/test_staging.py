@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from hummingbird.wire import channel as channels_module
-from hummingbird.wire.staging import Staging, landed, staging_of
+from hummingbird.wire import staging
+from hummingbird.wire.staging import Aside, Staging, staging_of
 from tests.support.parties import channels, together
-from tests.support.patience import HANG
+from tests.support.patience import HANG, until
 
 CPU = torch.device("cpu")
 
@@ -230,9 +231,56 @@ def test_an_exchange_copies_once_for_all_parties(monkeypatch: pytest.MonkeyPatch
     assert copied == [1, 1, 1]
 
 
+def test_material_comes_beside_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a ring of four buffers, none of which is filled again before its copy has passed. What computes, and
+    messages, go on meanwhile; only who takes the material waits for it.
+    """
+    monkeypatch.setattr(staging, "SLOT_BYTES", 800)
+    stage = Staged()
+    aside = stage._aside
+    aside.gate.clear()
+    got: list[Tensor] = []
+
+    def bring() -> None:
+        with stage.aside():
+            got.append(stage.bring(WORDS[:400]))
+            got.append(stage.bring(WORDS.clone()))  # 8,000 bytes
+
+    thread = threading.Thread(target=bring)
+    thread.start()
+    until(lambda: len(got) == 1 and len(stage._ring) == 4, "four buffers")  # 3,200 bytes fit
+    stage.compute.record_event().synchronize()
+    stage.incoming.record_event().synchronize()
+    assert thread.is_alive() and len(got) == 1
+    aside.gate.set()
+    thread.join(HANG)
+    stage.take(stage.event(), got)
+    stage.compute.record_event().synchronize()
+    assert got[0].equal(WORDS[:400]) and got[1].equal(WORDS)
+    assert sum(stream is stage.compute for _, stream in stage.kept) == 2
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_who_takes_material_waits_for_it(taken: bool) -> None:
+    stage, seen = Staged(), []
+    stage._aside.gate.clear()
+    with stage.aside():
+        got = stage.bring(WORDS)
+    if taken:
+        staging.Ready(stage, stage.event()).take([got])
+    stage.compute.then(lambda: seen.append(got.clone()))
+    after = stage.compute.record_event()
+    assert after.passed.wait(0.05 if taken else HANG) is not taken
+    stage._aside.gate.set()
+    after.synchronize()
+    assert seen[0].equal(WORDS) is taken
+
+
 def test_the_cpu_needs_none() -> None:
     assert staging_of([WORDS, WORDS.int()]) is None and staging_of([]) is None
-    assert landed([WORDS], CPU)[0] is WORDS
+    with Aside(CPU) as aside:
+        assert aside.bring([WORDS])[0] is WORDS
+    assert aside.ready is None
 
 
 @pytest.mark.gpu

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hummingbird.kernels.shares.words import Words
+from hummingbird.kernels.shares.words import Words, anchor
+from hummingbird.wire.staging import Ready
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Material:
     offline_bits: corrections that the dealer made, without framing; received_bits: the same where they came to this
     party, else 0. waiting_seconds: for which this party has waited for the shares. expanding_seconds: spent on its own
     seed, in the background where that worked ahead. dealer_seconds: the dealer's own work, where it has told of it with
-    this piece.
+    this piece. ready: when the shares are on a GPU, for `take`; None where they are there.
     """
 
     shares: dict[str, Words]
@@ -23,3 +24,9 @@ class Material:
     waiting_seconds: float = 0.0
     expanding_seconds: float = 0.0
     dealer_seconds: float = 0.0
+    ready: Ready | None = None
+
+    def take(self) -> None:
+        """Let what this thread computes from now on use the shares."""
+        if self.ready is not None:
+            self.ready.take([anchor(words) for words in self.shares.values()])

@@ -29,7 +29,7 @@ from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION
 from hummingbird.wire import service
 from hummingbird.wire.frame import frame_bytes, unpack_tensors
-from hummingbird.wire.staging import landed
+from hummingbird.wire.staging import Aside
 
 _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
@@ -172,12 +172,13 @@ class DealerClient:
         try:
             for place, (turn, request) in enumerate(zip(turns, requests, strict=True)):
                 started = time.perf_counter()
-                shares = expand(request, turn, self.seed, self.rank, self._device)  # while the dealer is at work
-                seconds, bits, got, told = time.perf_counter() - started, request.correction_bits, 0, 0.0
-                if turn.receiver == self.rank:
-                    shares |= received(request, landed(self._receive(self._call, request), self._device))
-                    got, told = bits, self._finish(self._call) if place == mine[-1] else 0.0
-                yield Material(shares, bits, got, expanding_seconds=seconds, dealer_seconds=told)
+                with Aside(self._device) as aside:
+                    shares = expand(request, turn, self.seed, self.rank, self._device)  # while the dealer is at work
+                    seconds, bits, got, told = time.perf_counter() - started, request.correction_bits, 0, 0.0
+                    if turn.receiver == self.rank:
+                        shares |= received(request, aside.bring(self._receive(self._call, request)))
+                        got, told = bits, self._finish(self._call) if place == mine[-1] else 0.0
+                yield Material(shares, bits, got, expanding_seconds=seconds, dealer_seconds=told, ready=aside.ready)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         except GeneratorExit:

@@ -29,7 +29,7 @@ from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
-from hummingbird.wire.staging import landed
+from hummingbird.wire.staging import Aside
 
 _REGIONS = 3  # mapped at a time: two slices under way, and the next one
 
@@ -163,6 +163,7 @@ class StoreDealer:
             )
         self._setup_at += 1
         (material,) = self._make(self.header.turns(0)[place : place + 1], [request])
+        material.take()
         # Another net of this run, or another run, gets the same again: nobody may write into it.
         shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
@@ -228,12 +229,13 @@ class StoreDealer:
         for turn, request in zip(turns, requests, strict=True):
             corrections = self._correction(turn.number) if turn.receiver == self.rank else None
             started = time.perf_counter()
-            shares = expand(request, turn, self._seed, self.rank, self._device)
-            seconds, bits, got = time.perf_counter() - started, request.correction_bits, 0
-            if corrections is not None:
-                shares |= received(request, landed(corrections, self._device))
-                got = bits
-            yield Material(shares, bits, got, expanding_seconds=seconds)
+            with Aside(self._device) as aside:
+                shares = expand(request, turn, self._seed, self.rank, self._device)
+                seconds, bits, got = time.perf_counter() - started, request.correction_bits, 0
+                if corrections is not None:
+                    shares |= received(request, aside.bring(corrections))
+                    got = bits
+            yield Material(shares, bits, got, expanding_seconds=seconds, ready=aside.ready)
 
     def _correction(self, number: int) -> list[Tensor]:
         """The corrections of this party's turn `number`."""
