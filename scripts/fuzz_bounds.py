@@ -5,6 +5,7 @@ rounds. The table BOUNDS has a line for each operation, made of these promises:
 
     R            a value at rest has 16 bits of fraction, and every party may round its share: (N/2 + 1) 2^-16
     delta(w)     a weight has 20 bits of fraction, a factor 16; none is off by more than 2^-8 of its tensor's largest
+    2^-13        of the largest weight of a column, where public weights read the net's inputs, and 2^-10 of its root
     2^-17        of the input, a summand: 16 bits of fraction, rounded to the nearest
     2^-13        of a smooth activation: its pieces, and some R; 2^-10 of the two of a softmax
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from hummingbird.graph.interpreter import arguments
 from hummingbird.graph.norms import rows
 from hummingbird.graph.resize_rules import exact_bits
 from hummingbird.mpc import builders
+from hummingbird.mpc.columns import largest_of_columns, measured
 
 UNIT = 2.0**-16
 HALF = UNIT / 2
@@ -44,16 +47,41 @@ def delta(constant: Any, half: float) -> float:
     return min(half, PRECISION * largest) + 2.0**-24 * largest
 
 
+def columns_of(op: str, a: Attrs, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Roundings of weights that read the net's inputs, and of what they give beside |x|, in the weight's shape."""
+    largest = largest_of_columns(op, weight, a.get("groups", 1))
+    if op == "conv":
+        groups, out = a["groups"], len(weight) // a["groups"]
+        largest = largest.view(groups, 1, -1).expand(groups, out, -1).reshape(*weight.shape[:2])
+    if op in ("conv", "conv_transpose"):
+        largest = largest.view(*largest.shape, *[1] * (weight.dim() - largest.dim()))
+    largest = largest.expand(weight.shape)
+    return (2.0**-13 * largest + 2.0**-37).clamp(max=WEIGHT) + 2.0**-24 * largest, 2.0**-10 * largest.sqrt()
+
+
 def _product(op: str) -> Bound:
     """A sum of products with weights, and a bias: |W| e + delta(W) |x|, which is the same layer on errors."""
 
     def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        if "measured" in a:
+            return of_inputs(a, rounding, x, e)
+
         def layer(weight: Tensor, value: Tensor) -> Tensor:
             return OPS[op]({**a, "weight": weight, "bias": None}, value)
 
         bias = 0.0 if a["bias"] is None else 2.0**-24 * float(a["bias"].abs().max())
         code = layer(torch.ones_like(a["weight"]), x.abs() + e) * delta(a["weight"], WEIGHT)
         return layer(a["weight"].abs(), e) + code + bias + rounding
+
+    def of_inputs(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        weight, bias = a["weight"].double(), 0.0 if a["bias"] is None else 2.0**-23 * float(a["bias"].abs().max())
+        by_weight, by_input = columns_of(op, a, weight)
+
+        def layer(weight: Tensor, value: Tensor) -> Tensor:
+            return OPS[op]({**a, "weight": weight, "bias": None}, value)
+
+        own = layer(by_weight, x.abs() + e) + layer(by_input, torch.ones_like(x))
+        return layer(weight.abs(), e) + own + bias + rounding
 
     return bound
 
@@ -62,6 +90,12 @@ def _affine(op: str) -> Bound:
     def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
         by = {"scale": a["scale"].abs(), "shift": torch.zeros_like(a["shift"])}
         shift = 2.0**-24 * float(a["shift"].abs().max())
+        if "measured" in a:
+            by_weight, by_input = columns_of(op, a, a["scale"].double())
+            own = OPS[op](by | {"scale": by_weight}, x.abs() + e) + OPS[op](
+                by | {"scale": by_input}, torch.ones_like(x)
+            )
+            return OPS[op](by, e) + own + 2 * shift + rounding
         return OPS[op](by, e) + (x.abs() + e) * delta(a["scale"], WEIGHT) + shift + rounding
 
     return bound
@@ -244,9 +278,17 @@ BOUNDS: dict[str, Bound] = {
 MOVES = builders.MOVES | {"output", "getitem", "size", "int"}
 
 
-def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:
-    """Value of every step for the input x, float64, and bounds on the errors in the same shapes; sizes are ints."""
+def walk(steps: Sequence[Step], x: Tensor, parties: int, public: bool = False) -> tuple[list[Any], list[Any]]:
+    """Value of every step for the input x, float64, and bounds on the errors in the same shapes; sizes are ints.
+
+    public: hold weights that read the inputs to what is promised of public ones.
+    """
     rounding = (parties / 2 + 1) * UNIT
+    reading = measured(steps) if public else set()
+    steps = [
+        replace(step, attrs=step.attrs | {"measured": True}) if number in reading and step.op != "mul" else step
+        for number, step in enumerate(steps)
+    ]
     return carried(steps, x, HALF, lambda step, *given: BOUNDS[step.op](step.attrs, rounding, *given))
 
 

@@ -24,6 +24,8 @@ def _other(d: Draw) -> str:
 
 def add(d: Draw) -> str:
     y = _other(d)
+    if d.chance(0.1) and d.size * 5 < d.highest:
+        y = f"{{x}} * {d.rng.choice((0.25, 0.5, 2.0, 4.0))}"
     return d.spelled(f"{{x}} + {y}", f"torch.add({{x}}, {y})", f"{y} + {{x}}", inplace=[f"{{x}}.add_({y})"])
 
 
@@ -47,6 +49,8 @@ def square(d: Draw) -> str:
 def cat(d: Draw) -> str:
     d.need(len(d.shape) >= 2)
     names = ["{x}", *d.rng.sample(d.parts, min(len(d.parts), 2)), "{x}"][: d.rng.randint(2, 3)]
+    if d.chance(0.2) and d.size * 4 < d.highest:
+        names[-1] = f"{{x}} * {d.rng.choice((0.25, 0.5, 2.0, 4.0))}"
     joined = ", ".join(names)
     return d.pick(f"torch.cat([{joined}], 1)", f"torch.concat(({joined}), dim=1)", f"torch.concatenate([{joined}], 1)")
 
@@ -158,6 +162,8 @@ def where(d: Draw) -> str:
         test = f"{{x}} {sign} {y}.flip({len(d.shape) - 1})" if d.shape else test
     if d.chance(0.3):
         return f"({test}).float() * {{x}}"
+    if d.chance(0.2):
+        return f"torch.where({test}, {{x}}, {{x}} * {d.rng.choice((0.25, 0.125, 0.1))})"
     return d.pick(
         f"torch.where({test}, {{x}}, {y})", f"torch.where({test}, 0.5, {{x}})", f"{{x}}.masked_fill({test}, 2.0)"
     )

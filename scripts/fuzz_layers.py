@@ -222,7 +222,7 @@ def _adaptive(name: str, function: str, compares: float) -> Callable[[Draw], str
     def phrase(d: Draw) -> str:
         n = d.spatial()
         d.compares(compares)
-        if d.chance(0.1):  # sizes that do not divide are to be refused
+        if d.chance(0.5):  # sizes that need not divide
             sizes = [d.rng.randint(1, s) for s in d.shape[2:]]
         else:
             sizes = [d.rng.choice([o for o in (1, 2, s // 2, s) if o and s % o == 0]) for s in d.shape[2:]]

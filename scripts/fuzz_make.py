@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from scripts.fuzz_draw import ELEMENTS, HIGHEST, Draw, Impossible
 from scripts.fuzz_grammar import KINDS
+from scripts.fuzz_raw import MOST, first_layer, raw, spread, standardising
 
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
+RAW = 6  # a net in so many begins with columns as they were measured (scripts/fuzz_raw.py)
 SPREAD = 1009  # a prime that does not divide len(PAIRS): numbers in a row are pairs of all kinds
 TRIES = 60  # inputs and beginnings tried for a pair
 
@@ -82,7 +84,8 @@ class Recipe:
 
 
 def _names() -> dict[str, Any]:
-    return {"torch": torch, "nn": nn, "F": F, "operator": operator, "filled": filled, "normal": normal}
+    given = {"filled": filled, "normal": normal, "raw": raw, "standardising": standardising, "spread": spread}
+    return {"torch": torch, "nn": nn, "F": F, "operator": operator} | given
 
 
 class Growing:
@@ -122,6 +125,18 @@ class Growing:
             recipe.input += ".abs()"
         self.values: dict[str, Tensor] = {"x": eval(recipe.input, _names())}
         self.last = "x"
+
+    def measure(self, rng: random.Random) -> None:
+        """Columns as they were measured in place of the input, and a first layer that standardises them."""
+        shape, seed = tuple(self.values["x"].shape), rng.randrange(10**6)
+        self.recipe.input = f"raw({shape}, {seed})"
+        self.values["x"] = eval(self.recipe.input, _names())
+        self.highest = (MOST + 1) / 2
+        init, text = first_layer(rng, shape, seed)
+        d = Draw(rng, shape, MOST, 0)
+        d.init += init
+        if not self._accept("raw", d, text):
+            raise Impossible
 
     def grow(self, kind: str) -> None:
         """Append an operation; Impossible if the value does not take it, or leaves the range whatever is drawn."""
@@ -166,12 +181,13 @@ class Growing:
 
 def recipe(number: int) -> Recipe:
     """Net number `number`, the same whenever and wherever it is made."""
-    rng = random.Random(number)
+    rng, apart = random.Random(number), random.Random(f"apart {number}")
+    measured = apart if number % RAW == RAW - 1 else None
     pair = PAIRS[number * SPREAD % len(PAIRS)] if number < len(PAIRS) else None
     for attempt in range(TRIES):
         made = Recipe(number)
         try:
-            _chain(rng, made, pair if attempt < TRIES - 1 else None)
+            _chain(rng, made, pair if attempt < TRIES - 1 else None, measured)
         except Impossible:
             continue
         if len(made.kinds) >= 2 or attempt == TRIES - 1:
@@ -181,14 +197,22 @@ def recipe(number: int) -> Recipe:
     made.parties = rng.choice((2, 2, 2, 3))
     made.weights = rng.randrange(made.parties) if rng.random() < 0.35 else "public"
     made.headroom = rng.choice((1, 2, 4)) if rng.random() < 0.1 else None
+    if "attention" in made.kinds and apart.random() < 0.5:  # masks in windows
+        made.headroom = apart.choice((1, 2, 4))
     made.example, made.slices = rng.random() < 0.3, 1 if rng.random() < 0.3 else None
     return made
 
 
-def _chain(rng: random.Random, made: Recipe, pair: tuple[str, str] | None) -> None:
-    """Random operations, with the pair among them; what is random is skipped where it does not fit."""
+def _chain(
+    rng: random.Random, made: Recipe, pair: tuple[str, str] | None, measured: random.Random | None = None
+) -> None:
+    """Random operations, with the pair among them; what is random is skipped where it does not fit. measured: draws
+    columns as they were measured, and the layer that reads them.
+    """
     length = rng.randint(2, 8)
-    growing = Growing(rng, made, large=rng.random() < 0.12)
+    growing = Growing(rng, made, large=rng.random() < 0.12 and measured is None)
+    if measured is not None:
+        growing.measure(measured)
     before = rng.randint(0, length - 2)
     kinds = list(KINDS)
     for _ in range(before):

@@ -24,9 +24,11 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import Ref, Step
+from hummingbird.graph.public import HIDDEN
 from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor
+from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.rounding_plan import Planner
@@ -79,19 +81,32 @@ class Truth:
 
     @property
     def largest_inside(self) -> float:
-        tensors = [v for value in self.values for v in (value if isinstance(value, tuple) else (value,))]
-        return max(float(v.abs().max()) for v in tensors if isinstance(v, Tensor) and v.numel())
+        found = [
+            _largest(step, v)
+            for step, value in zip(self.steps, self.values, strict=True)
+            for v in (value if isinstance(value, tuple) else (value,))
+            if isinstance(v, Tensor) and v.numel()
+        ]
+        return max(found)
 
 
-def truth(net: nn.Module, x: Tensor, parties: int) -> Truth:
-    """Everything in float64; raises what tracing raises."""
+def _largest(step: Step, value: Tensor) -> float:
+    """The largest magnitude of what a mask of attention does not hide."""
+    constant = step.attrs.get("value")
+    masks = step.op == "add" and isinstance(constant, Tensor) and bool((constant <= HIDDEN).any())
+    shown = value[value > HIDDEN / 2] if masks or step.op == "causal" else value
+    return float(shown.abs().max())
+
+
+def truth(net: nn.Module, x: Tensor, parties: int, public: bool = False) -> Truth:
+    """Everything in float64; raises what tracing raises. public: whether weights are, which are then held to more."""
     steps = graph.trace(net)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # what torch makes of integers, after argmax
     try:
         with torch.no_grad():
             output = copy.deepcopy(net).double()(x.double().clone())
-            return Truth(steps, *walk(steps, x, parties), output.double())
+            return Truth(steps, *walk(steps, x, parties, public), output.double())
     finally:
         torch.set_default_dtype(before)
 
@@ -170,7 +185,7 @@ def judge(number: int, tamper: Tamper | None = None) -> Result:
         warnings.simplefilter("ignore")  # torch's, on shapes that are odd on purpose
         try:
             net, x = made.build()
-            known = truth(net, x, made.parties)
+            known = truth(net, x, made.parties, made.weights == "public" and made.headroom is None)
             if known.largest_inside >= RANGE:
                 result.verdict = "out of range"
                 return result
@@ -251,9 +266,11 @@ def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     steps, owner = _cut(known.steps, index), convert.owner_of(made.weights)
     config = BitConfig.of(_windows(made, known.largest_inside))
     try:
-        plan = Planner(builders.builder(made.protocol, config, owner), made.protocol).plan(steps)
+        order = Exchanged.of(steps, made.protocol, None if owner is None else config)
+        build = builders.builder(made.protocol, order.windows(config), owner)
+        plan = Planner(build, made.protocol).plan(order.steps)
         facts = {"weights": "public" if owner is None else f"private to party {owner}"}
-        private = PrivateNet(plan, [builders.bare(step) for step in steps], facts, "")
+        private = PrivateNet(plan, [builders.bare(step) for step in order.steps], facts, "")
         error = (_run(made, private, x).double() - known.values[index]).abs().max()
     except HummingbirdError as problem:
         return f"refused: {problem.what}"

@@ -28,6 +28,15 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
     return start[None] + taps * dilation
 
 
+def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
+    """First place and length of each of `output` windows of an adaptive pooling along `size` places; None: of each
+    place. As torch: from floor(i size / output) to ceil((i + 1) size / output).
+    """
+    output = output or size
+    first = torch.arange(output) * size // output
+    return first, -(-(torch.arange(output) + 1) * size // output) - first
+
+
 def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
     """Kernel (and stride) of an adaptive pooling whose windows are equal; InputError if they cannot be."""
     space = tuple(shape)[-len(output_size) :]

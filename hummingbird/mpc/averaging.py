@@ -5,6 +5,7 @@ The reciprocal's bits of fraction stay on the result, as a weight's do (mpc/weig
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
-from hummingbird.graph.pooling import equal_windows
+from hummingbird.graph.pooling import adaptive_windows
 from hummingbird.kernels.devices import put
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.constants import Scale
@@ -153,8 +154,25 @@ class _Averaging(Layer):
         return int(ring.encode(number, self.fraction))
 
     def places(self, shape: Sequence[int]) -> int:
-        """How many values of an input of this shape make one of the result."""
+        """How many values of an input of this shape make one of the result, at most."""
         raise NotImplementedError
+
+    def results(self, shape: Sequence[int]) -> int:
+        """How many values the result has."""
+        return math.prod(shape) // max(1, self.places(shape))
+
+    def counts(self, shape: Sequence[int]) -> Tensor:
+        """The number of places of each value of the result, int64, to be broadcast."""
+        return torch.tensor(self.places(shape))
+
+    def reciprocals(self, shape: Sequence[int]) -> Tensor:
+        """1 / `counts` in the ring, int64."""
+        self.reciprocal(self.places(shape))  # says at once if the smallest is too small
+        return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
+
+    def rounded(self, shape: Sequence[int]) -> Tensor:
+        """`reciprocals` over the true ones, float64."""
+        return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:
         """Sums over the places mod 2^64."""
@@ -166,7 +184,7 @@ class _Averaging(Layer):
         if not self.lifts_sums:
             return cost.FREE
         _, k, bits, _ = self._sizes
-        return cost.lift(inputs[0].numel // max(1, places), k, bits, parties)
+        return cost.lift(self.results(inputs[0].shape), k, bits, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x)
@@ -174,7 +192,7 @@ class _Averaging(Layer):
         if self.lifts_sums:
             *sizes, up = self._sizes
             total, scale = lift(self.session(), total.reshape(-1), *sizes).view(total.shape) << up, SCALE
-        return from_share(total * self.reciprocal(self.places(share.shape)), scale + self.fraction)
+        return from_share(total * self.reciprocals(share.shape).to(share.device), scale + self.fraction)
 
 
 _MOST_PLACES = 18  # log2, as many as all reciprocals are for
@@ -182,18 +200,40 @@ _FEWEST_PLACES = 16  # 256 x 256: a lift for no more would be in the way of larg
 
 
 class AdaptiveAvgPool(_Averaging):
-    """Mean over equal windows, `output_size` of them per dimension; the size must divide the input's."""
+    """Mean over `output_size` windows per dimension, of lengths that differ by one where it does not divide the
+    input's.
+    """
 
     def __init__(self, output_size: Sequence[int | None]) -> None:
         super().__init__()
         self.output_size = output_size
 
+    def _windows(self, shape: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """First places and lengths of the windows along each dimension."""
+        space = tuple(shape)[-len(self.output_size) :]
+        return [adaptive_windows(size, out) for size, out in zip(space, self.output_size, strict=True)]
+
     def places(self, shape: Sequence[int]) -> int:
-        return math.prod(equal_windows(shape, self.output_size))
+        return math.prod(int(length.max()) for _, length in self._windows(shape))
+
+    def results(self, shape: Sequence[int]) -> int:
+        windows = self._windows(shape)
+        return math.prod(tuple(shape)[: -len(windows)]) * math.prod(len(length) for _, length in windows)
 
     def sums(self, x: Tensor) -> Tensor:
-        kernel = equal_windows(x.shape, self.output_size)
-        return AvgPool(kernel, kernel, [0] * len(kernel)).sums(x)
+        windows = self._windows(x.shape)
+        space = tuple(x.shape)[-len(windows) :]
+        if all(int(length.sum()) == size for size, (_, length) in zip(space, windows, strict=True)):  # none overlap
+            kernel = [int(length.max()) for _, length in windows]
+            return AvgPool(kernel, kernel, [0] * len(kernel)).sums(x)
+        for axis, (first, length) in enumerate(windows, x.dim() - len(windows)):
+            up_to = torch.cat([torch.zeros_like(x.narrow(axis, 0, 1)), x.cumsum(axis)], axis)
+            first, length = first.to(x.device), length.to(x.device)
+            x = up_to.index_select(axis, first + length) - up_to.index_select(axis, first)
+        return x
+
+    def counts(self, shape: Sequence[int]) -> Tensor:
+        return functools.reduce(lambda x, y: x[..., None] * y, (length for _, length in self._windows(shape)))
 
     def label(self) -> str:
         return f"{tuple(self.output_size)}"

@@ -43,7 +43,7 @@ ENOUGH = 5  # others are doubled to more than 2^-5, if six doublings are enough 
 OFFSET = 2  # a bias above 2^2 is there to cancel products as large: columns then need as many bits more
 FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have more than at rest
 EVEN = 11  # doublings of a weight of 1 for which 2^20, halved, is rounded by as much as the weight times 2^20
-NOTHING = 11  # a column that cannot reach 2^-11 of the largest weight, with inputs below 2^20, is left alone
+NOTHING = 11  # a column that cannot reach 2^-11 of the largest weight, or of 1, with inputs below 2^20, is left alone
 
 
 def kept(steps: Sequence[Step]) -> list[Step]:
@@ -146,7 +146,8 @@ def _doublings(step: Step) -> Tensor | None:
         return None  # refused where it is encoded
     mantissa, exponent = torch.frexp(largest)
     exponent = exponent - (mantissa == 0.5).to(exponent.dtype)  # the least one with largest <= 2^exponent
-    counts = largest > float(largest.max()) * 2.0 ** -(FLOOR + NOTHING)
+    alone = largest.shape == step.attrs[WEIGHTS[step.op]].shape  # factors: no result has two columns
+    counts = largest > (2.0**-SCALE if alone else min(1.0, float(largest.max())) * 2.0**-NOTHING) * 2.0**-FLOOR
     offset = max(0, _bias(step) - OFFSET)
     if not bool((counts & (largest < 2.0 ** (offset - LEAST))).any()):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.graph.pooling import equal_windows, places
+from hummingbird.graph.pooling import adaptive_windows, places
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
@@ -83,27 +83,19 @@ class MaxPool(_MaxPooling):
         return f"kernel {tuple(self.kernel)}, stride {tuple(self.stride)}, window {self.comparison.window}"
 
 
-class AdaptiveMaxPool(_MaxPooling):
-    """Maximum over equal windows, `output_size` of them per dimension; the size must divide the input's."""
+class AdaptiveMaxPool(MaxPool):
+    """Maximum over `output_size` windows per dimension; where they differ in length, the shorter ones count a place
+    twice.
+    """
 
     def __init__(self, output_size: Sequence[int | None], comparison: Comparison) -> None:
-        super().__init__(comparison)
+        zeros = [0] * len(output_size)
+        super().__init__(zeros, zeros, zeros, zeros, False, comparison)
         self.output_size = output_size
 
-    def pool(self, shape: Sequence[int]) -> MaxPool:
-        """The plain pooling layer for inputs of this shape."""
-        kernel = equal_windows(shape, self.output_size)
-        zeros, ones = [0] * len(kernel), [1] * len(kernel)
-        return MaxPool(kernel, kernel, zeros, ones, False, self.comparison)
-
-    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        return self.pool(x.shape).formula(n, x)
-
-    def dropped(self, x: Tensor) -> Tensor:
-        return self.pool(x.shape).dropped(x)
-
-    def breadth(self, inputs: Sequence[Spec]) -> int:
-        return self.pool(inputs[0].shape).breadth(inputs)
+    def places(self, size: int, d: int) -> Tensor:
+        first, length = adaptive_windows(size, self.output_size[d])
+        return first + torch.arange(int(length.max()))[:, None].minimum(length - 1)
 
     def label(self) -> str:
         return f"output {tuple(self.output_size)}, window {self.comparison.window}"

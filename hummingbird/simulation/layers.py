@@ -106,13 +106,36 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     return lambda x, *weight: layer.formula(n, x, *weight)
 
 
-def on_live(twins: Mapping[str, Twin], plan: Sequence[PlanStep]) -> dict[str, Twin]:
-    """The twins for the net's own values: these have the means that norms leave to the weights before them."""
+def on_live(
+    twins: Mapping[str, Twin], plan: Sequence[PlanStep], passed: Mapping[str, Sequence[str]]
+) -> dict[str, Twin]:
+    """The twins for the net's own values, in the net's own order: these have the means that norms leave to the weights
+    before them, and a ReLU that max poolings pass (`passed`) is computed behind the last of these.
+    """
     found = dict(twins)
+    last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}
+    places = [step.name for step in plan]
+    for pool in set(last.values()):
+        relus = sorted((relu for relu, at in last.items() if at == pool), key=places.index)
+        found[pool] = _one_by_one([twins[pool], *(twins[relu] for relu in relus)])
+    found |= dict.fromkeys(last, _as_it_is)
     for step in plan:
         if isinstance(step.layer, Norm) and step.layer.attrs.get("centered"):
             found[step.name] = _less_mean(twins[step.name])
     return found
+
+
+def _as_it_is(x: Tensor, *_: Tensor) -> Tensor:
+    return x
+
+
+def _one_by_one(functions: Sequence[Twin]) -> Twin:
+    def run(x: Tensor, *_: Tensor) -> Tensor:
+        for function in functions:
+            x = function(x)
+        return x
+
+    return run
 
 
 def _less_mean(twin: Twin) -> Twin:

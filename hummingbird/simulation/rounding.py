@@ -74,9 +74,8 @@ def after(step: Step) -> After | None:
     assert isinstance(layer, (AdaptiveAvgPool, Mean))
 
     def corrected(x: Tensor, out: Tensor) -> Tensor:
-        places = layer.places(x.shape)
-        ratio = layer.reciprocal(places) * places * 2.0**-layer.fraction
-        return out if ratio == 1 else out * ratio
+        ratio = layer.rounded(x.shape)
+        return out if bool((ratio == 1).all()) else out * ratio.to(out)
 
     return corrected
 

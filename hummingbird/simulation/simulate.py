@@ -22,12 +22,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from hummingbird import convert, graph, inputs
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.graph import calls
+from hummingbird.graph import calls, pools_first
 from hummingbird.graph.at_hand import fingerprints
 from hummingbird.graph.example import is_private
 from hummingbird.graph.live import live
 from hummingbird.mpc import builders
 from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.protocols.registry import named
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties, Whole
@@ -171,7 +172,9 @@ class FastTwin(nn.Module):
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         found = twins(plan, steps, self._parties, self._compare)
-        self._live = on_live(found, plan)
+        exchanged = named(self._protocol).takes_rounded_shares
+        passed = pools_first(self._calls.steps)[1] if exchanged else {}
+        self._live = on_live(found, plan, passed)
         return found
 
     def extra_repr(self) -> str:

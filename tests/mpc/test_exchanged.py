@@ -117,3 +117,20 @@ def test_a_relu_is_paid_for_what_the_pooling_leaves() -> None:
         kept = hummingbird.estimate(net(), SHAPE, window, protocol="gmw")
         assert {layer.name: layer.elements for layer in kept.layers}["relu"] == 64
     assert first.total == second.total  # exact: the same net
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("pools", [1, 2])
+def test_the_fast_twin_exchanges_under_gradients_too(pools: int, protocol: str) -> None:
+    """The same numbers as without, drawn in the same order, and gradients as ever."""
+    layers = OrderedDict([*net().named_children()])
+    more = OrderedDict([("relu2", nn.ReLU()), ("pool2", nn.MaxPool2d(2))]) if pools == 2 else OrderedDict()
+    both = nn.Sequential(OrderedDict([*layers.items(), *more.items()])).eval()
+    bits, x = BitConfig(BitWindow(20, 14), {"relu": BitWindow(20, 12)}), spread(2)
+    plain = hummingbird.simulate(both, bits, protocol, seed=5)
+    with torch.no_grad():
+        expected = plain(x)
+    live = hummingbird.simulate(both, bits, protocol, seed=5)(x)
+    assert live.requires_grad and torch.equal(live.detach(), expected)
+    live.sum().backward()
+    assert float(both.conv.weight.grad.abs().max()) > 0  # type: ignore[union-attr, operator]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
 
+import hummingbird
 from tests.support.parties import succeed
 
 
@@ -44,3 +47,27 @@ def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties:
     ended = succeed(["-m", "tests.jobs.programs", "resnet", weights], parties)
     result = json.loads(ended[0].out.strip().splitlines()[-1])
     assert result["error"] <= 17 * 2.0**-16 < 0.01 * result["largest"], result
+
+
+POOLS = [
+    (nn.AdaptiveAvgPool2d((3, 4)), (2, 3, 7, 10)),
+    (nn.AdaptiveAvgPool2d((5, 6)), (2, 3, 4, 6)),  # more windows than places
+    (nn.AdaptiveAvgPool1d(4), (2, 3, 9)),
+    (nn.AdaptiveMaxPool2d((3, 4)), (2, 3, 7, 10)),
+    (nn.AdaptiveMaxPool2d((6, 5)), (2, 3, 6, 4)),
+    (nn.AdaptiveMaxPool1d(4), (2, 3, 9)),
+]
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize(("pool", "shape"), POOLS, ids=lambda x: str(x))
+def test_adaptive_pooling_that_does_not_divide(pool: nn.Module, shape: tuple[int, ...], protocol: str) -> None:
+    """Windows of lengths that differ by one, as torch has them; behind a layer that leaves few integer bits, too."""
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    before = nn.Conv1d(3, 3, 1) if len(shape) == 3 else nn.Conv2d(3, 3, 1)
+    for net in (pool, nn.Sequential(before, nn.SiLU(), pool, nn.ReLU())):
+        for mode in ("exact", "fast"):
+            with torch.no_grad():
+                out = hummingbird.simulate(net.eval(), protocol=protocol, mode=mode, seed=1)(x)
+                assert float((out - net(x)).abs().max()) < 2.0**-12, mode
