@@ -18,6 +18,7 @@ from hummingbird.__main__ import COMMANDS, main, parser
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.accuracy import evaluate, predict
 from hummingbird.commands.sources import images_of
+from hummingbird.commands.subject import labels_of
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.hybrid import prices
 from tests.support import own_net
@@ -124,7 +125,7 @@ def test_find_bits_needs_no_labels_and_takes_a_loader(data: list[str], capsys: p
     assert main(["find-bits", *NET, "--data", *data, "--samples", "20", "--out", "bits.json"]) == 0
     said = BitConfig.load("bits.json").provenance
     assert said["samples"] == 20 and (said["accuracy"] is None) == (data == ["my_data:bare"])
-    assert ("not known: the images have no labels" in capsys.readouterr().out) == (data == ["my_data:bare"])
+    assert ("not known: no labels for these answers" in capsys.readouterr().out) == (data == ["my_data:bare"])
 
 
 def test_find_bits_for_two_parties_without_a_dealer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,14 +224,15 @@ def test_images_of_every_kind() -> None:
         "def doubles(): return torch.ones(3, 2, dtype=torch.float64)\n"
         "def none(): return torch.ones(0, 2)\n"
         "def few(): return torch.ones(3, 2), torch.zeros(2, dtype=torch.int64)\n"
-        "def parts(): return torch.ones(3, 2), torch.zeros(3)\n"
+        "def real(): return torch.ones(3, 2), torch.zeros(3, 2)\n"
         "def secret(): raise PermissionError(13, 'Permission denied', 'images.npy')\n"
     )
     assert images_of(["more_data:doubles"], "--data")[0].dtype == torch.float32
+    _, labels = images_of(["more_data:real"], "--data")
+    assert labels is not None and labels.dtype == torch.float32
     for name, message in (
         ("none", r"expected images, got \(0, 2\)"),
-        ("few", r"expected labels, whole numbers \(3,\), got torch.int64 \(2,\)"),
-        ("parts", r"expected labels, whole numbers \(3,\), got torch.float32 \(3,\)"),
+        ("few", r"expected labels \(3, \.\.\.\), got torch.int64 \(2,\)"),
         ("secret", "gives no images: .*Permission denied"),
     ):
         with pytest.raises(HummingbirdError, match=message):
@@ -243,6 +245,12 @@ def test_accuracy_is_of_classifiers() -> None:
     assert evaluate(torch.nn.Identity(), images, torch.tensor([0, 1, 1] * 4)) == 8 / 12
     with pytest.raises(InputError, match=r"gives \(12, 1, 3\) for 12 images, expected \(12, classes\)"):
         predict(torch.nn.Unflatten(1, (1, 3)), images)
+    with pytest.raises(InputError, match=r"gives \(12, 1\) for 12 images") as caught:  # its largest is always the first
+        predict(torch.nn.Linear(3, 1), images)
+    assert "two logits or more" in caught.value.hint
+    for labels in (None, torch.ones(12, 1), torch.rand(12)):
+        with pytest.raises(InputError, match="labels"):
+            labels_of(labels, "--data")
 
 
 @pytest.mark.parametrize("name", OWN)

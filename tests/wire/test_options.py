@@ -118,6 +118,13 @@ def test_the_options_of_a_caller(tmp_path: Path) -> None:
     assert config.tls == mutual and options.caller_of(args)["tls"] == Tls(ca=Path("ca.pem"))
 
 
+def test_one_value_is_decided_by_its_threshold_and_several_by_the_largest() -> None:
+    assert options.decided(torch.tensor([[0.2], [0.7]])).tolist() == [0, 1]
+    assert options.decided(torch.tensor([-0.2, 0.1, 3.0])).tolist() == [0, 1, 1]
+    assert options.decided(torch.tensor([[0.2, 0.1], [0.3, 0.7]])).tolist() == [0, 1]
+    assert options.accuracy(torch.tensor([[0.2], [0.7]]), torch.tensor([1, 1])) == "accuracy 50.00 %, 1 of 2"
+
+
 def images_of(folder: Path, *words: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     parser = argparse.ArgumentParser()
     options.add_images(parser, "logits")
