@@ -128,6 +128,20 @@ class Cut:
         e = self.compared(step, x, e)
         return e + SLOPE * (x.abs() + e)
 
+    def prelu(self, step: Step, x: Tensor, e: Tensor) -> Tensor:
+        """Slopes are a layer's weights, held to half a unit, on what is below zero."""
+        e, slope = self.compared(step, x, e), float(step.attrs["weight"].abs().max())
+        layer = self._named[f"{step.name}.slope"][1]
+        held = layer.unit / self._plan.steps[layer.inputs[0].index].unit / 2
+        one, other = self._stretch(step.name)
+        return e * max(1.0, slope + held) + (x.abs() + e) * (held + one + other * (slope + held))
+
+    def cat(self, step: Step, xs: Sequence[Tensor], es: Sequence[Tensor]) -> Tensor:
+        found = []
+        for place, (x, e) in enumerate(zip(xs, es, strict=True)):
+            found.append(e + self._stretch(f"{step.name}.{place}")[0] * (x.abs() + e))
+        return OPS["cat"](step.attrs, tuple(found))
+
     def max_pool(self, step: Step, x: Tensor, e: Tensor) -> Tensor:
         """The differences of two values have to stay in the window."""
         return OPS["max_pool"](step.attrs, self.compared(step, x, e, float((x.abs() + e).max())))
@@ -142,6 +156,8 @@ _BOUNDS: dict[str, Callable[..., Any]] = {
     "relu": Cut.compared,
     "hardtanh": Cut.hardtanh,
     "leaky_relu": Cut.leaky_relu,
+    "prelu": Cut.prelu,
+    "cat": Cut.cat,
     "max_pool": Cut.max_pool,
     "add": Cut.add,
 }

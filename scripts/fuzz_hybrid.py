@@ -59,12 +59,22 @@ def broadcast(d: Draw) -> str:
     return d.pick(f"{{x}} + {mean}", f"{mean} + {{x}}")
 
 
-# How often each kind is drawn; the last line is refused.
+# How often each kind is drawn; the last of them are refused.
 WEIGHTS = {
-    **{"conv": 7, "linear": 3, "batch_norm": 2, "branches": 2, "relu": 7, "hardtanh": 2, "leaky_relu": 2, "add": 4},
+    **{
+        "conv": 7,
+        "linear": 3,
+        "batch_norm": 2,
+        "branches": 2,
+        "relu": 7,
+        "hardtanh": 2,
+        "leaky_relu": 2,
+        "prelu": 1,
+        "add": 4,
+    },
     **{"max_pool": 3, "avg_pool": 2, "adaptive_avg_pool": 1, "mean": 1, "pad": 1, "identity": 0.5},
     **{"flatten": 2, "reshape": 1, "permute": 1, "transpose": 1, "squeeze": 0.5, "unsqueeze": 0.5},
-    **{"broadcast": 0.3, "cat": 0.2, "scale": 0.2, "shift": 0.2, "getitem": 0.2, "gelu": 0.1, "conv_transpose": 0.1},
+    **{"broadcast": 0.3, "cat": 1, "scale": 0.2, "shift": 0.2, "getitem": 0.2, "gelu": 0.1, "conv_transpose": 0.1},
 }
 KINDS = GRAMMAR | {"branches": branches, "broadcast": broadcast}
 _FIRST = ("conv", "conv", "branches", "linear", "batch_norm", "max_pool", "avg_pool")
@@ -85,7 +95,7 @@ class Windowed(Recipe):
         if not self.own:
             return BitConfig(default)
         rng = random.Random(self.number)
-        names = [step.name for step in traced.steps if step.op in ("relu", "leaky_relu", "hardtanh")]
+        names = [step.name for step in traced.steps if step.op in ("relu", "leaky_relu", "prelu", "hardtanh")]
         return BitConfig(default, {name: BitWindow(k, rng.randint(4, 6)) for name in names})
 
     def planned(self, traced: TracedNet, x: Tensor) -> tuple[BitConfig, Model, Cut, Tensor, Tensor]:

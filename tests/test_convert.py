@@ -76,7 +76,7 @@ def test_all_problems_are_listed_by_name_with_hints_and_nothing_is_converted() -
 
 
 def test_a_problem_that_many_layers_have_is_told_once_and_listed_for_each() -> None:
-    net = nn.Sequential(*(nn.Softplus() for _ in range(24)), nn.LocalResponseNorm(2), nn.Threshold(0.1, 0))
+    net = nn.Sequential(*(nn.Softplus() for _ in range(24)), nn.LocalResponseNorm(2), nn.Tanhshrink())
     problems = validate_model(net)
     assert [problem.name for problem in problems] == [str(number) for number in range(26)]
     with pytest.raises(ModelError) as caught:

@@ -14,6 +14,7 @@ from hummingbird.graph.steps import Ref, Step
 # What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
 # problem does not hide the next ones nor cause them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
+ROOT, INVERSE = "root", "inverse root"  # of a mean of squares: a norm divides by it (written.py)
 PUBLIC = "public"  # a tensor that every party has (public.py)
 # What to write where a tensor computed from the input is needed and something else stands.
 _INSTEAD = {
@@ -22,6 +23,7 @@ _INSTEAD = {
     SIZE: "write the number",
     INT: "write the number",
     BOOL: "cast it: (x > 0).float()",
+    **dict.fromkeys((ROOT, INVERSE), "a root is known in a norm alone: (x - mean) / (variance + eps).sqrt()"),
 }
 
 
@@ -36,10 +38,12 @@ class Unsupported(Exception):
 class Builder:
     """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted.
 
-    root: the net, a copy whose tensors may be kept.
+    root: the net, a copy whose tensors may be kept. plain: whether all of torch's elementwise functions are taken, for
+    who computes on plain values.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, plain: bool = False) -> None:
+        self.plain = plain
         self._own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         self.steps: list[Step] = []
         self.kinds: list[str] = []
@@ -136,6 +140,8 @@ class Builder:
                 SIZE: "a shape",
                 INT: "a size",
                 BOOL: "a comparison",
+                ROOT: "a root",
+                INVERSE: "the inverse of a root",
                 PUBLIC: "a public one",
             }.get(self.kind(value), "a tensor")
         if isinstance(value, Tensor):

@@ -6,6 +6,8 @@ A module whose forward() cannot be captured becomes a Problem and is then kept w
 from __future__ import annotations
 
 import inspect
+import linecache
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,7 @@ from hummingbird.errors import Problem
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
 from hummingbird.graph.example import Example, Running, leaves
-from hummingbird.graph.hints import is_unsupported, module_hint
+from hummingbird.graph.hints import ANY, is_unsupported, module_hint
 from hummingbird.graph.recurrent import LAYERS, unrolled
 from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
 from hummingbird.graph.vocabulary import module_rule
@@ -34,8 +36,6 @@ _HINTS = {  # by words of errors that torch.fx and Python raise
     "interpreted as an integer": "write sizes as numbers",
     "argument of type": "use Python's numbers and torch's tensors",
 }
-_HINT = "write forward() with the operations of hummingbird.graph, or give the module's type as custom"
-
 _SIZES = (2, 3), (4, 7)  # of batches in a trace that leaves the batch free
 
 # torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
@@ -48,6 +48,7 @@ class Capture:
 
     structure: of the result. example: the call it was traced on. running: the values of that call, while it is checked.
     fixed: whether the batch must have the example's size. types: of the nodes that are tensors, known with an example.
+    places: the file and line of every call in the net's own code.
     """
 
     root: nn.Module
@@ -60,6 +61,14 @@ class Capture:
     running: Running | None = None
     fixed: bool = False
     types: dict[fx.Node, torch.dtype] = field(default_factory=dict)
+    places: dict[fx.Node, tuple[str, int]] = field(default_factory=dict)
+
+    def place(self, node: fx.Node) -> str:
+        """Where the net's code makes a call, in words: " (net.py:12: x = x[y])"; "" where that is not known."""
+        if node.op not in ("call_function", "call_method") or node not in self.places:
+            return ""
+        file, line = self.places[node]
+        return f" ({Path(file).name}:{line}: {linecache.getline(file, line).strip()})"
 
     def attribute(self, node: fx.Node) -> Any:
         """The constant that a node of the graph reads."""
@@ -82,6 +91,7 @@ class _Tracer(SymbolTracer):
         self.structure: Structure = TENSOR  # of the result
         self.failed: str | None = None
         self.paths_of_nodes: dict[fx.Node, str] = {}
+        self.places: dict[fx.Node, tuple[str, int]] = {}
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """forward() is called as on the example; without one with one input, as net(x) does, and the defaults."""
@@ -154,6 +164,8 @@ class _Tracer(SymbolTracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         self.paths_of_nodes[node] = self.paths[-1]
+        if (place := _place()) is not None:
+            self.places[node] = place
         if self.running is not None and node.op == "get_attr":  # fx makes those of constants by itself
             self.running.compute(node)
         return node
@@ -280,17 +292,29 @@ def _capture(
     found = list(dict.fromkeys(found))
     types = {} if running is None else running.types()
     paths = tracer.paths_of_nodes
-    return Capture(net, graph, paths, frozenset(opaque), found, tracer.structure, example, running, types=types)
+    known = {"types": types, "places": tracer.places}
+    return Capture(net, graph, paths, frozenset(opaque), found, tracer.structure, example, running, **known)
+
+
+_INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def _place() -> tuple[str, int] | None:
+    """File and line of the call under way in the net's own code."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return None if file.startswith(_INNER) else (file, frame.f_lineno)
 
 
 def _failure(path: str, error: Exception) -> Problem:
-    inner = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(inner)]
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(_INNER)]
     place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
     reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
     reason = reason.replace("'Symbol' object", "a traced value").replace("'_Attribute' object", "a traced value")
     known = (hint for words, hint in _HINTS.items() if words in reason)
-    hint = error.hint if isinstance(error, Unsupported) else next(known, _HINT)
+    hint = error.hint if isinstance(error, Unsupported) else next(known, ANY)
     return Problem(path or "net", f"forward() cannot be traced: {reason}{place}", hint)
 
 

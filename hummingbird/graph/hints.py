@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-_ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
+_ROOT = "train with BatchNorm, which costs nothing, or with LayerNorm, GroupNorm or RMSNorm, which convert"
+_UNIT = "vectors of n values at unit length are F.rms_norm(x, (n,), eps=1e-12) / n ** 0.5"
 _LOG = "return the logits, and compute it on the opened result; of logarithms, log_softmax is known"
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
 TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
@@ -18,7 +19,7 @@ _RECURRENT = (
 )
 _WRAPPED = "it is traced into if there is an example: hummingbird.convert_model(net, example=x)"
 _COMPARE = "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known"
-_ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
+ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
 _SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
 _ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one place"
 _FILL = "write a constant tensor in __init__, or a number"
@@ -40,7 +41,6 @@ _MODULES: dict[type[Any], str] = {
     nn.Transformer: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
     nn.TransformerDecoderLayer: _ATTENTION,
-    nn.EmbeddingBag: TABLE,
     nn.RNNBase: _RECURRENT,
     nn.RNNCellBase: _RECURRENT,
     nn.ELU: _SMOOTH,
@@ -49,9 +49,7 @@ _MODULES: dict[type[Any], str] = {
     nn.Softplus: _SMOOTH,
     nn.Softsign: _SMOOTH,
     nn.Mish: _SMOOTH,
-    nn.GLU: _SMOOTH,
     nn.RReLU: _SMOOTH,
-    nn.Threshold: _SMOOTH,
     nn.Hardshrink: _SMOOTH,
     nn.Softshrink: _SMOOTH,
     nn.Tanhshrink: _SMOOTH,
@@ -85,14 +83,14 @@ def is_unsupported(module: nn.Module) -> bool:
 
 
 _FUNCTIONS = {
-    "normalize": _ROOT,
+    "normalize": _UNIT,
     "local_response_norm": _ROOT,
     **dict.fromkeys(("logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
     "grid_sample": "no private resampling: use interpolate, or resample before the net",
     "multi_head_attention_forward": _ATTENTION,
-    **dict.fromkeys(("embedding_bag", "gather", "index_select"), TABLE),
-    **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
-    **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
+    "gather": TABLE,
+    **dict.fromkeys(("exp", "log", "log1p", "expm1", "norm", "std"), ROOTS),
+    **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish"), _SMOOTH),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort"), _COMPARE),
     **dict.fromkeys(("eq", "ne", "sign", "logical_and", "logical_or", "logical_not"), _COMPARE),
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
@@ -107,14 +105,14 @@ _FUNCTIONS = {
     "t": "x.transpose(0, 1)",
     "repeat": "torch.cat([x, x], dim)",
 }
-_ANY = "write it with the operations of hummingbird.graph, or give its module type as custom"
+ANY = "write it with what docs/limits.md lists; hummingbird.register_converter teaches convert_model a layer of yours"
 
 
 def module_hint(module: nn.Module) -> str:
     """The hint for a module that cannot be converted."""
     if _is_quantized(module):
         return _QUANTIZED
-    return program_hint(module) or next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), _ANY)
+    return program_hint(module) or next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), ANY)
 
 
 def function_hint(name: str, target: Any = None) -> str:
@@ -123,4 +121,4 @@ def function_hint(name: str, target: Any = None) -> str:
         return _PROGRAM
     if isinstance(target, FunctionType) and not target.__module__.startswith("torch."):  # kept whole by fx.wrap
         return _WRAPPED
-    return _FUNCTIONS.get(name.rstrip("_"), _ANY)
+    return _FUNCTIONS.get(name.rstrip("_"), ANY)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hummingbird.graph.build import Builder, Unsupported
+from hummingbird.graph.resize_rules import edge_pad
 from hummingbird.graph.steps import Ref
 
 
@@ -27,18 +28,25 @@ def conv(
     *,
     n: int,
 ) -> Ref:
-    """n spatial dimensions; padding="same" with an odd sum becomes a pad step before the convolution, as in torch."""
-    _zeros_only(padding_mode)
+    """n spatial dimensions; padding="same" with an odd sum, or padding with the input's own values, becomes a step
+    before the convolution, as in torch.
+    """
     x, w, c = b.tensor(input), b.weight(weight), None if bias is None else b.weight(bias, "bias")
     strides, dilations = b.ints(stride, n, "stride"), b.ints(dilation, n, "dilation")
+    pads: tuple[int, ...] | None = None
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilations, w.shape[2:], strict=True)]
         padding = tuple(t // 2 for t in total)
-        if any(t % 2 for t in total):
-            pads = tuple(side for t in reversed(total) for side in (t // 2, t - t // 2))
+        pads = tuple(side for t in reversed(total) for side in (t // 2, t - t // 2))
+        if padding_mode == "zeros" and any(t % 2 for t in total):
             x = b.emit("pad", x, suffix=".pad", pads=pads, value=0.0)
             padding = 0
     paddings = b.ints(0 if padding == "valid" else padding, n, "padding")
+    if padding_mode != "zeros":
+        if pads is None:
+            pads = tuple(side for p in reversed(paddings) for side in (p, p))
+        x = edge_pad(b, x, pads, padding_mode, ".pad") if any(pads) else x
+        paddings = (0,) * n
     attrs: dict[str, Any] = {"stride": strides, "padding": paddings, "dilation": dilations}
     return b.emit("conv", x, weight=w, bias=c, **attrs, groups=b.ints(groups, 1, "groups")[0])
 
@@ -57,7 +65,8 @@ def conv_transpose(
     *,
     n: int,
 ) -> Ref:
-    _zeros_only(padding_mode)
+    if padding_mode != "zeros":
+        raise Unsupported(f"padding_mode={padding_mode!r}", "torch's transposed convolutions have zeros alone")
     x, w, c = b.tensor(input), b.weight(weight), None if bias is None else b.weight(bias, "bias")
     attrs: dict[str, Any] = {
         "stride": b.ints(stride, n, "stride"),
@@ -67,11 +76,6 @@ def conv_transpose(
         "groups": b.ints(groups, 1, "groups")[0],
     }
     return b.emit("conv_transpose", x, weight=w, bias=c, **attrs)
-
-
-def _zeros_only(padding_mode: str) -> None:
-    if padding_mode != "zeros":
-        raise Unsupported(f"padding_mode={padding_mode!r}", "train with padding_mode='zeros'")
 
 
 def linear(b: Builder, input: Any, weight: Any, bias: Any = None) -> Ref:

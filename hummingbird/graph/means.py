@@ -48,7 +48,8 @@ def centered(steps: Sequence[Step]) -> list[Step]:
 def _taken(step: Step) -> int:
     """How many values a norm of the last dimension takes a mean of; 0 for other steps."""
     a = step.attrs
-    return int(a["sizes"][0]) if step.op == "norm" and a["center"] and a["last"] == 1 else 0
+    known = step.op == "norm" and a["center"] and a["last"] == 1 and a["sizes"] is not None
+    return int(a["sizes"][0]) if known else 0
 
 
 def _shifts(steps: Sequence[Step]) -> list[int]:

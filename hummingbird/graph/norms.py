@@ -99,7 +99,7 @@ def _affine(b: Builder, op: str, x: Ref, weight: Any, bias: Any, shape: tuple[in
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
     """x as (..., length), a row of the norm in the last dimension; InputError for a shape that it cannot take."""
     if a["last"] is not None:
-        if tuple(x.shape[-a["last"] :]) != tuple(a["sizes"]):
+        if a["sizes"] is not None and tuple(x.shape[-a["last"] :]) != tuple(a["sizes"]):
             what = f"a norm over the last dimensions {tuple(a['sizes'])} of a value of shape {tuple(x.shape)}"
             raise InputError(what, hint="give inputs of the shape that the net was trained on")
         return x.flatten(-a["last"])

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from hummingbird.errors import InputError
 from hummingbird.graph.build import PUBLIC, Builder, Unsupported
+from hummingbird.graph.dimensions import ranks
 from hummingbird.graph.example import is_public
 from hummingbird.graph.hints import TABLE
 from hummingbird.graph.steps import Ref
@@ -71,7 +72,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 _FOUND = {function: name for name, function in FUNCTIONS.items()}
 # Functions that take public values themselves, beside private ones.
-_TAKERS = (F.embedding, F.scaled_dot_product_attention)
+_TAKERS = (F.embedding, F.embedding_bag, F.scaled_dot_product_attention)
 
 
 def name_of(node: fx.Node) -> str | None:
@@ -147,6 +148,32 @@ def embedding(
     if b.kind(input) != PUBLIC:
         raise Unsupported("an embedding of private numbers", TABLE)
     return b.emit("embedding", input, b.first("input"), weight=b.weight(weight))
+
+
+def embedding_bag(
+    b: Builder,
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: Any = None,
+    norm_type: Any = 2.0,
+    scale_grad_by_freq: Any = False,
+    mode: str = "mean",
+    sparse: Any = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: Any = None,
+) -> Ref:
+    """Sums or means of rows of a table, by public numbers of shape (bags, numbers)."""
+    if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
+        what = "an EmbeddingBag with offsets, weights, a padding or a maximum"
+        raise Unsupported(what, "bags of equal length, (bags, numbers): nn.Embedding and .mean(1), or .sum(1)")
+    if b.kind(input) == PUBLIC and ranks(b.steps)[input.index] != 2:
+        raise Unsupported("an EmbeddingBag of numbers that are not (bags, numbers)", "give each bag a row")
+    name, b.name = b.name, f"{b.name}.rows"
+    rows = embedding(b, input, weight, None, max_norm)
+    b.name = name
+    return b.emit(mode, rows, dims=(1,), keepdim=False)
 
 
 # What the steps compute

@@ -115,10 +115,10 @@ def roll(b: Builder, input: Any, shifts: Any, dims: Any = None) -> Ref:
     return b.emit("roll", b.tensor(input), shifts=b.ints(shifts, many, "shifts"), dims=b.ints(dims, many, "dims"))
 
 
-def edge_pad(b: Builder, input: Any, pads: Any, mode: str) -> Ref:
+def edge_pad(b: Builder, input: Any, pads: Any, mode: str, suffix: str = "") -> Ref:
     """Padding with the input's own values."""
     sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
-    return b.emit("edge_pad", b.tensor(input), pads=sides, mode=mode)
+    return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
 
 
 def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:

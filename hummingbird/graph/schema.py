@@ -358,9 +358,9 @@ def _check_shapes(step: Step) -> None:
     if step.op == "input" and len({"names" in a, "shapes" in a, "call" in a, "shape" in a}) > 1:
         raise ValueError("an input of a call has a shape, and names, shapes and a structure of its parts")
     if step.op == "norm" and (
-        (a["last"] is None) == (a["groups"] is None) or (a["last"] is None) != (a["sizes"] is None)
+        (a["last"] is None) == (a["groups"] is None) or (a["last"] is None and a["sizes"] is not None)
     ):
-        raise ValueError("a norm is over the last dimensions, of known sizes, or over groups of channels")
+        raise ValueError("a norm is over the last dimensions, or over groups of channels")
     if step.op in ("affine", "scale_last") and a["scale"].shape != a["shift"].shape:
         raise ValueError("a factor and a shift of different shapes")
     if step.op == "affine" and a["scale"].dim() != 1:

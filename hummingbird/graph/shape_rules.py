@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph.build import BOOL, INT, SIZE, TUPLE, UNKNOWN, Builder, Unsupported
+from hummingbird.graph import written
+from hummingbird.graph.build import BOOL, INT, INVERSE, ROOT, SIZE, TUPLE, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.layer_rules import no_dtype
 from hummingbird.graph.resize_rules import edge_pad
 from hummingbird.graph.steps import Ref
@@ -29,6 +30,9 @@ def arithmetic(op: str) -> Callable[..., Ref]:
             return _sizes(b, op, input, other)
         if op == "mul" and BOOL in (b.kind(input), b.kind(other)):
             return _chosen(b, input, other)
+        if op == "mul" and INVERSE in (b.kind(input), b.kind(other)):
+            x, root = (other, input) if b.kind(input) == INVERSE else (input, other)
+            return written.divided(b, x, root)
         if op == "mul" and isinstance(input, Ref) and input == other:
             return b.emit("square", b.tensor(input))
         if isinstance(input, Ref) and isinstance(other, Ref):
@@ -98,6 +102,8 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
         raise Unsupported("true division with a size", "use // between sizes; use mean instead of dividing by a size")
     if rounding_mode is not None:
         raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
+    if b.kind(other) == ROOT:
+        return written.inverse(b, other) if written.is_one(input) else written.divided(b, input, other)
     if isinstance(other, Ref):
         raise Unsupported("division by a private value", RECIPROCAL)
     divisor = constant(b, other)
@@ -109,7 +115,10 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
 
 
 def power(b: Builder, input: Any, exponent: Any) -> Ref:
-    """x ** 2, 3 and 4, as squares and products."""
+    """x ** 2, 3 and 4, as squares and products; of the square root, see written.py."""
+    exponent = written.exponent(exponent)
+    if isinstance(input, Ref) and exponent in (0.5, -0.5):
+        return (written.sqrt if exponent > 0 else written.rsqrt)(b, input)
     if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
         raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")
     x = b.tensor(input)
@@ -228,9 +237,12 @@ def getitem(b: Builder, input: Any, index: Any) -> Ref:
         return b.emit("getitem", input, kind=UNKNOWN, index=index)
     if kind == TUPLE and isinstance(index, int):
         return b.emit("getitem", input, index=index)
-    parts = tuple(index) if isinstance(index, (tuple, list)) else (index,)
-    if kind == TUPLE or isinstance(index, list) or not all(_fixed(part) for part in parts):
-        raise Unsupported("an index that is not made of fixed integers and slices", "slice with numbers, or use chunk")
+    parts = tuple(index) if isinstance(index, tuple) else (index,)
+    if kind != TUPLE and (found := written.listed(b, b.tensor(input), parts)) is not None:
+        return found
+    if kind == TUPLE or not all(_fixed(part) for part in parts):
+        hint = "slice with numbers, use chunk, or one list of places: x[:, [2, 0]]"
+        raise Unsupported("an index that is not made of fixed integers and slices", hint)
     return b.emit("getitem", b.tensor(input), index=parts if isinstance(index, tuple) else index)
 
 

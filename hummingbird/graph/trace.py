@@ -184,7 +184,7 @@ class Walk:
         assert captured.graph is not None
         self.captured, self.custom, self.elementwise = captured, custom, elementwise
         self.live = _live(captured)
-        self.builder, self.aliases = Builder(captured.root), Aliases(self.live)
+        self.builder, self.aliases = Builder(captured.root, elementwise), Aliases(self.live)
         self.problems: list[Problem] = []
         self.values: dict[fx.Node, Any] = {}
         self.calls: Counter[str] = Counter()
@@ -205,7 +205,8 @@ class Walk:
                 self.values[node] = value
                 self._remember(node, value)
             except Unsupported as problem:
-                self.problems.append(Problem(self.builder.name.partition("#")[0], problem.what, problem.hint))
+                what = problem.what + self.captured.place(node)
+                self.problems.append(Problem(self.builder.name.partition("#")[0], what, problem.hint))
                 self.values[node] = self._unknown()
                 self.aliases.fresh(node)
 
@@ -235,7 +236,7 @@ class Walk:
         if self._is_public(node, sized):
             args, kwargs = self._arguments(node, self._argument)
             return public.emit(self.builder, str(public.name_of(node)), args, kwargs)
-        takes = isinstance(module, nn.Embedding) or public.takes(node.target)
+        takes = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or public.takes(node.target)
         args, kwargs = self._arguments(node, self._argument if takes else self._shared)
         if node.op == "output":
             return self._output(args[0])

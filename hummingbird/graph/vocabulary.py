@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hummingbird.graph import attention, encoder, norms, public
+from hummingbird.graph import attention, encoder, norms, public, written
 from hummingbird.graph import layer_rules as layer
 from hummingbird.graph import resize_rules as resize
 from hummingbird.graph import select_rules as select
@@ -76,7 +76,12 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.TransformerEncoderLayer: (encoder.encoder_layer, encoder.PARTS),
     nn.TransformerEncoder: (encoder.encoder, "layers norm"),
     nn.Embedding: (public.embedding, "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
+    nn.EmbeddingBag: (public.embedding_bag, "weight max_norm mode include_last_offset padding_idx"),
     nn.Flatten: (shape.flatten, "start_dim end_dim"),
+    nn.Unflatten: (written.unflatten_layer, "dim unflattened_size"),
+    nn.GLU: (written.glu, "dim"),
+    nn.Threshold: (written.threshold, "threshold value"),
+    nn.Softmin: (written.softmin, "dim"),
     nn.ZeroPad1d: (shape.zero_pad, "padding"),
     nn.ZeroPad2d: (shape.zero_pad, "padding"),
     nn.Identity: (layer.identity, ""),
@@ -128,6 +133,16 @@ NAMES: dict[str, Rule] = {
     "einsum": attention.einsum,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     "unflatten": attention.unflatten,
+    "sqrt": written.sqrt,
+    "rsqrt": written.rsqrt,
+    "var": written.var,
+    "glu": written.glu,
+    "threshold": written.threshold,
+    "softmin": written.softmin,
+    "rot90": written.rot90,
+    "narrow": written.narrow,
+    "select": written.select,
+    "index_select": written.index_select,
     "relu6": layer.relu6,
     "leaky_relu": layer.leaky_relu,
     "prelu": layer.prelu,
@@ -249,6 +264,7 @@ FUNCTIONS: dict[Any, Rule] = {
     getattr: shape.attribute,
     F.batch_norm: layer.batch_norm,
     F.embedding: public.embedding,
+    F.embedding_bag: public.embedding_bag,
 }
 
 # Other spellings of a parameter, in torch's functions and methods.

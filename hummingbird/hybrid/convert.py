@@ -110,7 +110,7 @@ def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
     """Names of the steps that may have a window and compare nothing: a `lift` may follow, or nothing at all."""
-    return [step.name for step in steps if step.op in ("conv", "linear", "affine", "add")]
+    return [step.name for step in steps if step.op in ("conv", "linear", "affine", "add", "cat")]
 
 
 def _is_meta(step: graph.Step) -> bool:

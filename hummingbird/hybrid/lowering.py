@@ -21,11 +21,15 @@ from hummingbird.graph.pooling import equal_windows, places
 from hummingbird.graph.steps import refs
 from hummingbird.hybrid.draft import Draft, Drafts
 from hummingbird.hybrid.plan import WIDTHS
+from hummingbird.hybrid.scales import joined
 from hummingbird.ring import SCALE
 
-COMPARING = frozenset({"relu", "leaky_relu", "hardtanh", "max_pool"})
+COMPARING = frozenset({"relu", "leaky_relu", "prelu", "hardtanh", "max_pool"})
+_LAST = frozenset({"softmax", "log_softmax", "sigmoid", "tanh"})
+_LAST_HINT = "leave it out of the net, and compute it on the result, which is opened: logits.softmax(1)"
+_LAST_HINT += "; hummingbird.convert_model has it, on shares"
 SLOPE = 2.0**-9  # how far a LeakyReLU's slope, in whole parts of a power of two, may be from its own
-_HINT = "train with Conv, Linear, BatchNorm, ReLU, ReLU6, LeakyReLU, sums, MaxPool, AvgPool and views"
+_HINT = "train with Conv, Linear, BatchNorm, ReLU, ReLU6, LeakyReLU, PReLU, sums, cat, MaxPool, AvgPool and views"
 _HINT += "; hummingbird.convert_model has all operations, on shares"
 
 
@@ -93,7 +97,7 @@ class Lowering:
         if id(x) in self._lifts:
             return self._lifts[id(x)]
         source = x
-        while source.op not in ("cut", "linear", "sum"):
+        while source.op not in ("cut", "linear", "sum", "cat"):
             source = source.inputs[0]
         window = source.window or self.config.window(source.name)
         if window.w not in WIDTHS:
@@ -187,6 +191,42 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
         return relu
     lift = drafts.gate(f"{name}.lift", cut, "lift", window)
     return drafts.weighted(name, [lift, relu], relu.scale.times(2.0**-f), factors=(c, 2**f - c))
+
+
+def _prelu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    """relu(x) - slope relu(-x): both ReLUs are one gate's, and the slopes, which are weights, a layer's."""
+    window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
+    cut = drafts.cut(f"{name}.cut", x, window)
+    minus = drafts.weighted(f"{name}.minus", [cut], cut.scale.times(1.0), signs=(-1,))
+    gate = drafts.gate(f"{name}.parts", drafts.concatenated(f"{name}.both", [cut, minus]), "relu", window)
+    above, below = (
+        drafts.local(f"{name}.{what}", "rows", gate, x.shape, {"start": start, "stop": start + count})
+        for what, start in (("above", 0), ("below", count))
+    )
+    weight = -step.attrs["weight"].expand(count).reshape(-1, 1, 1, 1)
+    geometry = {"image": (count, 1, math.prod(x.shape[1:])), "weight": tuple(weight.shape), "groups": count}
+    return drafts.sum(name, [above, drafts.linear(f"{name}.slope", below, x.shape, weight, None, geometry)])
+
+
+def _cat(to: Lowering, number: int, step: NetStep, *parts: Draft) -> Draft:
+    """Parts brought to one unit, along the first dimension of an image, or with another turned to its place."""
+    drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
+    scale = joined([part.scale for part in parts])
+    order = [axis, *(d for d in range(1, len(parts[0].shape) + 1) if d != axis)]
+    same = []
+    for place, part in enumerate(parts):
+        alike = part if part.scale is scale else drafts.weighted(f"{name}.{place}", [part], scale, signs=(1,))
+        same.append(_turned(to, f"{name}.{place}.turned", alike, order))
+    found = drafts.concatenated(name, same)
+    back = [1 + order.index(d) for d in range(1, len(order) + 1)]
+    return _turned(to, f"{name}.back", found, back)
+
+
+def _turned(to: Lowering, name: str, x: Draft, order: Sequence[int]) -> Draft:
+    if list(order) == sorted(order):
+        return x
+    shape = tuple(x.shape[d - 1] for d in order)
+    return to.drafts.local(name, "permute", x, shape, {"dims": tuple(order)})
 
 
 def _max_pool(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
@@ -287,6 +327,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "relu": _relu,
     "hardtanh": _hardtanh,
     "leaky_relu": _leaky_relu,
+    "prelu": _prelu,
+    "cat": _cat,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive,
@@ -295,7 +337,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "pad": lambda to, number, step, x: to.drafts.local(
         step.name, "pad", x, to.shapes[number], {"pads": tuple(step.attrs["pads"])}
     ),
-    **dict.fromkeys(("flatten", "reshape", "squeeze", "unsqueeze"), _reshape),
+    **dict.fromkeys(("flatten", "reshape", "squeeze", "unsqueeze", "unflatten"), _reshape),
+    "getitem": lambda to, number, step, x: None if to.shapes[number] is None else _reshape(to, number, step, x),
     **dict.fromkeys(("permute", "transpose"), _permute),
     **dict.fromkeys(("size", "int"), _none),
 }
@@ -303,8 +346,12 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
     """Every step that has no rule, or whose options have none."""
-    found = []
+    found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
+        if step.op in _LAST and last is not None and last.index == number:
+            what = f"{step.op} has no form on garbled gates and shares, and is the last step"
+            found.append(Problem(step.name, what, _LAST_HINT))
+            continue
         problem = _problem(step, [shapes[ref.index] for ref in refs(step.inputs)], shapes[number])
         if problem is not None:
             found.append(Problem(step.name, *problem))
@@ -322,6 +369,10 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
         return None  # of a size
     if step.op == "pack":
         return SEVERAL
+    if step.op == "getitem" and (math.prod(shape) != math.prod(source) or not _is_whole(a["index"])):
+        return "a part of a value", "of indices, None is known: x[:, None]; hummingbird.convert_model has all"
+    if step.op == "cat" and a["dim"] % (len(source) + 1) == 0:
+        return "cat of images", "keep the first dimension to itself"
     if step.op not in _RULES:
         return f"{step.op} has no form on garbled gates and shares", _HINT
     if step.op == "add" and "value" in a:
@@ -349,6 +400,12 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
         except InputError as error:
             return error.what, error.hint
     return None
+
+
+def _is_whole(index: Any) -> bool:
+    """Whether an index takes all values, in their order."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
 
 
 def _moves_batch(step: NetStep, dims: int) -> bool:

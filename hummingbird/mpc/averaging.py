@@ -192,7 +192,7 @@ class _Averaging(Layer):
         if self.lifts_sums:
             *sizes, up = self._sizes
             total, scale = lift(self.session(), total.reshape(-1), *sizes).view(total.shape) << up, SCALE
-        return from_share(total * self.reciprocals(share.shape).to(share.device), scale + self.fraction)
+        return from_share(total * put(self.reciprocals(share.shape), share.device), scale + self.fraction)
 
 
 _MOST_PLACES = 18  # log2, as many as all reciprocals are for
@@ -228,7 +228,7 @@ class AdaptiveAvgPool(_Averaging):
             return AvgPool(kernel, kernel, [0] * len(kernel)).sums(x)
         for axis, (first, length) in enumerate(windows, x.dim() - len(windows)):
             up_to = torch.cat([torch.zeros_like(x.narrow(axis, 0, 1)), x.cumsum(axis)], axis)
-            first, length = first.to(x.device), length.to(x.device)
+            first, length = put(first, x.device), put(length, x.device)
             x = up_to.index_select(axis, first + length) - up_to.index_select(axis, first)
         return x
 

@@ -161,6 +161,8 @@ class Planner:
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
             return FLOOR
+        if norm.attrs["sizes"] is None:  # a norm that was written out
+            return FLOOR
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:

@@ -30,7 +30,7 @@ def test_random_nets_are_right_or_refused(found: dict[int, fuzz_he.Result]) -> N
 
 
 def _unjudged(*given: Any, **more: Any) -> None:
-    """What it would say is left out."""
+    """Say nothing."""
 
 
 def _coarse(self: attempt.Attempt) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.hybrid import ideal, public
-from hummingbird.hybrid.convert import make_plan
+from hummingbird.hybrid.convert import convert_model, make_plan
 from hummingbird.hybrid.plan import Gate, Model, at_rest
 from tests.support.hybrid_nets import NETS, WINDOWS, Residual, exact, images
 
@@ -109,6 +109,42 @@ def test_every_problem_of_a_net_is_named() -> None:
         make_plan(Odd(), (1, 6, 7), WIDE)
     assert {problem.name for problem in caught.value.problems} == {"act", "norm", "pool", "add"}
     assert all(problem.hint for problem in caught.value.problems)
+
+
+def test_a_last_softmax_is_to_be_left_out() -> None:
+    with pytest.raises(ModelError) as caught:
+        make_plan(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), (4,), WIDE)
+    assert "leave it out" in caught.value.problems[0].hint
+
+
+class Joined(nn.Module):
+    """PReLUs, with a slope for all and for each channel, joined along both sides, and a dimension more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.after = nn.Conv2d(1, 3, 3), nn.Conv2d(1, 2, 3), nn.Conv2d(5, 2, 2)
+        self.each, self.all, self.last = nn.PReLU(3), nn.PReLU(), nn.Linear(36, 3)
+        self.each.weight.data = torch.tensor([0.3, -0.2, 0.7])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.after(torch.cat([self.each(self.one(x)), self.other(x).relu()], 1))
+        found: torch.Tensor = self.last(torch.cat([self.all(x), x], -1)[:, None].flatten(1))
+        return found
+
+
+def test_prelu_cat_and_a_new_dimension() -> None:
+    """Windows [21:4) cut to 2^-12, some eight times on the way, of which weights let less than 2^-6 through."""
+    torch.manual_seed(0)
+    net, x = Joined().eval(), torch.randn(3, 1, 6, 6).clamp(-4, 4)
+    with torch.no_grad():
+        assert torch.allclose(convert_model(net, (1, 6, 6), BitWindow(21, 4))(x), net(x), atol=2.0**-6)
+    with pytest.raises(ModelError, match="a part of a value"):
+        make_plan(nn.Sequential(nn.Conv2d(1, 2, 3), Part(), nn.Flatten(), nn.Linear(16, 2)), (1, 6, 6), WIDE)
+
+
+class Part(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :1]
 
 
 @pytest.mark.parametrize(
