@@ -251,8 +251,8 @@ def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
             f"{setup.offline_bits / 8e3:,.1f} kB offline"
         )
     out.append(
-        "rounds: of the layers; besides, a batch is shared and its result opened, each a message and a comparison of what "
-        "the\nparties take it for: 3 to 4 rounds"
+        "rounds: of the layers; besides, a batch is shared and its result opened, each a message and a comparison of "
+        "what\nthe parties take it for: 3 to 4 rounds"
     )
     out.append(
         f"below: results are right if every value stays below this, with a window every value that is compared; never "

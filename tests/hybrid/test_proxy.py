@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.proxy import MAX_USERS, Proxy
 from hummingbird.hybrid.switched import keys_of
 from hummingbird.hybrid.user import ProxiedNet
-from hummingbird.hybrid.users import MOST_KEYS
+from hummingbird.hybrid.users import MOST_KEYS, Users
 from hummingbird.wire import service
 from hummingbird.wire.gate import Gate
 from hummingbird.wire.tokens import Tokens
@@ -124,6 +126,49 @@ def test_a_ticket_serves_once_and_only_for_this_net(tmp_path: Path) -> None:
             bring(server, digest + ticket + x)
 
 
+class Slow(dict[str, Any]):
+    """Tickets, where two callers may look at the same time, and each then has what it found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.both.wait(1.0)  # in vain, where one has to wait for the other
+        return found
+
+
+def test_a_ticket_serves_one_of_two_who_bring_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Users.__init__
+
+    def slowly(users: Users, *arguments: Any) -> None:
+        begin(users, *arguments)
+        users._waiting = Slow()
+
+    monkeypatch.setattr(Users, "__init__", slowly)
+    made = model()
+    with proxied(made, tmp_path) as (server, address, offered):
+        connection, size = offered._connection, messages.words_bytes(made.plan.input.count, made.plan.input.ring)
+        ticket = slot_of(address, connection.digest)[:16]
+        ended = list[Any]()
+
+        def brought() -> None:
+            try:
+                ended.append(bring(server, bytes.fromhex(connection.digest) + ticket + bytes(size)))
+            except PeerError as error:
+                ended.append(error)
+
+        together = [threading.Thread(target=brought) for _ in range(2)]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join(HANG)
+        refused = [each for each in ended if isinstance(each, PeerError)]
+        assert len(ended) == 2 and len(refused) == 1 and "no slot waits" in str(refused[0]), ended
+
+
 def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path) -> None:
     made = model()
     with proxied(made, tmp_path, slots=1, idle=1.0) as (server, address, offered):
@@ -151,8 +196,10 @@ def test_a_user_is_served_after_a_damaged_slot(tmp_path: Path, side: str) -> Non
 
 def test_a_proxy_without_slots_says_so(tmp_path: Path) -> None:
     with proxied(model(), tmp_path, slots=0) as (server, address, _), ProxiedNet(server, address, timeout=HANG) as net:
-        with pytest.raises(PeerError, match=r"no slot is ready \(at the proxy\).*\nhint: others are being prepared"):
-            net(images(1).float())
+        says = r"no slot is ready \(at the proxy\).*\nhint: others are being prepared"
+        for _ in range(MAX_USERS + 1):  # who is refused holds no place
+            with pytest.raises(PeerError, match=says):
+                net(images(1).float())
 
 
 def test_ends_of_a_plan_are_read_as_they_are_written_and_nothing_else() -> None:

@@ -17,6 +17,7 @@ import torch
 from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.hybrid import store
 from hummingbird.hybrid.store import Header, Store
+from hummingbird.ledger import looked_at
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -79,6 +80,9 @@ def test_a_slot_that_the_other_side_lacks_is_burned(folder: Path) -> None:
         opened.discard(0)
         opened.discard(0)
         assert opened.ready == [1, 3] and opened.bytes == sum(p.stat().st_size for p in folder.glob("slot-*"))
+        assert looked_at(folder / store.USED) == 1  # marked: a file that comes back would not be ready
+        opened.discard_before(3)
+        assert opened.ready == [3] and looked_at(folder / store.USED) == 2
 
 
 def test_numbers_beyond_a_session_are_refused(folder: Path) -> None:
