@@ -182,6 +182,7 @@ def test_a_table_changed_in_part_answers_no_more(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(full._shard, "write", broken)
     with pytest.raises(RuntimeError):
         full.update(message)
+    assert [server.state.version for server in (hot, full)] == [0, 0]  # neither names a state that it is not in
     size = path.stat().st_size
     for call in (
         *(hot.check, full.check, lambda: full.update(message), lambda: full.past_update(bytes(8))),
