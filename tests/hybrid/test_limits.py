@@ -1,4 +1,4 @@
-"""What one caller of gc-server may take: memory, calls, sessions, disk. Each test is an attack that has to fail."""
+"""Bounds on what one caller of gc-server may take: memory, calls, sessions, disk. Each test is an attack that fails."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from hummingbird.wire.gate import Gate
 from hummingbird.wire.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import close, model, serving
-from tests.support.patience import HANG, until
+from tests.support.patience import HANG, NEVER, until
 from tests.support.services import asked, file_of
 
 
@@ -169,9 +169,10 @@ def test_a_ticket_serves_one_of_two_who_bring_it_at_once(tmp_path: Path, monkeyp
         assert len(ended) == 2 and len(refused) == 1 and "no slot waits" in str(refused[0]), ended
 
 
-def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path) -> None:
+def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hummingbird.hybrid.users.USER_SECONDS", 1.0)
     made = model()
-    with proxied(made, tmp_path, slots=1, idle=1.0) as (server, address, offered):
+    with proxied(made, tmp_path, slots=1, idle=NEVER) as (server, address, offered):
         connection = offered._connection
         slot = slot_of(address, connection.digest)
         until(lambda: offered._users.taken == 0, "the call to end")
