@@ -181,6 +181,7 @@ class Client:
         """
         deadline, pause = time.monotonic() + self._timeout, _PAUSES[0]
         rests = [0.0] * len(self._groups)  # until when a group is not asked again
+        failure: PeerError | None = None
         while True:
             at = min(range(len(rests)), key=lambda each: (rests[each], (each - self._at) % len(rests)))
             if rests[at] > (now := time.monotonic()):
@@ -188,7 +189,11 @@ class Client:
             try:
                 joint = await self._join(at, deadline - time.monotonic())
                 out = await attempt(self._groups[at], joint, deadline - time.monotonic())
-            except (UnavailableError, OverloadError) as error:
+            except PeerError as error:
+                if failure is not None and time.monotonic() > deadline:
+                    raise failure from None  # which says more than that the time that it left was too short
+                if not isinstance(error, (UnavailableError, OverloadError)):
+                    raise
                 failure, rest = error, pause
                 if isinstance(error, OverloadError):
                     rest = max(error.retry_after, _PAUSES[0])

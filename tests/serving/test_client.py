@@ -160,6 +160,24 @@ def test_a_refusal_for_lack_of_room_that_takes_longer_than_there_is_time_is_rais
         assert caught.value.retry_after == 2 * HANG and torch.equal(client(X), X)
 
 
+def test_the_last_attempt_s_lack_of_time_hides_no_reason(groups: list[Group]) -> None:
+    party, timeout = groups[0].parties[0], 1.0
+    began = time.monotonic()
+
+    def refuse(message: bytes, context: grpc.ServicerContext) -> bytes:
+        if len(party.requests) == 0:
+            party.requests.append(Request.read(message, party.service, 0))
+            raise OverloadError("no material", retry_after=0.1)
+        time.sleep(max(0.0, began + 3 * timeout - time.monotonic()))
+        raise OverloadError("its deadline passed while it waited")
+
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        party.handle = refuse
+        client._timeout, began = timeout, time.monotonic()
+        with pytest.raises(OverloadError, match="no material"):
+            client(X)
+
+
 def test_a_request_that_one_service_has_no_room_for_goes_to_another(groups: list[Group]) -> None:
     first, second = groups
     first.parties[0].refusals = [OverloadError("no room", retry_after=NEVER)]
