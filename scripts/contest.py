@@ -108,16 +108,21 @@ def run_worker(
         args.result.write_text(json.dumps(found))
 
 
-def _median_run(work: Callable[[], Any], ready: Callable[[], object], repeats: int) -> tuple[Sample, Any]:
-    """The run of median time (the faster one of two) after one to warm up, and the last result."""
+def _median_run(work: Callable[[], Any], ready: Callable[[], float | None], repeats: int) -> tuple[Sample, Any]:
+    """The run of median time (the faster one of two) after one to warm up, and the last result.
+
+    ready: what comes before a run; the seconds for its material, if these were apart: of the run's time they are waits.
+    """
     samples, result = [], None
     for _ in range(repeats + 1):
-        ready()
+        brought = ready() or 0.0
         with meter() as m:
             started = time.perf_counter()
             result = work()
             seconds = time.perf_counter() - started
-        samples.append(Sample.of(seconds, m))
+        sample = Sample.of(seconds, m)
+        waited = {"seconds": seconds + brought, "offline_seconds": sample.offline_seconds + brought}
+        samples.append(replace(sample, **waited))
     median = sorted(samples[1:], key=lambda sample: sample.seconds)[(repeats - 1) // 2]
     means = {f"{part}_seconds": sum(getattr(s, f"{part}_seconds") for s in samples) / len(samples) for part in BESIDE}
     return replace(median, **means), result
@@ -168,8 +173,15 @@ def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
                 torch.cuda.synchronize()  # what is launched is not done yet
             return result
 
-        def ready(session: Any = session) -> None:
+        def ready(session: Any = session, stored: bool = store is not None) -> float | None:
+            seconds = None
+            if stored and session.device.type == "cuda":
+                # All of it, before the clock: else the time without waits is less than the wire takes for the same.
+                started = time.perf_counter()
+                session.dealer.bring(-(-len(x) // session.dealer.slice_shape[0]))
+                seconds = time.perf_counter() - started
             session.channel.exchange_text("ready")
+            return seconds
 
         sample, y = _median_run(work, ready, args.repeats)
         yield window, sample, (y if args.opening else y.get_plain_text()).cpu()

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,7 +78,7 @@ class StoreDealer:
         self._own = shared is None
         self._supplies = shared or Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
         self._out: weakref.WeakSet[Slot] = weakref.WeakSet()
-        self._upcoming: supplies.Supply | None = None  # of slot `_next`, when its making has begun
+        self._upcoming: deque[supplies.Supply] = deque()  # of slot `_next`, and those after it, when made already
 
     def _check_place(self, parties: int, lane: int, lanes: int) -> None:
         header, where = self.header, str(self.folder)
@@ -182,19 +183,28 @@ class StoreDealer:
                 hint="deal a store for this net, these bits and this shape",
             )
         self.work_ahead()
-        slot, supply = self._next, self._upcoming
-        assert supply is not None
-        self._next, self._upcoming = self._next + 1, None
+        slot, supply = self._next, self._upcoming.popleft()
+        self._next += 1
         self.work_ahead()
         made = Slot(self, slot, supply)
         self._out.add(made)
         return made
 
-    def work_ahead(self) -> None:
-        """Begin to make the material of the next slot, if there is one, before it is reserved."""
-        if self._upcoming is None and self.slots_left:
-            turns = self.header.turns(1 + self._next)
-            self._upcoming = self._supplies.reserve(turns, self.header.batch, self._make)
+    def work_ahead(self, slots: int = 1) -> None:
+        """Begin to make the material of the next slots, as far as there are so many, before they are reserved."""
+        while len(self._upcoming) < min(slots, self.slots_left):
+            turns = self.header.turns(1 + self._next + len(self._upcoming))
+            self._upcoming.append(self._supplies.reserve(turns, self.header.batch, self._make))
+
+    def bring(self, slots: int) -> None:
+        """Return when the material of the next slots is there, on its device, whatever memory that takes.
+
+        For measurements: what is made while a run goes on is part of its time, or hidden in it. DealerError if it does
+        not come.
+        """
+        self.work_ahead(slots)
+        for supply in self._upcoming:
+            self._supplies.complete(supply)
 
     @property
     def spent(self) -> bool:

@@ -111,10 +111,26 @@ class Supplies:
             self._changed.notify_all()  # there is room for more
         return material
 
-    def _wait(self, work: _Work) -> None:
+    def complete(self, supply: Supply) -> None:
+        """Return when all material of a supply is there, on its device, whatever memory it takes beside the rest.
+
+        Raises as `correlation`.
+        """
+        work = supply._work
+        with self._changed:
+            held = sum(other.held for other in self._queue)
+            self._buffer = max(self._buffer, held + sum(work.sizes[work.made :]))
+            self._changed.notify_all()
+            self._wait(work, len(work.requests) - work.taken)
+        for material in work.ready:
+            if material.ready is not None:
+                material.ready.wait()
+
+    def _wait(self, work: _Work, count: int = 1) -> None:
+        """Wait until so many requests of a supply are made and not taken."""
         steps, limit = self._steps, self._patience(self._call + work.sizes[work.taken])
         deadline = time.monotonic() + limit
-        while not work.ready:
+        while len(work.ready) < count:
             if self._failed is not None:
                 error, self._failed, self._over = self._failed, None, "an earlier request failed"
                 raise error

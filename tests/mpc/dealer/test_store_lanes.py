@@ -37,6 +37,22 @@ def opened(out: Path | str, rank: int = 0, lane: int = 0, lanes: int = LANES) ->
     return StoreDealer(out, rank=rank, parties=PARTIES, lane=lane, lanes=lanes)
 
 
+def test_material_of_a_run_is_brought_before_it(tmp_path: Path) -> None:
+    """It is there when `bring` returns, more than is kept otherwise, and is what the slots have without it."""
+    dealt(tmp_path / "2")
+    shutil.copytree(tmp_path / "2", tmp_path / "0")
+    taken = []
+    for slots in (2, 0):
+        store = StoreDealer(tmp_path / str(slots), rank=0, parties=PARTIES, lane=0, lanes=LANES, buffer_bytes=1)
+        store.bring(slots)
+        assert [len(supply._work.ready) for supply in store._upcoming] == [1] * slots
+        taken.append([store.reserve([REQUEST]).correlation(REQUEST).shares for _ in range(SLOTS)])
+        with pytest.raises(DealerError, match="all 2 slots of the store are used"):
+            store.reserve([REQUEST])
+        store.close()
+    assert all(one[name].equal(other[name]) for one, other in zip(*taken, strict=True) for name in one)
+
+
 def test_every_lane_has_its_own_material_and_slots(tmp_path: Path) -> None:
     """Both lanes use slots 0 and 1 at the same time, and no value of one is a value of the other."""
     dealt(tmp_path)
