@@ -31,11 +31,12 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
     if x.dtype not in _FLOATS:
         what = f"expected a floating-point tensor, got {x.dtype}"
         raise InputError(what, where=where, hint="call .float() first")
+    code = ring.encode(x, where=where, limit=limit)
     if limit is None and x.numel() and float(x.detach().abs().max()) > MOST:
         what = "expected values below 2^20 in magnitude, got a larger one"
         hint = "divide the column by a power of two, and multiply its weights by it"
         raise InputError(what, where=where, hint=hint)
-    return ring.encode(x, where=where, limit=limit)
+    return code
 
 
 def numbered(x: Any, where: str, rows: int) -> Tensor:

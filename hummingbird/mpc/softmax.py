@@ -176,7 +176,7 @@ class LogSoftmax(Softmax):
         # x - max, and the logarithm of 2^17 places, below 2^4
         return bounds[0] if self.comparison.drops else max(bounds[0] + 1, 4) + 1
 
-    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+    def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
         below = self._below(n, x)
         found = self.tables(len(below))
         # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.

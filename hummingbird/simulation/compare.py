@@ -65,15 +65,20 @@ class Compare:
         """bit z, of v's type and memory format; real v of any shape."""
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
-    def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
-        """bit z and z; u: its key as drawn before, for comparisons that have one u."""
-        y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True)
+    def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
+        """bit z and z; u: its key as drawn before, for comparisons that have one u; rounding: that of the roundings of
+        shares beyond two, for comparisons of one opened value.
+        """
+        y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True, rounding)
         assert z is not None
         return y, z
 
-    def _decided(self, v: Tensor, law: Law, key: int, both: bool) -> tuple[Tensor, Tensor | None]:
+    def _decided(
+        self, v: Tensor, law: Law, key: int, both: bool, rounding: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         v = self._clamped(v, law)
-        rounding = self.draw() if law.q and (law.rounds_apart or law.disturbances) else 0
+        if rounding is None:
+            rounding = self.draw() if law.q and (law.rounds_apart or law.disturbances) else 0
         moves = law.cut.wraps or law.q > 0  # else z is v
         y, z = _Compare.apply(v, law, key, rounding, law.whole or (both and moves))
         if law.whole:

@@ -56,8 +56,9 @@ class Simulated(Reals):
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
         u = self.decide.draw() if self.law.draws else None  # one for all (protocols/law.py)
         knots = knots if len(knots) == 1 else [self.law.near(knot) for knot in knots]
-        first, z = self.decide.both(x - knots[0], self.law, u)
-        return [first, *(self.decide.both(x - knot, self.law, u)[0] for knot in knots[1:])], z
+        rounding = self.decide.draw() if self.law.disturbances else None  # one value is opened
+        first, z = self.decide.both(x - knots[0], self.law, u, rounding)
+        return [first, *(self.decide.both(x - knot, self.law, u, rounding)[0] for knot in knots[1:])], z
 
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
         return Simulated(comparison, scale, self.parties, self.decide)

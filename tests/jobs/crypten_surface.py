@@ -34,7 +34,7 @@ def table() -> dict[str, tuple[float, float]]:
     session, results = launch.init(timeout=HANG), {}
     for name, case in cases().items():
         shared = [
-            hummingbird.cryptensor(x if session.rank == i % session.parties else None, src=i % session.parties)
+            hummingbird.cryptensor(x if session.rank == i % session.parties else None, i % session.parties, 2.0**30)
             for i, x in enumerate(case.inputs)
         ]
         try:

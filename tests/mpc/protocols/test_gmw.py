@@ -9,8 +9,11 @@ import torch
 
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
+from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols import gmw
+from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.truncation import select, truncate
+from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 from tests.support.parties import compute, share, together
 from tests.support.parties import sessions as make_sessions
@@ -166,3 +169,14 @@ def test_a_partys_own_share_is_the_threshold_of_pruning() -> None:
     for mine in shares:
         pruned = x < (mine & 63)
         assert torch.equal(first + second, x.masked_fill(pruned, 0))
+
+
+def test_a_window_begins_at_bit_63_at_the_latest() -> None:
+    """On shares with 15 more bits of fraction bit 48 is the last one of the ring; with 16 more it is none."""
+    comparison = Gmw(BitWindow(64, 48))
+    comparison.check(SCALE + 15)
+    with pytest.raises(ConfigError, match="begins above the 64-bit ring"):
+        comparison.check(SCALE + 16)
+    Gmw(BitWindow(64, 20, 16)).check(SCALE + 43)
+    with pytest.raises(ConfigError, match="16 more bits|44 more bits"):
+        Gmw(BitWindow(64, 20, 16)).check(SCALE + 44)

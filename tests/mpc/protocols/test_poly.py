@@ -273,3 +273,18 @@ def test_a_request_of_another_process_is_checked() -> None:
     ):
         with pytest.raises(Exception, match="poly"):
             Polynomial(**(good | change))  # type: ignore[arg-type]
+
+
+def test_every_part_has_a_mask_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two values behind one mask would show their difference: of equal shares, no part is sent as another one is."""
+    monkeypatch.setattr(poly, "AT_ONCE", 64 << 6)
+    table = Table("sigmoid", 12, 8, 6, 2, 14)
+    session, x = make_sessions(1)[0], torch.zeros(192, dtype=torch.int64)
+    try:
+        look_up = poly.LookUp(session, x, table, table.fraction, 18)
+        assert len(look_up.words) == 3
+        assert len({tuple(words.tolist()) for words in look_up.words}) == 3
+        result = signed(look_up.result([[words] for words in look_up.words]), 18).double() * 2.0**-table.scale
+        assert float((result - 0.5).abs().max()) <= bound(table, 1, 8.0)
+    finally:
+        session.channel.close()

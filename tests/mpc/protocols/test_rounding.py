@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.aim import AIMS, Aim
@@ -184,3 +185,18 @@ def test_windows_that_q_leaves_too_little_are_refused(window: tuple[int, int, in
         scale += 2
     with pytest.raises(ConfigError):
         comparison.check(scale)
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("q", [4, 6])
+def test_several_knots_are_taken_at_the_nearest_multiples(q: int, parties: int) -> None:
+    """Of x far above both ends a clamp gives low + high' - low', the ends' nearest multiples of 2^(q-16): exactly."""
+    unit = 2.0 ** (q - SCALE)
+    low, high = -1.75 * unit, 2.75 * unit  # nearest: -2 and 3; below: -2 and 2
+    x = torch.arange(100, 164)[None] * unit
+    for mode in ("exact", "fast"):
+        out = hummingbird.simulate(nn.Hardtanh(low, high), BitWindow(24, 0, q), "masked", parties, mode, seed=1)(x)
+        assert bool((out == low + 5 * unit).all()), mode
+    inside = torch.tensor([[-1.0, 0.0, 1.0, 2.0]]) * unit
+    out = hummingbird.simulate(nn.Hardtanh(low, high), BitWindow(24, 0, q), "masked", parties, "exact", seed=1)(inside)
+    assert float((out - inside).abs().max()) <= 1.0 * parties / 2 * unit + 0.25 * unit

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
+from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.rows import LiftedRows, Widths
 from hummingbird.mpc.protocols.rows import RowOpening
 from hummingbird.mpc.session import Session
@@ -163,3 +164,11 @@ def test_a_request_of_another_process_is_checked() -> None:
     for change in ({"value": 63}, {"value": 39}, {"factor": 36}, {"product": 20}, {"sums": 65}, {"shape": ()}):
         with pytest.raises(Exception, match="lifted_rows"):
             LiftedRows(**(good | change))  # type: ignore[arg-type]
+
+
+def test_sums_have_more_bits_than_a_value_and_its_sign() -> None:
+    """What t (2^(k-1) - lambda) is dealt in: sums' bits less k + 1, one at least."""
+    LiftedRows(shape=(2, 3), value=20, factor=16, sums=22, product=40)
+    for sums in (21, 20):
+        with pytest.raises(DealerError, match=f"{sums} and 40 bits of 20 and 16"):
+            LiftedRows(shape=(2, 3), value=20, factor=16, sums=sums, product=40)
