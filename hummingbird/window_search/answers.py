@@ -35,7 +35,7 @@ _UNIT = 1e-3  # how far the length of an embedding may be from 1
 
 
 class Judged(NamedTuple):
-    """Of each input, float64 (B,): the share of its decisions that are kept, and what the finer score has moved."""
+    """Share of each input's decisions that are kept, and what the finer score has moved: float64 (B,)."""
 
     kept: Tensor
     moved: Tensor
@@ -58,7 +58,7 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Of a batch, beside its rows of `references`."""
+        """Judge a batch, beside its rows of `references`."""
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
@@ -244,7 +244,7 @@ class Answers:
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Of a batch, beside its rows of `references`."""
+        """Judge a batch, beside its rows of `references`."""
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
             own, left = left[: len(part.references)], left[len(part.references) :]
