@@ -72,7 +72,7 @@ class Values:
         return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
 
     def _seen(self, outputs: Tensor) -> Tensor:
-        """What is compared of outputs (B, *shape), (B, values) at least."""
+        """Numbers to compare of outputs (B, *shape), (B, values) at least."""
         return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
 
 
@@ -156,7 +156,7 @@ class Score:
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
-        """Of the values' being on these sides, from 0 to 1; 0 where they are not finite."""
+        """Certainty that values are on these sides, from 0 to 1; 0 where they are not finite."""
         steps = (self.values._seen(outputs).double() - self.threshold) / (_WIDTH * self.values.spread)
         return torch.sigmoid(steps.reshape(outputs.shape) * (2 * sides.double() - 1)).nan_to_num(0.0)
 
