@@ -35,7 +35,7 @@ _UNIT = 1e-3  # how far the length of an embedding may be from 1
 
 
 class Judged(NamedTuple):
-    """Of each input, float64 (B,): the share of its decisions that are kept, and what the finer score has moved."""
+    """Share of each input's decisions that are kept, and what the finer score has moved: float64 (B,)."""
 
     kept: Tensor
     moved: Tensor
@@ -58,7 +58,7 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Of a batch, beside its rows of `references`."""
+        """Judge a batch, beside its rows of `references`."""
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
@@ -72,7 +72,7 @@ class Values:
         return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
 
     def _seen(self, outputs: Tensor) -> Tensor:
-        """What is compared of outputs (B, *shape), (B, values) at least."""
+        """Numbers to compare of outputs (B, *shape), (B, values) at least."""
         return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
 
 
@@ -156,7 +156,7 @@ class Score:
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
-        """Of the values' being on these sides, from 0 to 1; 0 where they are not finite."""
+        """Certainty that values are on these sides, from 0 to 1; 0 where they are not finite."""
         steps = (self.values._seen(outputs).double() - self.threshold) / (_WIDTH * self.values.spread)
         return torch.sigmoid(steps.reshape(outputs.shape) * (2 * sides.double() - 1)).nan_to_num(0.0)
 
@@ -244,7 +244,7 @@ class Answers:
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Of a batch, beside its rows of `references`."""
+        """Judge a batch, beside its rows of `references`."""
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
             own, left = left[: len(part.references)], left[len(part.references) :]

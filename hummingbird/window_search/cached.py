@@ -160,7 +160,7 @@ class CachedEvaluator:
         return found
 
     def outputs(self, config: BitConfig) -> Tensor:
-        """What the net gives for every image in the first run, (N, ...) on the CPU; errors of `coarse`.
+        """Outputs of the net for every image in the first run, (N, ...) on the CPU; errors of `coarse`.
 
         Several results are side by side, each image's values in a row.
         """

@@ -183,6 +183,24 @@ def test_answers_that_hold_with_a_finer_score_behind_the_uniform_windows_are_not
     assert set(evaluator.floors) == {0.0, 0.96}
 
 
+def test_the_finest_wins_over_more_answers_where_both_hold() -> None:
+    layers = [ComparingLayer("relu1", 10, 7), ComparingLayer("relu2", 10, 7)]
+
+    class Traded:
+        def coarse(self, config: BitConfig) -> float:
+            return self.full(config, 0.0).fine
+
+        def full(self, config: BitConfig, floor: float) -> Score:
+            one, other = (config.window(layer.name) for layer in layers)
+            if one == other:
+                return Score(1.0, 1.0) if one == EXACT else Score(0.96, 0.9)
+            return Score(1.0, 0.95) if one.m < other.m else Score(0.97, 0.99)
+
+    options: dict[str, Any] = {"headroom": 0.0, "reach": 0, "widths": (2, 3, 4), "thrifty": True}
+    config = search_bits(group_layers(layers, "layer"), Traded(), 3 / 64, **options)
+    assert (config.provenance["accuracy"], config.provenance["score"]) == (0.97, 0.99)
+
+
 def test_of_windows_that_lose_the_same_the_cheapest_are_taken_with_thrift() -> None:
     layers = [ComparingLayer("relu1", 10, 7), ComparingLayer("relu2", 30, 7)]
     config = search_bits(
