@@ -250,10 +250,7 @@ def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
             f"private weights, once: {setup.bits / 8e3:,.1f} kB sent in {setup.rounds} round, "
             f"{setup.offline_bits / 8e3:,.1f} kB offline"
         )
-    out.append(
-        "rounds: of the layers; besides, a batch is shared and its result opened, each a message and a comparison of "
-        "what\nthe parties take it for: 3 to 4 rounds"
-    )
+    out.append("rounds: of the layers; sharing a batch and opening its result are 3 to 4 more")
     out.append(
         f"below: results are right if every value stays below this, with a window every value that is compared; never "
         f"less than 2^{FLOOR}\nbut for values that are known to be smaller, and for the windows that were chosen"

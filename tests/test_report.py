@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,13 @@ def test_commands_take_an_example(
     assert main(["deal", *words, "--images", "4", "--out", "stores"]) == 0
     assert main(["estimate", "--model", "talking:net", "--example", "talking:nothing"]) == 1
     assert "cannot import 'talking:nothing'" in capsys.readouterr().err
+
+
+def test_estimate_says_what_its_rounds_are_of_and_where_gmw_moves_less() -> None:
+    smooth = str(hummingbird.estimate(nn.Sequential(nn.Linear(4, 8), nn.GELU()), (2, 4)))
+    assert "sharing a batch and opening its result are 3 to 4 more" in smooth
+    found = hummingbird.estimate(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (2, 4), BitWindow(20, 12))
+    moved = {name: 2 * cost.bits + cost.offline_bits for name, cost in {**found.aims, **found.beside}.items()}
+    assert moved["gmw"] > min(moved.values()) and 'protocol="gmw"' not in str(found)
+    cheaper = replace(found, beside={"gmw": FREE})
+    assert 'the fewest bytes in all: protocol="gmw"' in str(cheaper)

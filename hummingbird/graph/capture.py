@@ -291,9 +291,8 @@ def _capture(
         found += _unsupported_below(net, path, example)
     found = list(dict.fromkeys(found))
     types = {} if running is None else running.types()
-    paths = tracer.paths_of_nodes
-    known = {"types": types, "places": tracer.places}
-    return Capture(net, graph, paths, frozenset(opaque), found, tracer.structure, example, running, **known)
+    made = Capture(net, graph, tracer.paths_of_nodes, frozenset(opaque), found, tracer.structure, example, running)
+    return replace(made, types=types, places=tracer.places)
 
 
 _INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))

@@ -67,7 +67,7 @@ def divided(b: Builder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: Builder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """What its squares are of, over which dimensions, and the number that is added."""
+    """The value that is squared, the dimensions of the mean, and the number that is added."""
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _number(step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number

@@ -40,6 +40,7 @@ VIEWED: dict[str, Function] = {
     "parts of an encrypted value, added": parts,
     "rows of an encrypted value, subtracted": rows,
     "pieces of an encrypted value, one summed": pieces,
+    "turned and joined anew behind a layer": lambda s, x: torch.cat([s.l(x).flip(1), s.l(x).roll(2, 1)], 1)[:, None],
     "expanded to the batch's size": lambda s, x: s.l(x[:, :1].expand(x.shape[0], 6)),
     "expanded behind a layer": lambda s, x: s.l(x)[:, :1].expand(x.size(0), 4) + 1,
 }
