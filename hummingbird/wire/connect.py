@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from hummingbird.errors import PeerError
 from hummingbird.wire.channel import Channel, named
+from hummingbird.wire.flag import check
 from hummingbird.wire.greeting import GO, HELLO_BYTES, Call, Steps, Taken, introduce, reach, take
 from hummingbird.wire.trust import joined, loopback
 
@@ -174,6 +175,7 @@ class _Joining:
 
     def step(self) -> None:
         """Wait a moment for something to happen, and go on with it."""
+        check()
         now = time.monotonic()
         for dialing in self._dialing:
             if dialing.under_way is None and now >= dialing.due:
