@@ -45,9 +45,9 @@ class _Watched(Compare):
         self.see(v)
         return super().relu(v, law)
 
-    def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
+    def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
         self.see(v)
-        return super().both(v, law, u)
+        return super().both(v, law, u, rounding)
 
 
 def magnitudes(
