@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -52,6 +51,8 @@ _EPILOG = """example:
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --input 1x8x8 --listen 127.0.0.1:910{rank} \\
       --store kept
 """
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def add_parser(commands: Any) -> None:
@@ -111,10 +112,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
-    before = [(number, signal.signal(number, _stop)) for number in (signal.SIGTERM, signal.SIGINT)]
+    told: list[int] = []  # to stop, by these signals: a handler does no more than to note them (wire/flag.py)
+    before = [(each, signal.signal(each, lambda number, _: told.append(number))) for each in _SIGNALS]
     try:
         with _bar(what) as bar:
-            seconds = deal(args.out, setup=plan.setup, progress=bar.update, **what)
+
+            def progress(images: int) -> None:
+                if told:
+                    raise _Stopped(told[0])
+                bar.update(images)
+
+            seconds = deal(args.out, setup=plan.setup, progress=progress, **what)
     finally:
         for number, handler in before:
             signal.signal(number, handler)
@@ -134,8 +142,6 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
 
 
 def _keep(args: argparse.Namespace, what: dict[str, Any], front: Front) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
     keeper = None
     try:
         keeper = Keeper(args.out, **what)
@@ -144,6 +150,8 @@ def _keep(args: argparse.Namespace, what: dict[str, Any], front: Front) -> None:
         with _bar(what) as bar:
 
             def progress(images: int) -> None:
+                if front.stopping:
+                    raise _Stopped(signal.SIGTERM)
                 bar.update(images)
 
             def say(text: str) -> None:
@@ -164,12 +172,6 @@ class _Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         self.number = number
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
-    raise _Stopped(number)
 
 
 def _bar(what: dict[str, Any]) -> Any:

@@ -129,11 +129,13 @@ def keep(
     ready: Callable[[bool], object] = lambda yes: None,
 ) -> None:
     """Deal sets while fewer than `slots` slots are unused, without end. say: told of each set, and of a full disk,
-    where it waits; full: seconds between attempts then. ready: told whether it can deal.
+    where it waits; full: seconds between attempts then. ready: told whether it can deal. progress: told of images, and
+    of none between two looks; what it raises ends this.
     """
     waits = False
     ready(True)
     while True:
+        progress(0)
         began = time.monotonic()
         if keeper.unused() >= slots:
             time.sleep(max(LOOK, _IDLE * (time.monotonic() - began)))

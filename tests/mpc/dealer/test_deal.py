@@ -74,13 +74,14 @@ def test_deal_that_has_no_room_or_is_told_to_end_says_so(
         told = capsys.readouterr().err
         assert re.match(r"error: the store takes [\d.]+ MB, and 0.0 MB are free \(at .*store\)\nhint: ", told)
         patched.undo()
-        secret = dealing._secret
+        secret, went_on = dealing._secret, list[Path]()
 
         def killed(path: Path, data: bytes) -> None:
             secret(path, data)
             os.kill(os.getpid(), number)
+            went_on.append(path)  # a handler that raised would raise here, or in the middle of Thread.start
 
         patched.setattr(dealing, "_secret", killed)
-        assert main(words) == 128 + number
+        assert main(words) == 128 + number and went_on
     assert capsys.readouterr().out.splitlines()[-1] == "stopped: nothing is left of what was begun"
     assert not any(tmp_path.iterdir()) and (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

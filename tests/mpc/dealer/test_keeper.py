@@ -169,6 +169,25 @@ def test_a_full_disk_is_said_once_and_waited_for(tmp_path: Path, monkeypatch: py
 OPTIONS = ["--model", "tests.support.serving_nets:doubled", "--input", "4x4", "--images", "12"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_keeper_that_is_told_to_stop_is_nowhere_interrupted(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends after the slice that it is at: an exception of a signal's handler may come out of any line."""
+    real, went_on = keeping.deal, list[bool]()
+
+    def told(*arguments: Any, **options: Any) -> float:
+        signal.raise_signal(number)
+        went_on.append(True)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(keeping, "deal", told)
+    monkeypatch.chdir(ROOT)
+    assert main(["deal", *OPTIONS, "--keep", "4", "--out", str(tmp_path / "kept")]) == 0
+    assert went_on and not numbers(tmp_path / "kept")
+    assert capsys.readouterr().out.splitlines()[-1] == "stopped: 0 slots unused, no set half dealt"
+
+
 def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
     line = next(line for line in shell_lines() if "--keep" in line and "--weights" in line)
     port, log = free_port(), tmp_path / "log"
