@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import socket
 import subprocess
@@ -131,6 +132,19 @@ def test_answers_of_one_call_are_of_one_net(groups: list[Group]) -> None:
         with pytest.raises(AgreementError, match="do not serve the same as when this call began: net abab"):
             client(X)
         assert torch.equal(client(X), X) and client.service.net != service.net
+
+
+def test_a_value_that_no_net_takes_is_refused_before_anything_is_sent(groups: list[Group]) -> None:
+    """Beyond 2^20 private inference is not right, also where the parties name no range of their own."""
+    group = groups[0]
+    for party in group.parties:
+        party.service = replace(party.service, limit=None)
+    with Client(group.addresses, timeout=HANG) as client:
+        for value in (2.0**20 + 1, -(2.0**21), math.inf, math.nan):
+            with pytest.raises(InputError):
+                client(torch.tensor([[1.0, value, 0.0]]))
+        assert not any(party.requests for party in group.parties)
+        assert float(client(torch.tensor([[1.0, 2.0**20 - 1, 0.0]]))[0, 1]) == 2.0**20 - 1
 
 
 def test_other_refusals_are_raised_at_once(groups: list[Group]) -> None:
