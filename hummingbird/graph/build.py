@@ -20,8 +20,8 @@ PUBLIC = "public"  # a tensor that every party has (public.py)
 _INSTEAD = {
     "": "a constant goes into a layer, a sum, or a product with it",
     TUPLE: "unpack it first: a, b = x.chunk(2, 1)",
-    SIZE: "write the number",
-    INT: "write the number",
+    SIZE: "write the number, or give an example of the inputs, which has their sizes: example=x",
+    INT: "write the number, or give an example of the inputs, which has their sizes: example=x",
     BOOL: "cast it: (x > 0).float()",
     **dict.fromkeys((ROOT, INVERSE), "a root is known in a norm alone: (x - mean) / (variance + eps).sqrt()"),
 }

@@ -15,6 +15,8 @@ from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import calls, problems, run, trace
 from hummingbird.graph.example import is_private
 from hummingbird.simulation.simulate import simulate
+from models import get_model
+from models.bert import bert_tiny
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -221,3 +223,14 @@ def test_facts_about_parameters_are_no_values(secret: bool) -> None:
 
     for refused in (Branch(), Chosen()):
         assert problems(refused, secret=secret) and problems(refused, example=x, secret=secret)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"), [(bert_tiny, (1, 32, 128)), (lambda: get_model("vit", 10), (1, 3, 32, 32))], ids=["bert", "vit"]
+)
+def test_an_example_has_the_sizes_that_a_net_asks_for(net: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    """Without one the error says so: `q.shape[-1] ** -0.5` is a number once the sizes are known."""
+    made = net().eval()
+    found = problems(made)
+    assert found and all("give an example of the inputs" in problem.hint for problem in found)
+    assert not problems(made, example=torch.rand(shape))
