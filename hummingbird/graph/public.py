@@ -228,7 +228,7 @@ def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
 
 
 def shown_part(mask: Tensor) -> Tensor:
-    """What a mask, as `hidden` gives it, adds to the logits that it shows."""
+    """The numbers that a mask, as `hidden` gives it, adds to the logits that it shows."""
     return mask.masked_fill(mask <= HIDDEN, 0)
 
 

@@ -99,7 +99,7 @@ def _linear(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 
 def _inputs(step: Step) -> dict[str, Any]:
-    """What mpc/columns.py knows of the inputs of a layer with weights."""
+    """Attributes by which mpc/columns.py describes the inputs of a layer with weights."""
     return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 

@@ -85,7 +85,7 @@ def private_bits(config: BitConfig) -> int:
 
 
 def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """Of a net whose weights are to be private, the steps that lose columns: their rounding errs by more than 2^-10 of
+    """The steps of a net with private weights that lose columns: their rounding errs by more than 2^-10 of
     a column, and by more than 2^-8 of the largest weight for inputs as large as they can be.
     """
     most = 2.0**FLOOR if config.input_range is None else config.input_range

@@ -62,7 +62,7 @@ def _shown_part(add: Step, places: Tensor) -> Step:
 
 
 def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None:
-    """What a mask that is public in each call adds to logits; the sum then adds its shown part."""
+    """The mask of each call that a sum adds to logits, None if there is none; the sum then adds its shown part."""
     if len(add.inputs) == 2 and out[at := add.inputs[1].index].op == "share_public" and count[at] == 1:
         source: Ref = out[at].inputs[0]
         if out[source.index].op == "public_call" and out[source.index].attrs["function"] == "hidden":

@@ -73,7 +73,7 @@ assert own(hummingbird.cryptensor(torch.rand(3, 4))).get_plain_text().shape == (
 
 @pytest.mark.slow
 def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None:
-    (script,) = blocks(ROOT / "SECURITY.md", "python")
+    (script,) = blocks(ROOT / "docs/certificates.md", "python")
     (tmp_path / "certificates.py").write_text(script)
     run([sys.executable, "certificates.py", "certs", "localhost", "2"], tmp_path)
     assert (tmp_path / "certs" / "dealer.key").stat().st_mode & 0o077 == 0

@@ -204,7 +204,7 @@ class Hiding(nn.Module):
 @pytest.mark.parametrize("bits", [None, BitWindow(21, 0), BitWindow(21, 6)], ids=str)
 @pytest.mark.parametrize("kind", ["causal", "bool", "float", "public", "written out", "both"])
 def test_masks_in_windows(kind: str, bits: BitWindow | None, mode: str) -> None:
-    """What a mask hides leaves the softmax: windows that hold the logits are wide enough."""
+    """Places that a mask hides leave the softmax: windows that hold the logits are wide enough."""
     torch.manual_seed(3)
     net, x = Hiding(kind).eval(), torch.randn(3, 6, 8)
     each = torch.ones(3, 6, 6).tril().bool()

@@ -190,7 +190,7 @@ def test_windows_that_q_leaves_too_little_are_refused(window: tuple[int, int, in
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("q", [4, 6])
 def test_several_knots_are_taken_at_the_nearest_multiples(q: int, parties: int) -> None:
-    """Of x far above both ends a clamp gives low + high' - low', the ends' nearest multiples of 2^(q-16): exactly."""
+    """A clamp of x far above both ends gives low + high' - low', the ends' nearest multiples of 2^(q-16): exactly."""
     unit = 2.0 ** (q - SCALE)
     low, high = -1.75 * unit, 2.75 * unit  # nearest: -2 and 3; below: -2 and 2
     x = torch.arange(100, 164)[None] * unit

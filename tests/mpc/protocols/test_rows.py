@@ -167,7 +167,7 @@ def test_a_request_of_another_process_is_checked() -> None:
 
 
 def test_sums_have_more_bits_than_a_value_and_its_sign() -> None:
-    """What t (2^(k-1) - lambda) is dealt in: sums' bits less k + 1, one at least."""
+    """Bits in which t (2^(k-1) - lambda) is dealt: sums' bits less k + 1, one at least."""
     LiftedRows(shape=(2, 3), value=20, factor=16, sums=22, product=40)
     for sums in (21, 20):
         with pytest.raises(DealerError, match=f"{sums} and 40 bits of 20 and 16"):

@@ -383,3 +383,21 @@ def test_the_order_in_which_a_journal_reaches_the_disk(tmp_path: Path, monkeypat
     again = opened(tmp_path)
     assert again.state == state and torch.equal(contents(again), rows_now)
     again.close()
+
+
+def test_every_update_that_is_kept_is_known_again_and_handed_out(tmp_path: Path) -> None:
+    """The first one, too, and of what is older or to come the error says what there is."""
+    server = opened(tmp_path)
+    messages = []
+    for number in range(3):
+        messages.append(update(server, number))
+        server.update(messages[-1])
+    state = server.state
+    for version, message in enumerate(messages):
+        server.update(message)  # is made already
+        assert server.state == state and server.past_update(version.to_bytes(8, "little")) == message
+    with pytest.raises(InputError, match="updates are kept from version 0 to 3"):
+        server.past_update((3).to_bytes(8, "little"))
+    with pytest.raises(AgreementError, match="the update is for version 0"):
+        server.update(OWNER.update(server.facts, State(0, bytes(32)), torch.arange(2), torch.zeros(2, DIM)))
+    server.close()

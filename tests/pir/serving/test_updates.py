@@ -31,7 +31,6 @@ from hummingbird.pir import (
 from hummingbird.pir import client as client_module
 from hummingbird.pir import pair as pair_module
 from hummingbird.pir.messages import Description
-from hummingbird.pir.table import State
 from hummingbird.pir.updating import Updater
 from tests.jobs.pir_servers import Pair
 from tests.support.patience import HANG, until
@@ -407,23 +406,6 @@ def test_what_a_lying_server_hands_over_is_refused(tmp_path: Path) -> None:
             updater.bring_up()
         assert caught.value.where == servers[0].name
     assert servers[1].state.version == 0
-
-
-def test_every_update_that_is_kept_is_known_again_and_handed_out(tmp_path: Path) -> None:
-    """The first one, too, and of what is older or to come the error says what there is."""
-    server, _ = pair_with_journals(tmp_path)
-    messages = []
-    for number in range(3):
-        messages.append(OWNER.update(server.facts, server.state, *change(number)))
-        server.update(messages[-1])
-    state = server.state
-    for version, message in enumerate(messages):
-        server.update(message)  # is made already
-        assert server.state == state and server.past_update(version.to_bytes(8, "little")) == message
-    with pytest.raises(InputError, match="updates are kept from version 0 to 3"):
-        server.past_update((3).to_bytes(8, "little"))
-    with pytest.raises(AgreementError, match="the update is for version 0"):
-        server.update(OWNER.update(server.facts, State(0, bytes(32)), *change(9)))
 
 
 def test_updates_that_are_not_kept(tmp_path: Path) -> None:
