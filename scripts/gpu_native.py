@@ -1,6 +1,4 @@
-"""The C++ kernels for this Python: built where there are none that load, and loaded afterwards.
-
-    python -m scripts.gpu_native
+"""A step of `scripts.gpu`: the C++ kernels for this Python, built where there are none that load, and loaded then.
 
 A library of another machine or of other sources is there and does not load; and setup.py, for which it is optional,
 ends well without one.
@@ -10,10 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.party import ROOT
 
@@ -36,7 +30,3 @@ def main() -> int:
     else:
         print("the C++ kernels are built")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -71,7 +71,7 @@ def _wheels(run: Run) -> list[str] | None:
 
 def _native(run: Run) -> list[str]:
     """Build the C++ kernels, unless they are there and load."""
-    return ["-m", "scripts.gpu_native"]
+    return ["-c", "import sys; from scripts.gpu_native import main; sys.exit(main())"]
 
 
 def _tests(run: Run) -> list[str]:
