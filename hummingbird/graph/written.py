@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hummingbird.graph import elementwise
 from hummingbird.graph.build import INVERSE, ROOT, Builder, Unsupported
 from hummingbird.graph.dimensions import ranks
 from hummingbird.graph.hints import ROOTS
@@ -156,6 +157,8 @@ def softmin(b: Builder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype
 
 def threshold(b: Builder, input: Any, threshold: Any, value: Any, inplace: bool = False) -> Ref:
     """x above the threshold, and else the value."""
+    if b.plain:
+        return elementwise.emit(b, "threshold", (input, threshold, value), {})
     x, least, other = b.tensor(input), b.number(threshold, "the threshold"), b.number(value, "the value")
     if least == other:
         return b.emit("relu", x) if least == 0 else b.emit("maximum", x, value=least)

@@ -42,6 +42,7 @@ LEAST = 7  # columns whose largest weight is 2^-7 or more are fine: rounding err
 ENOUGH = 5  # others are doubled to more than 2^-5, if six doublings are enough for all, or to 1/2 or more
 OFFSET = 2  # a bias above 2^2 is there to cancel products as large: columns then need as many bits more
 FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have more than at rest
+MOST = 12  # doublings: halved inputs of 22 bits of fraction then keep 2^-10, enough where inputs are of order 1
 EVEN = 11  # doublings of a weight of 1 for which 2^20, halved, is rounded by as much as the weight times 2^20
 NOTHING = 11  # a column that cannot reach 2^-11 of the largest weight, or of 1, with inputs below 2^20, is left alone
 
@@ -142,7 +143,7 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 def _doublings(step: Step) -> Tensor | None:
     """How often the weights of every column are doubled; None if all are large enough."""
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
-    if not bool(torch.isfinite(largest).all()):
+    if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
         return None  # refused where it is encoded
     mantissa, exponent = torch.frexp(largest)
     exponent = exponent - (mantissa == 0.5).to(exponent.dtype)  # the least one with largest <= 2^exponent
@@ -155,7 +156,7 @@ def _doublings(step: Step) -> Tensor | None:
     if int(few.max()) <= FREE:
         return few.long()
     most = torch.minimum(offset - exponent, EVEN - exponent // 2)
-    return (most.clamp(min=0, max=FLOOR) * counts).long()
+    return (most.clamp(min=0, max=MOST) * counts).long()
 
 
 def _bias(step: Step) -> int:

@@ -125,9 +125,9 @@ def test_everybody_reaches_what_it_needs_and_no_more() -> None:
     assert parsed(SERVICES["dealer"]["command"]).parties == len(parties)
 
 
-def test_alerts_are_rules_about_figures_that_exist() -> None:
+def test_alerts_are_rules_about_figures_that_exist(tmp_path: Path) -> None:
     (group,) = yaml.safe_load(text_of(DEPLOY / "alerts.yaml"))["groups"]
-    made = made_metrics()
+    made = made_metrics(tmp_path)
     for rule in group["rules"]:
         assert set(rule) - {"for"} == {"alert", "expr", "annotations"} and rule["annotations"]["summary"]
         assert re.fullmatch(r"Hummingbird[A-Z][a-z]+", rule["alert"])

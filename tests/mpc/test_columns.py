@@ -148,7 +148,7 @@ def test_factors_of_a_tensor() -> None:
 
 def test_every_column_keeps_its_weights_at_any_range() -> None:
     """Whatever the weights: the rounding of a column is 2^-13 of its largest, or nothing beside the other columns, or
-    less than what a result is rounded to.
+    2^-13 of a result for inputs of 2^20: of weights below 2^-20, which are doubled no more often than twelve times.
     """
     torch.manual_seed(7)
     for trial in range(60):
@@ -171,7 +171,7 @@ def test_every_column_keeps_its_weights_at_any_range() -> None:
         wanted = net[0].weight.detach().t().double()
         lost, largest = (weight - wanted).abs().amax(1), wanted.abs().amax(1)
         few = (largest * 2.0**FLOOR <= largest.max().clamp(max=1) * 2.0**-columns.NOTHING) | (
-            lost <= 2.0 ** -(FLOOR + 17)
+            lost <= 2.0 ** -(FLOOR + 13)
         )
         assert bool((few | (lost <= largest * 2.0**-13)).all()), trial
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird import ring
-from hummingbird.bits import EXACT, BitWindow
+from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.mpc import smooth, splines
@@ -295,14 +295,16 @@ def test_fraction_is_exact_where_it_can_be_and_precise_elsewhere() -> None:
         ring.fraction(torch.tensor([1e-6]), 16)
 
 
-def test_private_weights_have_twenty_bits_and_small_ones_are_refused() -> None:
+def test_private_weights_have_bits_by_the_inputs_range_and_small_ones_are_refused() -> None:
     """A number of bits of their own would tell the other parties how small they are."""
     net = scaled(nn.Linear(8, 4), 1e-4).eval()
-    assert build(net).plan[1].scale > 36
+    assert max(step.scale for step in build(net).plan) > 36
     with pytest.raises(ModelError, match="so small") as caught:
         build(net, weights=0)
     assert "0.00" not in str(caught.value)
-    assert build(nn.Linear(8, 4).eval(), weights=0).plan[1].scale == 36
+    assert build(nn.Linear(8, 4).eval(), weights=0).plan[1].scale == 16 + 26  # for inputs up to 2^20 (test_columns.py)
+    small = BitConfig(input_range=4.0)
+    assert build(nn.Linear(8, 4).eval(), small, weights=0).plan[1].scale == 16 + 20
 
 
 def test_a_window_behind_small_weights_reads_the_same_bits() -> None:

@@ -85,7 +85,7 @@ def test_a_factor_up_to_one_passes_on_what_its_reader_needs() -> None:
 
 def test_small_and_private_weights_keep_theirs() -> None:
     net = seeded(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3)))
-    assert scales(net, weights=0) == [26, 20, 20]  # the first for inputs up to 2^20 (test_columns.py)
+    assert scales(net, weights=0) == [20, 20, 20]  # the first has 26 without windows (test_columns.py)
     with torch.no_grad():
         net[2].weight.mul_(2.0**-8)  # below 2^-8: 2^-10 of that is half a unit of 2^-17
     assert scales(net) == [16, 18, 20]
