@@ -9,6 +9,7 @@ Nothing is converted unless everything can be: `validate_model` lists every prob
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from os import PathLike
 from typing import Any
@@ -64,7 +65,7 @@ def _problems(net: nn.Module, owner: int | None, example: Any, config: BitConfig
 def _unpriced(net: nn.Module, owner: int | None, example: Any, config: BitConfig) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
     steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
-    found = whole.rounded(steps)
+    found = whole.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
     elif not sessions.is_initialized() or sessions.current().rank == owner:
@@ -138,7 +139,8 @@ def convert_model(
         None: throughput where a dealer streams material into this session, latency with a store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of
-    bits that were found for another protocol or number of parties.
+    bits that were found for another protocol or number of parties, and of first weights above 2^7, which magnify the
+    rounding of small inputs.
     """
     session = sessions.current() if sessions.is_initialized() else None
     if aim is None:
@@ -173,6 +175,8 @@ def build(
     config.check_names([step.name for step in steps if step.op in COMPARING])
     check_rows(config, steps)
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
+        for sentence in columns.coarse(steps):
+            warnings.warn(sentence, stacklevel=3)
         config.check_use(lambda: fingerprints(net, steps, example, custom=tuple(CUSTOM)), protocol, parties)
     order = Exchanged.of(steps, protocol, None if owner is None else config)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)

@@ -44,6 +44,7 @@ OFFSET = 2  # a bias above 2^2 is there to cancel products as large: columns the
 FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have more than at rest
 MOST = 12  # doublings: halved inputs of 22 bits of fraction then keep 2^-10, enough where inputs are of order 1
 EVEN = 11  # doublings of a weight of 1 for which 2^20, halved, is rounded by as much as the weight times 2^20
+LARGE = 7  # weights above 2^7 may belong to columns of values below 2^-6, whose rounding they make visible
 NOTHING = 11  # a column that cannot reach 2^-11 of the largest weight, or of 1, with inputs below 2^20, is left alone
 
 
@@ -109,6 +110,39 @@ _HINT = (
     "multiply columns of large values by powers of two before this layer, x * self.powers, and their weights by the "
     "inverse; or say that inputs are smaller, BitConfig(..., input_range=)"
 )
+
+
+def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
+    """The steps that read inputs too small to be shared: their rounding, 2^-17, exceeds 2^-10 of the largest."""
+    most = config.input_range
+    if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
+        return []
+    what = f"inputs are up to {most:g} (input_range), and are shared as multiples of 2^-16: that is too coarse for them"
+    hint = "multiply the inputs by a power of two, divide the weights by it, and find the bits anew"
+    return [Problem(steps[number].name, what, hint) for number in sorted(measured(steps))]
+
+
+def coarse(steps: Sequence[Step]) -> list[str]:
+    """A sentence for every step whose weights multiply the rounding of the inputs, 2^-17, by more than 2^7.
+
+    These weights suggest values far below 1, but no weight says what the values are.
+    """
+    said = []
+    for number in sorted(measured(steps)):
+        step = steps[number]
+        largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1)).flatten()
+        large = [place for place, value in enumerate(largest.tolist()) if value > 2.0**LARGE]
+        if large:
+            shown = "column" + "s" * (len(large) > 1) + " " + ", ".join(map(str, large[:4]))
+            shown += f" and {len(large) - 4} more" if len(large) > 4 else ""
+            most = float(largest.max())
+            said.append(
+                f"{step.name}: weights of up to {most:.3g} multiply {shown} of the inputs, which are rounded to "
+                f"multiples of 2^-16 where they are shared: results err by up to {most * 2.0 ** -(SCALE + 1):.2g} for "
+                "each. If these values are below 2^-6, multiply them by a power of two before they are shared, and "
+                "divide their weights by it"
+            )
+    return said
 
 
 def measured(steps: Sequence[Step]) -> set[int]:

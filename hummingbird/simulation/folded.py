@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hummingbird.graph import OPS, Interpreter, Step, calls
 from hummingbird.mpc.exchanged import Exchanged
+from hummingbird.ring import SCALE
 from hummingbird.simulation import rounding
 from hummingbird.simulation.windows import traced
 
@@ -64,9 +65,10 @@ class FoldedNet:
         return {step.name: step for step in self._steps}
 
     def start(self, x: Tensor, *public: Tensor) -> State:
-        """Before the first step, with this batch as the net's input, and its public ones."""
+        """Before the first step, with this batch as the net's input, rounded as it is shared, and its public ones."""
         placed = [value.to(self.device) for value in public]
-        return State(0, self._interpreter.start(x.to(self.device, torch.float32), *placed))
+        shared = rounding.rounded(x.to(self.device, torch.float32), SCALE)
+        return State(0, self._interpreter.start(shared, *placed))
 
     def advance(self, state: State, instead: Mapping[str, Callable[..., Any]], stop: str | None = None) -> State:
         """Go on up to the step of this name, or to the end; `instead[name](tensor, weight of a PReLU)` for those

@@ -59,9 +59,9 @@ def simulate(
     bits, protocol: as for `convert_model`. parties: 2 or more.
     mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
         parameters are the net's, gradients pass where values passed. Comparisons follow the protocol, and where no
-        gradient is asked for, in eval mode and float32, constants are rounded as private inference rounds them; that
-        values are rounded to 2^-16 is not modelled. "exact" runs all parties' code in this process: the integers of
-        private inference, without gradients, always as in eval mode.
+        gradient is asked for, in eval mode and float32, inputs and constants are rounded as private inference rounds
+        them; the rounding of values between the layers to 2^-16 is not modelled. "exact" runs all parties' code in this
+        process: the integers of private inference, without gradients, always as in eval mode.
     seed: repeats the same random numbers; None: from torch's generator ("fast"), or fresh ("exact").
     clamp: in training mode, move what is compared into the window, with gradient zero outside: values beyond
         +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
@@ -273,7 +273,9 @@ class ExactTwin(nn.Module):
         if x.device not in self._running:
             self._running[x.device] = Parties(self._parties, self._seed, x.device)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # `simulate` gave them when it converted the net
+                private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
             try:
                 out = self._running[x.device].run(Whole(private, given.public), x)
                 return calls.unpacked(steps, out, calls.shapes_for(steps, x.shape), lambda part: part)

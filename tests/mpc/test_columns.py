@@ -125,8 +125,49 @@ def test_a_small_column_beside_a_large_one() -> None:
     norm, x = first_norm(-9e5, 3e4)[:1], rows(-9e5, 3e4)
     norm[0].running_mean[1], norm[0].running_var[1] = 0.001, 2e-10  # type: ignore[index, union-attr, operator]
     with torch.no_grad():
-        out = hummingbird.simulate(norm, mode="exact", seed=1)(x)
+        with pytest.warns(UserWarning, match="multiply column 1 of"):
+            out = hummingbird.simulate(norm, mode="exact", seed=1)(x)
         assert float((out - copy.deepcopy(norm).double()(x.double()))[:, 0].abs().max()) < 2.0**-10
+
+
+def small_and_large(powers: int = 0) -> tuple[nn.Sequential, Tensor]:
+    """A first layer that standardises a column of 1e-3, times 2^powers, beside one of 1e5, and inputs of it."""
+    means, deviations = statistics(1e5, 1e4)
+    deviations[1] = 1e-3 * 2.0**powers
+    net = first_linear(1e5, 1e4)
+    with torch.no_grad():
+        net[0].weight[:, 1] /= deviations[1]
+    torch.manual_seed(6)
+    return net, means + deviations * torch.randn(40, COLUMNS).clamp(-4, 4)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_both_twins_show_what_small_columns_lose(mode: str) -> None:
+    """The column's rounding of 2^-17 at most, 0.4 % of its deviation, and one word about it."""
+    net, x = small_and_large()
+    with pytest.warns(UserWarning, match="0: weights of up to .* multiply column 1 of the inputs") as told:
+        lost = error(net, x, mode=mode)
+    with torch.no_grad():
+        true = copy.deepcopy(net).double()
+        shared = (x.double() * 2.0**16).round() / 2.0**16
+        due = float((true(shared) - true(x.double())).abs().max() / true(x.double()).abs().max())
+    assert due > 2.0**-10
+    assert abs(lost - due) < 2.0**-13
+    assert len([w for w in told if "multiply column" in str(w.message)]) == 1
+
+
+def test_the_remedy_that_the_warning_names(recwarn: pytest.WarningsRecorder) -> None:
+    net, x = small_and_large(10)
+    assert error(net, x, mode="exact") < 2.0**-12
+    assert not [w for w in recwarn if "multiply column" in str(w.message)]
+
+
+def test_bits_of_inputs_that_are_too_small_to_be_shared() -> None:
+    net = first_linear(0.0, 1.0)
+    with pytest.raises(ModelError, match=r"0: inputs are up to 0.005 .* multiples of 2\^-16") as refused:
+        build(net, BitConfig(BitWindow(20, 0), input_range=0.005))
+    assert [problem.name for problem in refused.value.problems] == ["0"]
+    build(net, BitConfig(BitWindow(20, 0), input_range=2.0**-7))
 
 
 class Factors(nn.Module):
