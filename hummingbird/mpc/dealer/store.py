@@ -115,7 +115,8 @@ class StoreDealer:
         return self._next
 
     def skip_to(self, slot: int) -> None:
-        """Leave the slots before this one unused, as another party has used them."""
+        """Leave the slots before this one unused, as another party has used them. Before any is reserved or made."""
+        assert not self._upcoming, "what is made already is for the slots that were next"
         self._next = max(self._next, slot)
 
     @property
