@@ -14,6 +14,7 @@ from typing import Any
 Structure = tuple[Any, ...]
 TENSOR: Structure = ("tensor",)
 PUBLIC: Structure = ("public",)
+DEEPEST = 16  # of results that may come from anybody
 
 
 class Result(dict[str, Any]):
@@ -99,3 +100,41 @@ def keys(structure: Structure) -> Iterator[Any]:
         yield from structure[1]
         for part in structure[2]:
             yield from keys(part)
+
+
+def tensors(structure: Structure) -> int:
+    """How many tensors a structure holds."""
+    return 1 if structure == TENSOR else sum(map(tensors, structure[2])) if len(structure) == 3 else 0
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a constant, or a key, is one that JSON has: a word, a number, True, False or None."""
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def odd(structure: Structure) -> Any:
+    """The first constant or key that is not `is_plain`, or None."""
+    return next((value for value in (*constants(structure), *keys(structure)) if not is_plain(value)), None)
+
+
+def read(value: Any, depth: int = 0) -> Structure:
+    """The structure of results as JSON has brought it, from anybody; ValueError or TypeError for what is none."""
+    kind, *rest = value
+    if depth > DEEPEST:
+        raise ValueError("results nested too deeply")
+    if [kind, *rest] == [*TENSOR]:
+        return TENSOR
+    if kind == "constant" and len(rest) == 1 and is_plain(rest[0]):
+        return kind, rest[0]
+    names, parts = rest
+    named = kind in ("dict", "object") and len(names) == len(parts) and all(map(is_plain, names))
+    if not named and not (kind in ("tuple", "list") and len(names) == 0):
+        raise ValueError("no structure of results")
+    return kind, tuple(names), tuple(read(part, depth + 1) for part in parts)
+
+
+def leaf(value: Any) -> Any:
+    """The tensor of a result that holds one, in containers or not."""
+    while isinstance(value, (tuple, list, dict)):
+        value = next(iter(value.values() if isinstance(value, dict) else value))
+    return value

@@ -7,14 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.errors import InputError
 from hummingbird.serving.client import Client
-from hummingbird.structure import flatten
+from hummingbird.structure import leaf
 from hummingbird.wire import options
 from hummingbird.wire.options import positive
 
@@ -54,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     count = len(given[0])
     with Client(args.parties, timeout=args.timeout, **options.caller_of(args)) as client:
         names = [part.name for part in client.service.outputs]
-        if labels is not None and len(names) > 1:
-            what = f"the net has {len(names)} results, {', '.join(names)}"
-            raise InputError(what, where="--labels", hint="labels are for one: leave them out")
+        options.check_labels(args, names)
         # Row numbers of a table that the net begins with stay whole; only the first input may hold such.
         inputs = [x if client.service.lookups and not place else x.float() for place, x in enumerate(given)]
         started = time.perf_counter()
@@ -73,22 +68,12 @@ def run(args: argparse.Namespace) -> int:
         "bytes_up_per_image": up,
         "bytes_down_per_image": down,
     }
-    _, found = flatten(results, lambda value: isinstance(value, torch.Tensor))
     if labels is not None:
-        print(options.accuracy(found[0], labels))
-        right = int((options.decided(found[0]) == labels).sum())
+        print(options.accuracy(leaf(results), labels))
+        right = int((options.decided(leaf(results)) == labels).sum())
         figures["accuracy_percent"] = 100 * right / len(labels)
     if args.out is not None:
-        _write(args.out, dict(zip(names, found, strict=True)))
+        options.write_results(args.out, results)
     if args.json is not None:
         write_json(args.json, figures)
     return 0
-
-
-def _write(path: Path, results: dict[str, torch.Tensor]) -> None:
-    """One result as numpy.save has it, several by their names as numpy.savez has them."""
-    arrays: dict[str, Any] = {name: x.numpy() for name, x in results.items()}
-    if len(arrays) == 1:
-        np.save(path, next(iter(arrays.values())))
-    else:
-        np.savez(path, **arrays)

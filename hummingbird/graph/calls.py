@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.example import is_public
 from hummingbird.graph.public import is_short
 from hummingbird.graph.run import run_all
 from hummingbird.graph.steps import Step, refs
-from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, places, rebuild, spelled
+from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, odd, places, rebuild, spelled
 
 
 class Inputs(NamedTuple):
@@ -117,6 +117,20 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
         return wrap(out)
     parts = out.split([math.prod(shape[1:]) for shape in shapes], 1)
     return rebuild(structure, iter([wrap(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)]))
+
+
+def separate(steps: Sequence[Step]) -> list[Step]:
+    """The steps with an output that is a tuple of the results, in place of one tensor that holds them all.
+
+    For nets that are told to others: ModelError for a structure with constants that JSON does not have.
+    """
+    *rest, last = steps
+    if "structure" not in last.attrs:
+        return list(steps)
+    if (other := odd(last.attrs["structure"])) is not None:
+        hint = "return tensors, numbers, words and None, in tuples, lists and dicts"
+        raise ModelError([Problem("net", f"the net returns, beside tensors, a {type(other).__name__}", hint)])
+    return [*rest[:-1], replace(last, inputs=rest[-1].inputs)]
 
 
 def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, ...]]:

@@ -25,11 +25,6 @@ _ONE_TYPE = "leave it out, or convert with example=: a private value has one typ
 _FILL = "write a constant tensor in __init__, or a number"
 RANDOM = "private inference would repeat one draw for ever: leave the noise out at inference"
 _PRODUCT = "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix"
-# Of a net whose result is no tensor, for who has a form for one alone: what, and what to write.
-SEVERAL = (
-    "the net returns several tensors, or one in a tuple, list or dict",
-    "return one tensor, as torch.cat of them; hummingbird.convert_model takes any, on shares",
-)
 _3D = "one or two spatial dimensions only"
 
 _MODULES: dict[type[Any], str] = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import torch
@@ -124,8 +124,8 @@ class RemoteNet(Connection):
 
     def __call__(
         self, images: Tensor, *, in_flight: int = IN_FLIGHT, progress: Callable[[int], object] = lambda images: None
-    ) -> Tensor:
-        """Logits, float32 (n, ...), of images (n, ...).
+    ) -> Any:
+        """Logits, float32 (n, ...), of images (n, ...), in the net's structure.
 
         Slots that lack are dealt while images with slots are under way, and one more for each that is damaged here or
         at the server, which is said in the log. in_flight: images under way at a time. progress: told of each that is
@@ -140,7 +140,7 @@ class RemoteNet(Connection):
         with ThreadPoolExecutor(min(in_flight, len(values)), "hummingbird-in-flight") as pool:
             futures = [pool.submit(self._infer, supply, x[None], progress) for x in values]
             try:
-                return self.plan.decode(torch.cat([future.result() for future in futures]))
+                return self.plan.results(self.plan.decode(torch.cat([future.result() for future in futures])))
             except BaseException:
                 for future in futures:
                     future.cancel()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -25,6 +24,7 @@ from hummingbird.hybrid.sessions import DAYS
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
+from hummingbird.structure import leaf, places
 from hummingbird.wire import options
 from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.options import count, positive
@@ -103,15 +103,16 @@ def run_client(args: argparse.Namespace) -> int:
         raise InputError("one of --store and --proxy is needed", where="gc-client", hint=hint)
     logits = _own(args, images) if args.proxy is None else _proxied(args, images)
     if labels is not None:
-        print(options.accuracy(logits, labels))
+        print(options.accuracy(leaf(logits), labels))
     if args.out is not None:
-        np.save(args.out, logits.numpy())
+        options.write_results(args.out, logits)
     return 0
 
 
-def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
+def _own(args: argparse.Namespace, images: Tensor) -> Any:
     """Logits with slots of one's own, and figures."""
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
+        options.check_labels(args, [*places(net.plan.structure)])
         ready, started = net.ready, time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, in_flight=args.in_flight, progress=bar.update)
@@ -122,9 +123,10 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
     return logits
 
 
-def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
+def _proxied(args: argparse.Namespace, images: Tensor) -> Any:
     """Logits with slots of a proxy, and figures."""
     with ProxiedNet(args.server, args.proxy, input=args.input, **options.caller_of(args), timeout=args.timeout) as net:
+        options.check_labels(args, [*places(net.plan.structure)])
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, progress=bar.update)

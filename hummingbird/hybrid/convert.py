@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem, shown
 from hummingbird.graph.at_hand import settled
+from hummingbird.graph.calls import separate
+from hummingbird.graph.steps import refs
 from hummingbird.he.compile import magnitudes
 from hummingbird.hybrid import description
 from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
@@ -78,6 +81,7 @@ class TracedNet:
         found += problems(self.steps, self.shapes)
         if found:
             raise ModelError(found)
+        self._output()
 
     @property
     def outputs(self) -> dict[str, int]:
@@ -93,7 +97,18 @@ class TracedNet:
         lowering = Lowering(self.steps, self.shapes, config)
         last = lowering.run()
         input_range = RANGE if config.input_range is None else config.input_range
-        return lowering.drafts.finished(last, garbler, input_range, config.layers.get(last.name))
+        window = config.layers.get(last.name)
+        return lowering.drafts.finished(last, garbler, input_range, window, self._output())
+
+    def _output(self) -> dict[str, Any]:
+        """The structure and the shapes of several results."""
+        if "structure" not in self.steps[-1].attrs:
+            return {}
+        results = separate(self.steps)[-1].inputs
+        return {
+            "structure": self.steps[-1].attrs["structure"],
+            "shapes": tuple(self.shapes[ref.index] for ref in refs(results)),
+        }
 
 
 def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:

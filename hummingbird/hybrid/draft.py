@@ -124,12 +124,14 @@ class Drafts:
             Draft(name, "gate", [x], x.shape, known(x.scale.unit), True, kind=kind, width=width, window=window)
         )
 
-    def finished(self, last: Draft, garbler: str, input_range: float, window: BitWindow | None) -> Model:
+    def finished(
+        self, last: Draft, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
+    ) -> Model:
         """The plan whose result is `last`, within a window if there is one, and else within its bound.
 
-        ConfigError, with all places, for values that no ring holds.
+        attrs: of the output. ConfigError, with all places, for values that no ring holds.
         """
-        self._add(Draft("output", "output", [last], last.shape, last.scale.times(1.0), False))
+        self._add(Draft("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:
             if not draft.scale.known:
                 draft.scale.group.resolve(draft.name)

@@ -7,11 +7,14 @@ from typing import Any
 
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.plan import Plan, Step
+from hummingbird.hybrid.public import are_results, tuples
+
+MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
 
 
 def ends(plan: Plan, digest: str) -> bytes:
     """The parts of a plan that a user must know, JSON."""
-    fields = {name: [list(step.shape), step.ring, step.unit] for name, step in _ends(plan).items()}
+    fields = {name: [list(step.shape), step.ring, step.unit, dict(step.attrs)] for name, step in _ends(plan).items()}
     return json.dumps({"plan": digest, "input_range": plan.input_range, **fields}).encode()
 
 
@@ -35,11 +38,16 @@ def _ends(plan: Plan) -> dict[str, Step]:
 
 
 def _step(name: str, field: Any) -> Step:
-    right = isinstance(field, list) and len(field) == 3 and isinstance(field[0], list) and 0 < len(field[0]) <= 4
-    right = right and all(type(size) is int and 0 < size < 1 << 16 for size in field[0])
+    right = isinstance(field, list) and len(field) == 4 and isinstance(field[0], list) and 0 < len(field[0]) <= 4
+    right = right and all(type(size) is int and 0 < size <= MOST_VALUES for size in field[0])
+    right = right and (field[3] == {} or (name == "output" and _is_output(field)))
     if not right or type(field[1]) is not int or not 1 <= field[1] <= 32 or not _is_unit(field[2]):
         raise messages.malformed(f"no {name}")
-    return Step(name, name, (), tuple(field[0]), field[1], field[2])
+    return Step(name, name, (), tuple(field[0]), field[1], field[2], {key: tuples(x) for key, x in field[3].items()})
+
+
+def _is_output(field: list[Any]) -> bool:
+    return isinstance(field[3], dict) and are_results(field[3], tuple(field[0]))
 
 
 def _is_unit(value: Any) -> bool:

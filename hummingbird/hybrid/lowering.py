@@ -16,7 +16,6 @@ from torch import Tensor
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, Problem
 from hummingbird.graph import Step as NetStep
-from hummingbird.graph.hints import SEVERAL
 from hummingbird.graph.pooling import equal_windows, places
 from hummingbird.graph.steps import refs
 from hummingbird.hybrid.draft import Draft, Drafts
@@ -52,6 +51,17 @@ class Lowering:
             given = [self.values[ref.index] for ref in refs(step.inputs)]
             self.values[number] = _RULES[step.op](self, number, step, *given)
         return self.values[next(refs(self.steps[-1].inputs)).index]
+
+    def results(self, name: str, parts: Sequence[Draft]) -> Draft:
+        """Several results as one value in a row, of one unit; each with the window that bits name for it, if any."""
+        scale = joined([part.scale for part in parts])
+        rows = []
+        for place, part in enumerate(parts):
+            window = self.config.layers.get(part.name)
+            limit = None if window is None else 2.0 ** (window.k - 1 - SCALE)
+            same = self.drafts.weighted(f"{name}.{place}", [part], scale, signs=(1,), limit=limit)
+            rows.append(self.drafts.local(f"{name}.{place}.row", "reshape", same, (math.prod(part.shape),), {}))
+        return self.drafts.concatenated(name, rows)
 
     def _check_windows(self) -> None:
         """ConfigError, with all layers, for windows that no gate has."""
@@ -340,6 +350,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("flatten", "reshape", "squeeze", "unsqueeze", "unflatten"), _reshape),
     "getitem": lambda to, number, step, x: None if to.shapes[number] is None else _reshape(to, number, step, x),
     **dict.fromkeys(("permute", "transpose"), _permute),
+    "pack": lambda to, number, step, *parts: to.results(step.name, parts),
     **dict.fromkeys(("size", "int"), _none),
 }
 
@@ -367,8 +378,6 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
         return None
     if step.op == "getitem" and shape is None:
         return None  # of a size
-    if step.op == "pack":
-        return SEVERAL
     if step.op == "getitem" and (math.prod(shape) != math.prod(source) or not _is_whole(a["index"])):
         return "a part of a value", "of indices, None is known: x[:, None]; hummingbird.convert_model has all"
     if step.op == "cat" and a["dim"] % (len(source) + 1) == 0:

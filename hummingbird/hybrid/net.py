@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,12 +70,15 @@ class HybridNet:
             return told
         return told + "\n\n" + report.after(self.plan, self.offline, self._slots, self.online, self._images)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Logits, float32 (n, ...), of images (n, ...). InputError for another shape, or beyond the input's range."""
+    def __call__(self, images: Tensor) -> Any:
+        """Logits, float32 (n, ...), of images (n, ...), in the net's structure.
+
+        InputError for images of another shape, or beyond the input's range.
+        """
         values = self.plan.encode(images)
         if (lacking := len(values) - self.ready) > 0:
             self.prepare(lacking)
-        return self.plan.decode(torch.cat([self._infer(x[None]) for x in values]))
+        return self.plan.results(self.plan.decode(torch.cat([self._infer(x[None]) for x in values])))
 
     def _infer(self, x: Tensor) -> Tensor:
         step, output = self.plan.input, self.plan.output

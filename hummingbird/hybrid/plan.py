@@ -13,7 +13,7 @@ Weights are apart, at the model's side alone (`Parameters`). What a plan tells: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.graph.steps import refs
+from hummingbird.structure import TENSOR, Structure, rebuild
 
 MOST_RING = 32  # bits of a share: what a garbled row and the encryption hold
 WIDTHS = range(2, 25)  # bits that a gate takes
@@ -37,7 +38,8 @@ class Step:
     name: unique; that of the net's layer, followed by what the step is for where a layer becomes several.
     op: "input", "linear", "gate", "output", or one of LOCAL. inputs: Ref, one or more.
     shape: of one image's value. ring: shares are mod 2^ring. unit: the real number that 1 stands for.
-    attrs: integers, strings and tuples of them; which, says `arithmetic.LOCAL` for the steps of LOCAL.
+    attrs: integers, strings and tuples of them; which, says `arithmetic.LOCAL` for the steps of LOCAL. An output of
+    several results in a row has their structure and their shapes.
     """
 
     name: str
@@ -150,6 +152,20 @@ class Plan:
             what = f"images reach {max(-least, most):g}, beyond +-{self.input_range:g} of this plan"
             raise InputError(what, where="images", hint=hint)
         return (images.double() / step.unit).round().long()
+
+    @property
+    def structure(self) -> Structure:
+        """The structure (hummingbird/structure.py) of the net's results."""
+        found: Structure = self.output.attrs.get("structure", TENSOR)
+        return found
+
+    def results(self, logits: Tensor) -> Any:
+        """The net's results, in their structure, from the logits (B, *shape), which hold all of them in a row."""
+        if self.structure == TENSOR:
+            return logits
+        shapes: Sequence[tuple[int, ...]] = self.output.attrs["shapes"]
+        parts = zip(logits.split([math.prod(shape) for shape in shapes], 1), shapes, strict=True)
+        return rebuild(self.structure, iter([part.reshape(len(logits), *shape) for part, shape in parts]))
 
     def decode(self, values: Tensor) -> Tensor:
         """Logits, float32, from the sum of both sides' shares, int64 (B, *shape), reduced or not."""

@@ -15,6 +15,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph import Ref
 from hummingbird.graph.steps import refs
 from hummingbird.hybrid.plan import GARBLERS, LOCAL, MOST_RING, WIDTHS, Gate, Linear, Plan, Step, at_rest
+from hummingbird.structure import read, tensors
 
 FORMAT = "hummingbird-two-party-plan-1"
 MOST_TEXT = 1 << 24  # bytes
@@ -79,20 +80,20 @@ def _sizes(value: Any, count: int | None = None, least: int = 0) -> bool:
     return right and all(_is_size(item, least) for item in value)
 
 
-def _tuples(value: Any) -> Any:
-    """Lists of integers, or of lists of them, as tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Lists as tuples, and lists in them."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def _read(data: Any) -> Step:
     _expect(isinstance(data, dict) and isinstance(data.get("op"), str), "plan", "step")
     kind: type[Step] = {"linear": Linear, "gate": Gate}.get(data["op"], Step)
     _expect(set(data) == {part.name for part in fields(kind)}, "plan", "step")
-    name, inputs, attrs = data["name"], _tuples(data["inputs"]), data["attrs"]
+    name, inputs, attrs = data["name"], tuples(data["inputs"]), data["attrs"]
     _expect(isinstance(name, str) and 0 < len(name) <= 1024 and name.isprintable(), "step", "name")
     _expect(_sizes(inputs) and len(inputs) <= 1 << 12 and isinstance(attrs, dict), name, "input")
-    values = {key: _tuples(value) for key, value in data.items() if key not in ("inputs", "attrs")}
-    return kind(**values, inputs=tuple(map(Ref, inputs)), attrs={key: _tuples(item) for key, item in attrs.items()})
+    values = {key: tuples(value) for key, value in data.items() if key not in ("inputs", "attrs")}
+    return kind(**values, inputs=tuple(map(Ref, inputs)), attrs={key: tuples(item) for key, item in attrs.items()})
 
 
 def check(plan: Plan) -> None:
@@ -126,8 +127,21 @@ def at_rest_of(plan: Plan) -> set[int]:
     return at_rest(plan)
 
 
-def _same(step: Step, x: Step) -> bool:
-    return step.shape == x.shape and x.ring >= step.ring and not step.attrs
+def _output(step: Step, x: Step) -> bool:
+    right = not step.attrs or are_results(step.attrs, step.shape)
+    return right and step.shape == x.shape and x.ring >= step.ring
+
+
+def are_results(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
+    """Whether an output of this shape is several results in a row, whose structure and shapes these are."""
+    shapes: Any = tuples(attrs.get("shapes"))
+    if set(attrs) != {"structure", "shapes"} or not isinstance(shapes, tuple) or not all(map(_sizes, shapes)):
+        return False
+    try:
+        count = tensors(read(tuples(attrs["structure"])))
+    except (TypeError, ValueError):
+        return False
+    return count == len(shapes) and shape == (sum(map(math.prod, shapes)),) and all(map(math.prod, shapes))
 
 
 def _linear(step: Step, x: Step) -> bool:
@@ -224,7 +238,7 @@ def _pad(step: Step, x: Step) -> bool:
 
 _RULES: dict[str, Callable[..., bool]] = {
     "input": lambda step: not step.attrs,
-    "output": _same,
+    "output": _output,
     "linear": _linear,
     "gate": _gate,
     "sum": _sum,

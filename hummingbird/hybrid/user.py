@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import torch
@@ -18,7 +19,7 @@ from hummingbird.he import bfv
 from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.data_side import expand
 from hummingbird.hybrid.encrypted import KEY_BYTES
-from hummingbird.hybrid.ends import read_ends
+from hummingbird.hybrid.ends import MOST_VALUES, read_ends
 from hummingbird.hybrid.link import TIMEOUT
 from hummingbird.hybrid.messages import SLOT_HEAD
 from hummingbird.hybrid.plan import reduced
@@ -26,8 +27,6 @@ from hummingbird.hybrid.switched import Image, keys_of
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES
 from hummingbird.wire import service
-
-_MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
 
 
 class ProxiedNet:
@@ -62,7 +61,7 @@ class ProxiedNet:
         try:
             self._channels["server"] = service.connect(server, tls, timeout, token=token)
             self.plan, self._digest = read_ends(self._call(self.once, "proxy", "Public", messages.opening()))
-            if max(self.plan.input.count, self.plan.output.count) > _MOST_VALUES:
+            if max(self.plan.input.count, self.plan.output.count) > MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])
             self._image, self._secret = Image(self.plan.input), bfv.Secret.new()
             if input == "switched":
@@ -73,8 +72,10 @@ class ProxiedNet:
             self.close()
             raise
 
-    def __call__(self, images: Tensor, *, progress: Callable[[int], object] = lambda images: None) -> Tensor:
-        """Logits, float32 (n, ...), of images (n, ...), one after another; progress is told of each.
+    def __call__(self, images: Tensor, *, progress: Callable[[int], object] = lambda images: None) -> Any:
+        """Logits, float32 (n, ...), of images (n, ...), one after another, in the net's structure.
+
+        progress is told of each.
 
         InputError for images of another shape or beyond the plan's range, before anything is sent.
         """
@@ -82,7 +83,7 @@ class ProxiedNet:
         for x in values:
             logits.append(self._infer(x[None]))
             progress(1)
-        return self.plan.decode(torch.cat(logits))
+        return self.plan.results(self.plan.decode(torch.cat(logits)))
 
     def report(self) -> str:
         """Bytes of all messages so far, as predicted and as counted."""

@@ -19,14 +19,14 @@ from torch import Tensor
 from hummingbird.errors import AgreementError, PeerError
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.lookups.dpf import MOST_ROWS
-from hummingbird.structure import TENSOR, Structure, rebuild
+from hummingbird.structure import Structure, read, rebuild, tensors
 from hummingbird.version import VERSION
 
 DIGEST_BYTES = 16
 MOST_PARTIES = 64
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16
-_MOST_TENSORS, _MOST_NAME, _DEEPEST = 1 << 10, 1 << 8, 16  # inputs or results; characters; of nested results
+_MOST_TENSORS, _MOST_NAME = 1 << 10, 1 << 8  # inputs or results; characters
 _LATEST = 1e11  # seconds since 1970
 
 
@@ -159,8 +159,8 @@ def _checked(values: dict[str, Any]) -> Description:
     if set(values) != names:
         raise ValueError(f"fields {sorted(set(values) ^ names)[:4]}")
     inputs, outputs = _parts(values["inputs"]), _parts(values["outputs"])
-    form = _form(values["form"])
-    if _tensors(form) != len(outputs):
+    form = read(values["form"])
+    if tensors(form) != len(outputs):
         raise ValueError("form")
     if any(part.rows for part in (*inputs[1:], *outputs)) or (
         inputs[0].rows and (len(inputs) < 2 or inputs[0].shape != inputs[1].shape or values["parties"] != 2)
@@ -211,31 +211,6 @@ def _parts(values: Any) -> tuple[Part, ...]:
 def _packed(parts: Sequence[Part]) -> tuple[int, ...]:
     """The shape of one image of these together."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)
-
-
-def _form(value: Any, depth: int = 0) -> Structure:
-    """A structure as JSON has brought it."""
-    kind, *rest = value
-    if depth > _DEEPEST:
-        raise ValueError("form")
-    if [kind, *rest] == [*TENSOR]:
-        return TENSOR
-    if kind == "constant" and len(rest) == 1 and plain(rest[0]):
-        return kind, rest[0]
-    keys, parts = rest
-    named = kind in ("dict", "object") and len(keys) == len(parts) and all(map(plain, keys))
-    if not named and not (kind in ("tuple", "list") and keys == []):
-        raise ValueError("form")
-    return kind, tuple(keys), tuple(_form(part, depth + 1) for part in parts)
-
-
-def _tensors(form: Structure) -> int:
-    return 1 if form == TENSOR else sum(map(_tensors, form[2])) if len(form) == 3 else 0
-
-
-def plain(value: Any) -> bool:
-    """Whether a value in a form, or a key, is one that JSON has: a word, a number, True, False or None."""
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _whole(value: Any, least: int, most: int) -> int:

@@ -15,10 +15,10 @@ from hummingbird.mpc.net import PlanStep, PrivateNet
 from hummingbird.mpc.rounding_plan import settle_rings
 from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.serving.description import Description, Part, plain
+from hummingbird.serving.description import Description, Part
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.rows import Rows
-from hummingbird.structure import constants, keys
+from hummingbird.structure import odd
 from hummingbird.version import VERSION
 
 
@@ -61,8 +61,8 @@ def describe(
         if one[:1] != (1,) or several[:1] != (most,) or one[1:] != several[1:]:
             what = f"the result of {most} images has shape {several}"
             raise ConfigError(what, where="serve", hint="a result for each image: its first dimension is the batch")
-    if odd := [value for value in (*constants(form), *keys(form)) if not plain(value)]:
-        what = f"the net returns, beside tensors, a {type(odd[0]).__name__}"
+    if (other := odd(form)) is not None:
+        what = f"the net returns, beside tensors, a {type(other).__name__}"
         raise ConfigError(what, where="serve", hint="return tensors, numbers, words and None, in tuples, lists, dicts")
     rowwise = private.rowwise(batch(1)) and private.rowwise(batch(most))
     slot = session.dealer.slice_shape

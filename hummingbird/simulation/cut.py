@@ -62,8 +62,10 @@ class CutTwin(nn.Module):
             self._plain = Plain(self._traced.plan(self._bits))
         return self._plain
 
-    def forward(self, x: Tensor, low: Mapping[int, Tensor] | None = None) -> Tensor:
-        """Logits, float32, of real images; low: the bits that are cut off, int64 (B, *shape) by number of the cut.
+    def forward(self, x: Tensor, low: Mapping[int, Tensor] | None = None) -> Any:
+        """Logits, float32, in the net's structure, of real images.
+
+        low: the bits that are cut off, int64 (B, *shape) by number of the cut.
 
         InputError for images beyond the windows' `input_range`.
         """
@@ -75,7 +77,7 @@ class CutTwin(nn.Module):
             )
         else:
             values = plain(images, low)
-        return plain.plan.decode(values).to(x.device)
+        return plain.plan.results(plain.plan.decode(values).to(x.device))
 
 
 def seeded(seed: int) -> torch.Generator:

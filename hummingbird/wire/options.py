@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hummingbird.errors import InputError
+from hummingbird.structure import flatten, places
 from hummingbird.wire.front import GRACE, ServiceConfig
 from hummingbird.wire.gate import MAX_MESSAGE, Limits
 from hummingbird.wire.service import Tls
@@ -192,7 +193,7 @@ def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: boo
     how: dict[str, Any] = {"nargs": "+"} if several else {}
     parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help=text, **how)
     parser.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
-    parser.add_argument("--out", type=Path, metavar="FILE.npy", help=f"write the {outputs} (n, ...)")
+    parser.add_argument("--out", type=Path, metavar="FILE.npy", help=f"write the {outputs} (n, ...); several: FILE.npz")
 
 
 def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
@@ -233,6 +234,25 @@ def accuracy(outputs: Tensor, labels: Tensor) -> str:
     """A line on outputs (n, ...): how many are largest at the label."""
     right = int((decided(outputs) == labels).sum())
     return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
+
+
+def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """InputError for labels beside several results of a net, of these names."""
+    if args.labels is not None and len(names) > 1:
+        what = f"the net has {len(names)} results, {', '.join(names)}"
+        raise InputError(what, where="--labels", hint="labels are for one: leave them out")
+
+
+def write_results(path: Path, results: Any) -> None:
+    """One result as numpy.save has it, several by their names as numpy.savez has them."""
+    import numpy as np
+    import torch
+
+    structure, found = flatten(results, lambda value: isinstance(value, torch.Tensor))
+    if len(found) == 1:
+        np.save(path, found[0].numpy())
+    else:
+        np.savez(path, **{name: x.numpy() for name, x in zip(places(structure), found, strict=True)})
 
 
 def array_of(path: Path, where: str) -> Tensor:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.hybrid import ideal, public
 from hummingbird.hybrid.convert import convert_model, make_plan
 from hummingbird.hybrid.plan import Gate, Model, at_rest
-from tests.support.hybrid_nets import NETS, WINDOWS, Residual, exact, images
+from tests.support.hybrid_nets import NETS, WINDOWS, Residual, Several, exact, images, same
 
 WIDE = BitConfig(BitWindow(20, 0), input_range=1.0)
 SEED = bytes(range(16))
@@ -142,6 +143,15 @@ def test_prelu_cat_and_a_new_dimension() -> None:
         make_plan(nn.Sequential(nn.Conv2d(1, 2, 3), Part(), nn.Flatten(), nn.Linear(16, 2)), (1, 6, 6), WIDE)
 
 
+@pytest.mark.parametrize("windows", [{}, {"a": BitWindow(20, 0)}])
+def test_several_results_are_exact_where_all_values_are_multiples_of_a_unit(windows: dict[str, BitWindow]) -> None:
+    net, x = exact(Several()), images((1, 4, 4))
+    private = convert_model(net, (1, 4, 4), BitConfig(BitWindow(20, 0), windows, input_range=1.0))
+    twin = hummingbird.simulate(net, BitConfig(BitWindow(20, 0), windows), cut=True)
+    assert same(private(x), x) and same(twin(x), x)
+    assert private.plan.output.shape == (3 + 4 + 8 + 16,)
+
+
 class Part(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, :1]
@@ -150,8 +160,6 @@ class Part(nn.Module):
 @pytest.mark.parametrize(
     ("last", "what"),
     [
-        (lambda x: (x, x), "the net returns several tensors"),
-        (lambda x: [x], "the net returns several tensors"),
         (lambda x: x.softmax(1), "softmax has no form"),
         (lambda x: torch.where(x > 0, 2.0, 1.0), "greater has no form"),
         (lambda x: x.roll(1, 1), "roll has no form"),

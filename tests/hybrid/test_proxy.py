@@ -21,12 +21,14 @@ from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.proxy import MAX_USERS, Proxy
 from hummingbird.hybrid.switched import keys_of
 from hummingbird.hybrid.user import ProxiedNet
-from hummingbird.hybrid.users import MOST_KEYS, Users
+from hummingbird.hybrid.users import INPUTS, MOST_KEYS, Users
 from hummingbird.wire import service
 from hummingbird.wire.gate import Gate
 from hummingbird.wire.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
+from tests.support import hybrid_nets
 from tests.support.hybrid import close, model, serving
+from tests.support.hybrid_nets import same, several
 from tests.support.patience import HANG, NEVER, until
 from tests.support.services import asked, file_of
 
@@ -60,6 +62,15 @@ def counted(net: ProxiedNet, offered: Proxy, kind: str, images: int) -> None:
     for report in (net.report(), offered.report()):
         lines = [line.split() for line in report.splitlines()[2:] if line.strip("-")]
         assert lines[-1][0] == "all" and all(line[-1] == line[-2] for line in lines)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_several_results_in_their_structure(tmp_path: Path, kind: str) -> None:
+    x = hybrid_nets.images((1, 4, 4), 2)
+    with proxied(several(), tmp_path) as (server, address, offered):
+        with ProxiedNet(server, address, input=kind, timeout=HANG) as net:
+            assert same(net(x), x)
+            counted(net, offered, kind, 2)
 
 
 @pytest.mark.parametrize("garbler", ["data", "model"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +13,38 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import InputError
 from hummingbird.hybrid import arithmetic, ideal
 from hummingbird.hybrid.convert import make_plan
+from hummingbird.hybrid.ends import ends, read_ends
 from hummingbird.hybrid.plan import Linear, Plan
 from hummingbird.hybrid.public import check, from_json, to_json
 from hummingbird.prg import Stream
-from tests.support.hybrid_nets import NETS, WINDOWS, exact
+from tests.support.hybrid_nets import NETS, WINDOWS, exact, several
 
 
 def plan_of(name: str, m: int = 0) -> Plan:
     make, shape = NETS[name]
     return make_plan(exact(make()), shape, BitConfig(BitWindow(20, m), WINDOWS.get(name, {}), input_range=1.0)).plan
+
+
+def test_results_that_do_not_fit_their_structure_are_refused() -> None:
+    plan = several().plan
+    assert to_json(from_json(to_json(plan))) == to_json(plan)
+    assert read_ends(ends(plan, "0" * 64))[0].structure == plan.structure
+    (kind, keys, parts), shapes = plan.structure, plan.output.attrs["shapes"]
+    wrong: list[Any] = [
+        {"structure": plan.structure},
+        {"structure": plan.structure, "shapes": shapes, "more": 1},
+        {"structure": plan.structure, "shapes": shapes[1:]},
+        {"structure": plan.structure, "shapes": ((4,), *shapes[1:])},
+        {"structure": plan.structure, "shapes": ((0,), *shapes[1:])},
+        {"structure": (kind, keys, parts[1:]), "shapes": shapes},
+        {"structure": ("object", (), parts), "shapes": shapes},
+        {"structure": 3, "shapes": shapes},
+    ]
+    for attrs in wrong:
+        odd = replace(plan, steps=(*plan.steps[:-1], replace(plan.steps[-1], attrs=attrs)))
+        for refused in (lambda odd=odd: from_json(to_json(odd)), lambda odd=odd: read_ends(ends(odd, "0" * 64))):
+            with pytest.raises(InputError):
+                refused()
 
 
 @pytest.mark.parametrize("name", NETS)

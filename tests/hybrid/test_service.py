@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from hummingbird.__main__ import main
 from hummingbird.errors import (
     AgreementError,
     HummingbirdError,
@@ -23,8 +26,10 @@ from hummingbird.hybrid.plan import Model, Parameters
 from hummingbird.hybrid.service import MAX_CALLS
 from hummingbird.wire import service
 from tests.hybrid.test_arithmetic import images
+from tests.support import hybrid_nets
 from tests.support.dealers import Authority
 from tests.support.hybrid import close, model, serving
+from tests.support.hybrid_nets import same, several
 from tests.support.patience import HANG, NEVER, until
 
 
@@ -43,6 +48,25 @@ def test_logits_are_those_of_the_plan_over_restarts_of_both(tmp_path: Path, garb
             assert close(net(x, progress=told.append), made, x)  # the others are dealt meanwhile
             assert told == [1] * 5 and net.ready == 0
     assert not list(tmp_path.glob("**/slot-*"))
+
+
+@pytest.mark.parametrize("garbler", ["data", "model"])
+def test_several_results_in_their_structure(tmp_path: Path, garbler: str) -> None:
+    made, x = several(), hybrid_nets.images((1, 4, 4))
+    made = replace(made, plan=replace(made.plan, garbler=garbler))
+    np.save(tmp_path / "x.npy", x.numpy())
+    np.save(tmp_path / "labels.npy", np.zeros(3, dtype=np.int64))
+    with serving(made, tmp_path / "m") as (address, _):
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            assert same(net(x), x)
+        given = ["gc-client", "--server", address, "--store", f"{tmp_path}/d", "--images", f"{tmp_path}/x.npy"]
+        assert main([*given, "--out", f"{tmp_path}/out.npz"]) == 0
+        assert main([*given, "--labels", f"{tmp_path}/labels.npy"]) == 1
+    written = np.load(tmp_path / "out.npz")
+    assert [*written] == ["a", "b.0", "y", "x"]
+    found = {"a": written["a"], "b": [written["b.0"], 3, None], "y": written["y"], "x": written["x"]}
+    as_tensor = {key: torch.from_numpy(value) for key, value in found.items() if key != "b"}
+    assert same({**found, **as_tensor, "b": [torch.from_numpy(written["b.0"]), 3, None]}, x)
 
 
 def test_an_error_waits_for_no_slot_but_the_one_being_dealt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hummingbird.bits import BitWindow
-from hummingbird.hybrid.plan import signed
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.hybrid.convert import make_plan
+from hummingbird.hybrid.plan import Model, signed
 from hummingbird.prg import Stream, derive
 
 
@@ -66,8 +68,35 @@ class Normed(nn.Module):
         return out
 
 
+class Several(nn.Module):
+    """Results of layers of several units, and what a gate and the input have; "c" has a window of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.a, self.b = nn.Conv2d(1, 2, 3), nn.Linear(8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.conv(x).relu()
+        flat = y.flatten(1)
+        return {"a": self.a(flat), "b": [self.b(flat).view(-1, 2, 2), 3, None], "y": y, "x": x}
+
+
 # Windows of layers that compare larger numbers than the rest: x - 6.
 WINDOWS = {"groups and strides": {"3": BitWindow(21, 0)}}
+
+
+def several() -> Model:
+    """The plan of `Several`."""
+    return make_plan(exact(Several()), (1, 4, 4), BitConfig(BitWindow(20, 0), input_range=1.0))
+
+
+def same(got: Any, x: Tensor) -> bool:
+    """Whether results are those of `Several`."""
+    wanted: Any = exact(Several())(x)
+    pairs = (got["a"], wanted["a"]), (got["b"][0], wanted["b"][0]), (got["y"], wanted["y"]), (got["x"], x)
+    return [*got] == [*wanted] and got["b"][1:] == [3, None] and all(torch.equal(a, b) for a, b in pairs)
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(5, 3)), (5,)),
     "linear behind linear": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), (5,)),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem, shown
 from hummingbird.graph.at_hand import traced
-from hummingbird.graph.hints import SEVERAL
+from hummingbird.graph.calls import separate
 from hummingbird.he.compile import magnitudes, placement
 from hummingbird.he.compile.client_aided import PRIMES, AidedBuilder
 from hummingbird.he.compile.non_interactive import build as build_polynomial
@@ -40,7 +40,6 @@ _REFUSED = {
         "a tensor that the net holds, as a value of its own: the client would have to know it",
         "add it, multiply by it, or put it into a layer; hummingbird.convert_model takes it, on shares",
     ),
-    "pack": SEVERAL,
 }
 
 
@@ -90,7 +89,7 @@ def make_plan(
         raise ConfigError(f"input_range={input_range!r}", where="input_range", hint=hint)
     bound = input_range or (RANGE if mode == "polynomial" else None)
     shape = _shape(input_shape)
-    steps = traced(net, torch.zeros(()).expand(1, *shape), elementwise=True, secret=True)
+    steps = separate(traced(net, torch.zeros(()).expand(1, *shape), elementwise=True, secret=True))
     found = [Problem(step.name, "its weights have no values", "load them first") for step in steps if _is_meta(step)]
     found += [Problem(step.name, *_REFUSED[step.op]) for step in steps if step.op in _REFUSED]
     if found:

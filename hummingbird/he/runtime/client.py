@@ -27,6 +27,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
+from hummingbird.graph.steps import refs
 from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.placing import moved
 from hummingbird.he.runtime.precision import PLANNED, SMALL, TIMES, Precision, Shadow, least_bits, named
@@ -34,6 +35,7 @@ from hummingbird.he.runtime.rounds import MOST_MESSAGE, Download, Return, Turn, 
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import Coins, SecretKey
 from hummingbird.kernels.devices import find_device
+from hummingbird.structure import places
 
 
 class Client:
@@ -122,7 +124,7 @@ class Batch:
             self._expect(number)
             self._steps.run(self._values, self._compute, turn.steps)
             for send in turn.sends:
-                self._check_errors(send.value)
+                self._check_errors(send.value, self._values[send.value], self.public.steps[send.value].name)
             self._turn = number + 1
             self.precision.mark()
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
@@ -174,22 +176,27 @@ class Batch:
             if self._shadow is not None:
                 self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
 
-    def result(self) -> Tensor:
-        """The net's outputs (images, *output) on the CPU, float32 unless they are indices, after the last turn."""
+    def result(self) -> Any:
+        """The net's outputs (images, *output), in the structure that the net gives them in, from `parts`."""
+        return self.public.joined([self.parts()])
+
+    def parts(self) -> list[Tensor]:
+        """The net's outputs in order, on the CPU, float32 unless they are indices, after the last turn."""
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
             for index in back:  # places tell nothing of the values' errors
-                self._check_errors(index)
+                self._check_errors(index, self._values[index], self.public.steps[index].name)
             self._shadow = None
         self._steps.run(self._values, self._compute, last)
-        self._check_errors(last[-1])
-        output = self._values[last[-1]]
-        self._check_finite(
-            (~output.isfinite()).reshape(self.images, -1).any(1), self.public.steps[self.public.last[-1]].name
-        )
+        step, outputs = self.public.steps[last[-1]], self._values[last[-1]]
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        for ref, output, place in zip(refs(step.inputs), outputs, places(self.public.structure), strict=True):
+            name = f"{step.name} {place}".rstrip()
+            self._check_errors(ref.index, output, name)
+            self._check_finite((~output.isfinite()).reshape(self.images, -1).any(1), name)
         self._values.clear()
-        return output.contiguous().cpu()
+        return [output.contiguous().cpu() for output in outputs]
 
     def _expect(self, number: int) -> None:
         """Go on after the last turn; InputError where it is not complete, or another than `number` comes after it."""
@@ -225,13 +232,13 @@ class Batch:
         """(images, *shape) to (values, images); no copy where it came that way."""
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
-    def _check_errors(self, index: int) -> None:
-        """InputError naming the images of which a value would be mostly errors."""
+    def _check_errors(self, index: int, value: Tensor, name: str) -> None:
+        """InputError naming the images of which the value of a step would be mostly errors."""
         if self._shadow is not None:
-            value, least = self._values[index], None
+            least = None
             if self.public.mode == "polynomial":
                 least = least_bits(value[0].numel(), self._small)
-            self._shadow.check(index, value, self.public.steps[index].name, least)
+            self._shadow.check(index, value, name, least)
 
     def _check_finite(self, wrong: Tensor, where: str) -> None:
         """InputError naming the images of which a value is not finite: wrong, bool (images,)."""

@@ -26,12 +26,14 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Interpreter, Ref, Step
 from hummingbird.graph.interpreter import arguments
+from hummingbird.graph.steps import refs
 from hummingbird.he.runtime import spec_json
 from hummingbird.he.runtime.rounds import Return, Turn
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.params import PRIME_BITS, Parameters
 from hummingbird.prg import SEED_BYTES
+from hummingbird.structure import TENSOR, Structure, read, rebuild, tensors
 
 MODES = ("client-aided", "polynomial")
 # What a description may ask of a client, as it may come from anybody. The largest net in the benchmarks, MobileNetV2 at
@@ -72,6 +74,16 @@ class Public:
     def form(self) -> str:
         """Form of the ciphertexts: "ntt" where the server multiplies them with each other, else "mixed"."""
         return "ntt" if self.packing == "real" else "mixed"
+
+    @property
+    def structure(self) -> Structure:
+        """The structure (hummingbird/structure.py) of the net's results."""
+        found: Structure = self.steps[self.last[-1]].attrs.get("structure", TENSOR)
+        return found
+
+    def joined(self, batches: Sequence[Sequence[Tensor]]) -> Any:
+        """The results of batches, each its tensors in order, as one in the structure that the net gives."""
+        return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
         """Bytes of `count` ciphertexts up: one component, 26 bits for each coefficient, without seeds."""
@@ -164,8 +176,13 @@ class Public:
                 if back.value in values:
                     raise ValueError(f"step {back.value} is returned twice")
                 values[back.value] = torch.empty(1, *back.shape, device="meta")
-        if not self.last or self.steps[self.last[-1]].op != "output" or not isinstance(values[self.last[-1]], Tensor):
+        if not self.last or self.steps[self.last[-1]].op != "output":
             raise ValueError("no output")
+        made, form = values[self.last[-1]], read(self.structure)
+        if isinstance(made, Tensor) if form != TENSOR else not isinstance(made, Tensor):
+            raise ValueError("no output")
+        if form != TENSOR and not 0 < len(made) == tensors(form) == len([*refs(self.steps[self.last[-1]].inputs)]):
+            raise ValueError("results that do not fit their structure")
 
     def _check_return(self, back: Return, turn: Turn) -> None:
         if not (

@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,8 +54,8 @@ class HEModel:
         """The part of the plan that a client is told."""
         return self.plan.public
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Outputs, float32 (n, *output), of images (n, *input_shape), n >= 1, in batches of `public.slots`.
+    def __call__(self, images: Tensor) -> Any:
+        """Outputs, float32 (n, *output) each, of images (n, *input_shape), n >= 1, in batches of `public.slots`.
 
         InputError for shapes, types and ranges that do not fit, before anything is encrypted; ConfigError where a batch
         takes more memory than this machine has.
@@ -75,12 +76,12 @@ class HEModel:
             for number in range(len(self.public.turns)):
                 self._turn(batch, number, count)
             start = clock()
-            outputs.append(batch.result())
+            outputs.append(batch.parts())
             count["client"] += clock() - start
-        out = torch.cat(outputs)
-        kept = images[:_COMPARED].detach().clone(), out[:_COMPARED].clone()
+        results = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        kept = images[:_COMPARED].detach().clone(), [out[:_COMPARED].clone() for out in results]
         self.last = report.Run(len(images), len(precision), count, before, _peak(), precision, *kept)
-        return out
+        return self.public.joined([results])
 
     def _turn(self, batch: Batch, number: int, count: dict[str, float]) -> None:
         """All slices up, all slices down, and what they take."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from hummingbird import graph
+from hummingbird.graph.steps import refs
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.precision import Precision, summary
 from hummingbird.he.runtime.program import Line, Plan
 from hummingbird.he.runtime.spec_json import REMOTE
+from hummingbird.structure import places
 from hummingbird.table import text_table
 
 
@@ -21,7 +24,7 @@ class Run:
     """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
 
     before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
-    batch. images, outputs: some, to compare in the clear.
+    batch. images, outputs: some, and their results in order, to compare in the clear.
     """
 
     images_done: int
@@ -31,7 +34,7 @@ class Run:
     peak: int
     precision: list[Precision]
     images: Tensor
-    outputs: Tensor
+    outputs: list[Tensor]
 
 
 _HEAD = (
@@ -139,13 +142,20 @@ def _mb(count: int) -> str:
 
 
 def _notes(plan: Plan, crossing: int) -> str:
-    public, memory, last = plan.public, predicted(plan), plan.lines[-1]
+    public, memory = plan.public, predicted(plan)
+    known = {line.name: line for line in plan.lines}
+    made = [known.get(plan.steps[ref.index].name) for ref in refs(plan.steps[-1].inputs)]
     lines = [
         f"per image {crossing / public.slots / 1e3:,.2f} kB cross, in {len(public.turns)} exchange(s); a batch takes "
         f"the same bytes, memory and time for 1 image as for {public.slots:,}: an image alone {crossing / 1e6:,.2f} MB",
         f"memory predicted: server {memory.server / 1e9:.3f} GB, client {memory.client / 1e9:.3f} GB, "
         f"both in one process {memory.process / 1e9:.3f} GB",
-        f"output: error {last.error:.2g} predicted (root mean square), typical value {last.rms:.2g}; from {plan.basis}",
+        *(
+            f"{title}: error {line.error:.2g} predicted (root mean square), typical value {line.rms:.2g}; "
+            f"from {plan.basis}"
+            for title, line in zip(_titles(plan), made, strict=True)
+            if line is not None  # an input is returned as it is
+        ),
         "the server learns nothing of the images; it never has the key",
     ]
     if public.mode == "client-aided":
@@ -176,11 +186,20 @@ def after(plan: Plan, run: Run) -> str:
         f"memory: {run.peak / 1e9:.3f} GB at most in this process, "
         f"{(run.peak - run.before) / 1e9:.3f} GB more than before",
     ]
-    compared = f"of {len(expected)} images compared with the net in the clear"
-    if expected.is_floating_point():
-        wrong = run.outputs.double() - expected
-        most, typical = float(wrong.abs().max()), float(wrong.square().mean().sqrt())
-        lines.append(f"output: error {typical:.2g} measured (root mean square), {most:.2g} at most, {compared}")
-    else:
-        lines.append(f"output: {int((run.outputs != expected).sum())} differ, {compared}")
+    compared = f"of {len(run.images)} images compared with the net in the clear"
+    for title, wanted, got in zip(_titles(plan), _each(expected), run.outputs, strict=True):
+        if wanted.is_floating_point():
+            wrong = got.double() - wanted
+            most, typical = float(wrong.abs().max()), float(wrong.square().mean().sqrt())
+            lines.append(f"{title}: error {typical:.2g} measured (root mean square), {most:.2g} at most, {compared}")
+        else:
+            lines.append(f"{title}: {int((got != wanted).sum())} differ, {compared}")
     return "\n".join(lines)
+
+
+def _titles(plan: Plan) -> list[str]:
+    return [f"output {place}".rstrip() for place in places(plan.public.structure)]
+
+
+def _each(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

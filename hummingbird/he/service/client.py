@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError, OverloadError, PeerError, UnavailableError
@@ -82,8 +81,8 @@ class RemoteModel:
 
     def __call__(
         self, images: Tensor, *, in_flight: int = 2, progress: Callable[[float], object] = lambda images: None
-    ) -> Tensor:
-        """Outputs, float32 (n, ...), of images (n, ...), in batches of `public.slots`.
+    ) -> Any:
+        """Outputs, float32 (n, ...) each, in the net's structure, of images (n, ...), in batches of `public.slots`.
 
         in_flight: batches under way at a time, fewer where `memory` has no room for them: while the server works on
         one, the client works on another. progress: told how many images' worth of work was done since it was told last.
@@ -97,7 +96,7 @@ class RemoteModel:
         with ThreadPoolExecutor(min(in_flight, len(batches), self._room), "hummingbird-in-flight") as pool:
             futures = [pool.submit(self._evaluate, batch, run) for batch in batches]
             try:
-                return torch.cat([future.result() for future in futures])
+                return self.public.joined([future.result() for future in futures])
             except BaseException:
                 for future in futures:
                     future.cancel()
@@ -122,11 +121,11 @@ class RemoteModel:
             raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
         return allowed // max(1, needed)  # a dishonest net may take nothing
 
-    def _evaluate(self, batch: Batch, run: _Run) -> Tensor:
+    def _evaluate(self, batch: Batch, run: _Run) -> list[Tensor]:
         crossing = sum(turn.sent + turn.returned for turn in self.public.turns)
         for number in range(len(self.public.turns)):
             self._turn(batch, number, run, batch.images / crossing)
-        return batch.result()
+        return batch.parts()
 
     def _turn(self, batch: Batch, number: int, run: _Run, share: float) -> None:
         """One turn, tried again while the server is away or full. share: images' worth of one ciphertext."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 from tqdm import tqdm
 
@@ -19,6 +18,7 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
+from hummingbird.structure import leaf, places
 from hummingbird.wire import options
 from hummingbird.wire.front import Front
 from hummingbird.wire.options import positive
@@ -63,6 +63,7 @@ def run_client(args: argparse.Namespace) -> int:
     where: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
     with RemoteModel(args.server, **options.caller_of(args), **where) as model:
         print(_describe(model.public))
+        options.check_labels(args, [*places(model.public.structure)])
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             outputs = model(images, in_flight=args.in_flight, progress=bar.update)
@@ -74,9 +75,9 @@ def run_client(args: argparse.Namespace) -> int:
         print(f"{model.repeated} turns were tried again: the server was away, or had no room")
     print(summary(model.precision))
     if labels is not None:
-        print(options.accuracy(outputs, labels))
+        print(options.accuracy(leaf(outputs), labels))
     if args.out is not None:
-        np.save(args.out, outputs.numpy())
+        options.write_results(args.out, outputs)
     return 0
 
 

@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird import graph, he
+from hummingbird import graph, he, hybrid
+from hummingbird.bits import BitWindow
 from hummingbird.errors import ModelError
 from hummingbird.he.compile import bounds, magnitudes, placement
 from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.model import HEModel
+from hummingbird.structure import flatten
 from tests.support.he_cases import Fn, conv, images, parameter
 
 MODES = ("client-aided", "polynomial")
@@ -77,9 +80,6 @@ def secret(value: float | list[float]) -> nn.Parameter:
 @pytest.mark.parametrize(
     ("function", "what"),
     [
-        (lambda s, x: (s.l(x), x), "the net returns several tensors, or one in a tuple"),
-        (lambda s, x: [s.l(x)], "the net returns several tensors, or one in a tuple"),
-        (lambda s, x: {"a": s.l(x)}, "the net returns several tensors, or one in a tuple"),
         (lambda s, x: torch.maximum(s.l(x), s.p), "a tensor that the net holds"),
         (lambda s, x: torch.where(s.l(x) > s.t, 1.0, 0.0), "a tensor that the net holds"),
         (lambda s, x: torch.where(s.t.abs() < s.l(x), 1.0, 0.0), "a tensor that the net holds"),
@@ -94,6 +94,42 @@ def test_refused_with_the_conversion_that_takes_it(function: Function, what: str
         he.convert_model(net, (6,), mode)
     problem = caught.value.problems[0]
     assert what in problem.what and "hummingbird.convert_model" in problem.hint
+
+
+RESULTS: dict[str, Function] = {
+    "a tuple, with the input": lambda s, x: (s.l(x), x, s.l(x)[:, None]),
+    "a list of one": lambda s, x: [s.l(x)],
+    "a dict": lambda s, x: {"a": s.l(x), "b": [s.m(s.l(x)), None, 0.5], 3: ("c", s.m(x))},
+    "places beside values": lambda s, x: (s.l(x).argmax(1), s.m(x)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", RESULTS)
+def test_several_results(name: str, mode: str) -> None:
+    torch.manual_seed(0)
+    net = Fn(RESULTS[name], l=nn.Linear(6, 6), m=nn.Linear(6, 2))
+    model, x = he.convert_model(net, (6,), mode), images(3, (6,))
+    told = model.public.to_json()
+    assert Public.from_json(told).to_json() == told
+    with torch.no_grad():
+        wanted = net(x)
+    for got in (model(x), HEModel(model.plan)(x)):
+        forms, leaves = zip(
+            *(flatten(value, lambda part: isinstance(part, Tensor)) for value in (got, wanted)), strict=True
+        )
+        assert forms[0] == forms[1]
+        for a, b in zip(*leaves, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, atol=5e-3)
+    compared = [line for line in model.report().splitlines() if "compared with the net" in line]
+    assert len(compared) == len(leaves[0]) == len({line.partition(":")[0] for line in compared})
+
+
+def test_results_that_no_client_can_be_told_are_refused() -> None:
+    for convert in (he.convert_model, lambda net, shape: hybrid.convert_model(net, shape, BitWindow(20, 4))):
+        with pytest.raises(ModelError, match="beside tensors, a object") as caught:
+            convert(Fn(lambda s, x: (s.l(x), object()), l=nn.Linear(6, 6)), (6,))
+        assert "return tensors, numbers" in caught.value.problems[0].hint
 
 
 def test_a_number_of_the_code_is_compared_by_the_client() -> None:

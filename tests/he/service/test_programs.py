@@ -15,14 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from hummingbird.__main__ import main
 from hummingbird.errors import PeerError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import Service
 from tests.support.he_service import SHAPE, close, images, served, small_net
 from tests.support.paths import ROOT
-from tests.support.patience import PROGRAM
+from tests.support.patience import HANG, PROGRAM
 
 COMMAND = [sys.executable, "-m", "hummingbird"]
 
@@ -106,3 +108,36 @@ def test_wrong_files_are_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture
             assert main(["he-client", "--server", address, *words]) == 1
             what, hint = capsys.readouterr().err.splitlines()
             assert what.startswith("error: ") and hint.startswith("hint: ")
+
+
+class Two(nn.Module):
+    """Logits and a box of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.logits, self.box = nn.Conv2d(1, 8, 3, stride=2), nn.Linear(32, 5), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.conv(x).relu().flatten(1)
+        return {"logits": self.logits(x), "box": self.box(x).view(-1, 2, 2)}
+
+
+def test_several_results_in_their_structure(tmp_path: Path) -> None:
+    net = Two().eval()
+    made, x = Service(convert_model(net, (1, 6, 6)).server), images(3)
+    np.save(tmp_path / "x.npy", x.numpy())
+    np.save(tmp_path / "labels.npy", np.zeros(3, dtype=np.int64))
+    with served(made) as address:
+        with RemoteModel(address, timeout=HANG) as model:
+            outputs = model(x)
+        given = ["he-client", "--server", address, "--images", f"{tmp_path}/x.npy", "--out", f"{tmp_path}/out.npz"]
+        assert main(given) == 0
+        assert main([*given, "--labels", f"{tmp_path}/labels.npy"]) == 1
+    written = np.load(tmp_path / "out.npz")
+    with torch.no_grad():
+        wanted = net(x)
+    assert [*outputs] == [*wanted] == [*written]
+    for name, value in wanted.items():
+        for got in (outputs[name], torch.from_numpy(written[name])):
+            assert got.shape == value.shape and bool((got - value).abs().max() < 2**-9 * value.abs().max())
