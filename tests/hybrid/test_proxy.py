@@ -6,20 +6,22 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hummingbird.errors import HummingbirdError, InputError, OverloadError, PeerError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError, OverloadError, PeerError
 from hummingbird.he import bfv
+from hummingbird.he.bfv import noise
 from hummingbird.hybrid import messages, prices
 from hummingbird.hybrid.client import Connection
 from hummingbird.hybrid.ends import ends, read_ends
 from hummingbird.hybrid.link import Link
-from hummingbird.hybrid.plan import Model
+from hummingbird.hybrid.plan import Model, Step
 from hummingbird.hybrid.proxy import MAX_USERS, Proxy
-from hummingbird.hybrid.switched import keys_of
+from hummingbird.hybrid.switched import Image, keys_of
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import MOST_KEYS, Users
 from hummingbird.wire import service
@@ -93,6 +95,20 @@ def test_users_send_encrypted_images(tmp_path: Path, garbler: str) -> None:
                 net(x[:1])
         with pytest.raises(HummingbirdError, match="input='plain'"):
             ProxiedNet(server, address, input="plain")
+
+
+def test_images_whose_noise_would_tell_of_their_user_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A switched ciphertext's 2^32 hides in a ring of 32 bits for 255 values; the model's side looks at each key."""
+    few = Step("x", "input", (), (255,), 32, 1.0)
+    Image(few).check()
+    with pytest.raises(ConfigError, match="2\\^-30 is allowed"):
+        Image(replace(few, shape=(257,))).check()
+    with proxied(model(), tmp_path, slots=0) as (server, address, _):
+        monkeypatch.setattr(noise, "MOST_DISTANCE", 2.0**-90)
+        with pytest.raises(HummingbirdError, match="2\\^-30 is allowed"):
+            ProxiedNet(server, address, input="switched", timeout=HANG)
 
 
 def slot_of(address: str, digest: str, **caller: str) -> bytes:
