@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, OverloadError, PeerError
 from hummingbird.he import bfv
@@ -21,13 +22,14 @@ from hummingbird.hybrid.ends import ends, read_ends
 from hummingbird.hybrid.link import Link
 from hummingbird.hybrid.plan import Model, Step
 from hummingbird.hybrid.proxy import MAX_USERS, Proxy
-from hummingbird.hybrid.switched import Image, keys_of
+from hummingbird.hybrid.switched import Image, Keys, keys_of
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import MOST_KEYS, Users
 from hummingbird.wire import service
 from hummingbird.wire.gate import Gate
 from hummingbird.wire.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
+from tests.support.bfv_cases import UNLIKELY, chi_square
 from tests.support.hybrid import close, model, serving
 from tests.support.patience import HANG, NEVER, until
 from tests.support.services import asked, file_of
@@ -95,6 +97,15 @@ def test_users_send_encrypted_images(tmp_path: Path, garbler: str) -> None:
                 net(x[:1])
         with pytest.raises(HummingbirdError, match="input='plain'"):
             ProxiedNet(server, address, input="plain")
+
+
+def test_a_proxy_sees_an_encrypted_image_under_a_mask() -> None:
+    image, user, proxy = Image(Step("x", "input", (), (8000,), 14, 1.0)), bfv.Secret.new(), bfv.Secret.new()
+    keys = Keys.from_bytes(keys_of(user, proxy.public().to_bytes()))
+    x = torch.full((1, 8000), 5)
+    sent, rho = image.masked(keys, image.encrypt(user, x))
+    seen = image.decrypt(proxy, sent)
+    assert torch.equal(seen, x - rho & (1 << 14) - 1) and chi_square(seen, 0, 1 << 14) < UNLIKELY
 
 
 def test_images_whose_noise_would_tell_of_their_user_are_refused(
