@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,13 @@ from torch import nn
 
 from hummingbird import hybrid
 from hummingbird.bits import BitWindow
+from hummingbird.hybrid import data_side, encrypted, model_side
+from hummingbird.hybrid.client import Connection
 from hummingbird.hybrid.link import Link
 from hummingbird.hybrid.plan import GARBLERS
+from hummingbird.prg import Stream
+from tests.support.hybrid import model, serving
+from tests.support.patience import HANG
 
 PLAIN = {"opening", "number", "end", "done", "key"}  # of the program, and a key that serves a whole call
 RESIDUES = {"Enc(r)", "reply"}  # modulo primes, not 2^26: tests/he/bfv/test_hiding.py has them
@@ -54,3 +60,20 @@ def deviations(data: bytearray) -> float:
 
 def test_what_is_not_masked_would_be_seen() -> None:
     assert deviations(bytearray([1, 2, 3, 4] * LEAST)) > 1000
+
+
+@pytest.mark.parametrize("garbler", GARBLERS)
+def test_nothing_of_a_session_is_drawn_twice(garbler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of all steps, layers and slots, and labels, come of seeds of their own: results would be right without."""
+    made, seeds = model(garbler), list[bytes]()
+
+    def stream(seed: bytes) -> Stream:
+        seeds.append(seed)
+        return Stream(seed)
+
+    for module in (data_side, encrypted, model_side):
+        monkeypatch.setattr(module, "Stream", stream)
+    with serving(made, tmp_path / "m") as (address, _), Connection(address, tmp_path / "d", timeout=HANG) as connection:
+        connection.prepare(3)
+    labels = 1
+    assert len(seeds) == len(set(seeds)) == 3 * (len(made.plan.masked) + len(made.plan.linears) + labels)

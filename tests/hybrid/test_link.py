@@ -31,6 +31,10 @@ def test_other_lengths_are_errors() -> None:
     data.send("a", bytes(9))
     with pytest.raises(InputError, match="malformed message: 9 bytes for b, of which 8 are missing"):
         model.receive("b", 8)
+    for size in (6, 3):
+        data.send("a", bytes(size))
+    with pytest.raises(InputError, match="malformed message: 3 bytes for b, of which 2 are missing"):
+        model.receive("b", 8)
     data.send("a", bytes(7))
     data.end()
     with pytest.raises(PeerError, match="ended before it had sent b"):

@@ -9,13 +9,17 @@ import torch
 
 from hummingbird import cost, hybrid
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import ConfigError
 from hummingbird.gc import cot
 from hummingbird.gc.relu import Circuit
+from hummingbird.he.bfv import noise
 from hummingbird.hybrid import prices, report
+from hummingbird.hybrid.encrypted import Weights, layers
 from hummingbird.hybrid.numbering import Numbering
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.kernels.cot import BLOCK
 from hummingbird.kernels.garble import TILE
+from tests.hybrid.test_arithmetic import small
 from tests.support.hybrid_nets import NETS, exact, images
 
 BITS = BitConfig(BitWindow(19, 9), input_range=1.0)
@@ -92,3 +96,19 @@ def test_no_transfer_and_no_tile_serves_two_gates_or_two_slots(name: str) -> Non
             assert taken.isdisjoint(bits) and tiles_taken.isdisjoint(own) and set(bits) <= set(made)
             taken.update(bits)
             tiles_taken.update(own)
+
+
+def test_weights_that_the_replies_to_an_image_would_not_hide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distances of all layers count together, as the report has them."""
+    made = small()
+    found = layers(made.plan)
+    each = [
+        noise.distance(layer.layout.norms(made.parameters[number].weight), layer.step.ring, layer.step.count)
+        for number, layer in found.items()
+    ]
+    assert len(each) == 2
+    monkeypatch.setattr(noise, "MOST_DISTANCE", sum(each))
+    Weights(found, made.parameters)
+    monkeypatch.setattr(noise, "MOST_DISTANCE", max(each))
+    with pytest.raises(ConfigError, match="hide the weights"):
+        Weights(found, made.parameters)

@@ -6,20 +6,23 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hummingbird.errors import HummingbirdError, InputError, OverloadError, PeerError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError, OverloadError, PeerError
 from hummingbird.he import bfv
+from hummingbird.he.bfv import noise
 from hummingbird.hybrid import messages, prices
 from hummingbird.hybrid.client import Connection
 from hummingbird.hybrid.ends import ends, read_ends
 from hummingbird.hybrid.link import Link
-from hummingbird.hybrid.plan import Model
+from hummingbird.hybrid.plan import Model, Step
 from hummingbird.hybrid.proxy import MAX_USERS, Proxy
-from hummingbird.hybrid.switched import keys_of
+from hummingbird.hybrid.switched import Image, Keys, keys_of
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS, MOST_KEYS, Users
 from hummingbird.wire import service
@@ -27,6 +30,7 @@ from hummingbird.wire.gate import Gate
 from hummingbird.wire.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support import hybrid_nets
+from tests.support.bfv_cases import UNLIKELY, chi_square
 from tests.support.hybrid import close, model, serving
 from tests.support.hybrid_nets import same, several
 from tests.support.patience import HANG, NEVER, until
@@ -104,6 +108,29 @@ def test_users_send_encrypted_images(tmp_path: Path, garbler: str) -> None:
                 net(x[:1])
         with pytest.raises(HummingbirdError, match="input='plain'"):
             ProxiedNet(server, address, input="plain")
+
+
+def test_a_proxy_sees_an_encrypted_image_under_a_mask() -> None:
+    image, user, proxy = Image(Step("x", "input", (), (8000,), 14, 1.0)), bfv.Secret.new(), bfv.Secret.new()
+    keys = Keys.from_bytes(keys_of(user, proxy.public().to_bytes()))
+    x = torch.full((1, 8000), 5)
+    sent, rho = image.masked(keys, image.encrypt(user, x))
+    seen = image.decrypt(proxy, sent)
+    assert torch.equal(seen, x - rho & (1 << 14) - 1) and chi_square(seen, 0, 1 << 14) < UNLIKELY
+
+
+def test_images_whose_noise_would_tell_of_their_user_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A switched ciphertext's 2^32 hides in a ring of 32 bits for 255 values; the model's side looks at each key."""
+    few = Step("x", "input", (), (255,), 32, 1.0)
+    Image(few).check()
+    with pytest.raises(ConfigError, match="2\\^-30 is allowed"):
+        Image(replace(few, shape=(257,))).check()
+    with proxied(model(), tmp_path, slots=0) as (server, address, _):
+        monkeypatch.setattr(noise, "MOST_DISTANCE", 2.0**-90)
+        with pytest.raises(HummingbirdError, match="2\\^-30 is allowed"):
+            ProxiedNet(server, address, input="switched", timeout=HANG)
 
 
 def slot_of(address: str, digest: str, **caller: str) -> bytes:

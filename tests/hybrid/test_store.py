@@ -18,6 +18,7 @@ from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.hybrid import store
 from hummingbird.hybrid.store import Header, Store
 from hummingbird.ledger import looked_at
+from tests.support.disk import Order
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -187,3 +188,28 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(folder: Path, monkeypatch: 
         assert opened.ready == [1, 3]  # slot 0 may have been marked
     with pytest.raises(HummingbirdError, match="cannot be written"):
         Store.create(folder / "seed" / "below", HEADER, SEED, MATERIAL)
+
+
+def test_the_order_in_which_a_session_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made: the header last. Dealt: the mark, then the slot, and each file whole before its name. Used and discarded:
+    the mark before the slot's end.
+    """
+    order, at = Order(monkeypatch, tmp_path / "s"), -1
+    with Store.create(tmp_path / "s", HEADER, SEED, MATERIAL) as made:
+        for name in (store.SEED, store.MATERIAL, store.DEALT, store.USED, store.HEADER):
+            at = order.place("fsync", f"{name}.new", after=at)
+            at = order.place("rename", f"{name}.new", name, after=at)
+            at = order.place("fsync", ".", after=at)
+        for number in range(2):
+            slot = made._path(made.deal()).name
+            at = order.place("fsync", store.DEALT, after=at)
+            made.keep(number, slot_of(number))
+            at = order.place("fsync", f"{slot}.new", after=at)
+            at = order.place("rename", f"{slot}.new", slot, after=at)
+            at = order.place("fsync", ".", after=at)
+        for end in (lambda: made.use(0), lambda: made.discard(1)):
+            slot = made._path(made.ready[0]).name
+            end()
+            at = order.place("fsync", store.USED, after=at)
+            at = order.place("unlink", slot, after=at)
+    assert at == len(order.calls) - 1

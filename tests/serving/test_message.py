@@ -137,6 +137,10 @@ def test_a_description_arrives_as_it_is() -> None:
     "change",
     [
         (b'"rank": 0', b'"rank": 64'),
+        (b'"clock": 1.0, ', b""),
+        (b'"clock": 1.0', b'"clock": NaN'),
+        (b'"clock": 1.0', b'"clock": -1.0'),
+        (b'"clock": 1.0', b'"clock": 1e11'),
         (b'"bits": 21', b'"bits": 65'),
         (b'"bits": 21', b'"bits": true'),
         (b'"shape": [2, 3]', b'"shape": [2, 0]'),
@@ -155,7 +159,7 @@ def test_a_description_arrives_as_it_is() -> None:
         (b'"net": "ab', b'"net": "xy'),
         (b"{", b"["),
     ],
-    ids=range(18),
+    ids=range(22),
 )
 def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None:
     answer = SERVICE.answer(0, 1.0)

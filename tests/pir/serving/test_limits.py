@@ -19,6 +19,7 @@ from hummingbird.pir.messages import (
 )
 from hummingbird.wire.frame import unpack_tensors
 from hummingbird.wire.service import MAX_MESSAGE
+from tests.support.disk import Order
 
 ROWS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 
@@ -55,10 +56,13 @@ def test_identities_are_of_both_servers() -> None:
     assert torch.equal(Client(servers, identities=public).rows(torch.tensor([5])), ROWS[5:6])
 
 
-def test_a_table_is_saved_whole_over_the_file_it_is_mapped_from(tmp_path) -> None:
+def test_a_table_is_saved_whole_over_the_file_it_is_mapped_from(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.safetensors"
     Source.of(ROWS).save(path)
     mapped = Source.open(path)
+    order = Order(monkeypatch, tmp_path)
     mapped.save(path)
+    whole = order.place("fsync", "t.safetensors.new")  # a crash leaves the old file or the new one
+    order.place("rename", "t.safetensors.new", "t.safetensors", after=whole)
     assert torch.equal(torch.from_numpy(Source.open(path).records.copy()), torch.from_numpy(mapped.records.copy()))
     assert [file.name for file in tmp_path.iterdir()] == ["t.safetensors"]
