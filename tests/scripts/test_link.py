@@ -216,6 +216,6 @@ def test_the_port_of_a_run_on_loopback_is_held_from_its_choice_on() -> None:
 
 
 def test_no_program_lets_a_port_go_before_it_is_used() -> None:
-    """What asks the system for one keeps the socket: a server that says where it listens, or a fixture of tests."""
+    """One that asks the system for a port keeps the socket, as a server does that says where it listens."""
     asking = {path.name for path in (ROOT / "scripts").glob("*.py") if "getsockname" in path.read_text()}
-    assert asking == {"relay.py"}  # which listens, and says so
+    assert asking == {"relay.py"}
