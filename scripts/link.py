@@ -19,7 +19,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hummingbird.errors import EnvironmentProblem, InputError
+from scripts.ports import free_port
 
 PREFIX = "hummingbird"
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -85,9 +85,7 @@ def places(link: Link, parties: int) -> Iterator[list[Place]]:
     EnvironmentProblem where this user or kernel cannot make the link; loopback without a delay is always there.
     """
     if link == Link():
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = int(server.getsockname()[1])
-        yield [Place([], _rendezvous("127.0.0.1", port, "lo"))] * parties
+        yield [Place([], _rendezvous("127.0.0.1", free_port(), "lo"))] * parties
         return
     if os.geteuid():
         raise EnvironmentProblem("network namespaces are for root", hint="run as root, or use loopback")

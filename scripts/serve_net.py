@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from hummingbird.serving.client import Client
 from models import get_model, load_checkpoint
 from scripts.data import DATASETS, load
 from scripts.party import ROOT
+from scripts.ports import free_port
 
 _START = 300.0  # seconds for a service to start
 _REPEATS = 32
@@ -113,7 +113,7 @@ def running(net: Net, most: int) -> Iterator[tuple[list[str], str]]:
 
     HummingbirdError if it does not answer within five minutes.
     """
-    ports = _free_ports(3)
+    ports = [free_port() for _ in range(3)]
     addresses = [f"127.0.0.1:{port}" for port in ports[:2]]
     shape = "x".join(map(str, DATASETS[net.dataset].shape))
     words = ["serve", *net.words, "--input", shape, "--max-batch", str(most), "--listen", *addresses]
@@ -149,14 +149,3 @@ def _wait(addresses: list[str], process: subprocess.Popen[bytes], said: TextIO) 
             if time.monotonic() > deadline:
                 raise HummingbirdError(f"the service does not answer: {error.what}") from None
             time.sleep(0.5)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -18,7 +18,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
 from hummingbird.table import text_table
 from hummingbird.wire.options import count, positive, shape
+from scripts.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ["models:get_model", "digits", "10"]
@@ -75,15 +75,13 @@ def programs(args: argparse.Namespace, net: torch.nn.Module, folder: str) -> Ite
     """Addresses of two parties, which have the weights of `net`, and the ids of all processes by name."""
     weights = f"{folder}/weights.pt"
     torch.save(net.state_dict(), weights)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     size = "x".join(map(str, args.input))
     serve = ["serve", "--model", *args.model, "--weights", weights, "--input", size]
     serve += ["--listen", f"unix:{folder}/{{rank}}", "--dealer", f"unix:{folder}/d"]
     commands = {"dealer": ["dealer", "--listen", f"unix:{folder}/d"]} | dict.fromkeys(("party 0", "party 1"), serve)
-    started = {}
+    started, port = {}, str(free_port())
     for name, words in commands.items():
-        place = {"RANK": name[-1], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        place = {"RANK": name[-1], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         variables = {**os.environ, **(place if words is serve else {}), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "hummingbird", *words]
         started[name] = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL)

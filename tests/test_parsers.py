@@ -68,7 +68,7 @@ def test_parsers_raise_errors_of_this_package_only(parsers: dict[str, Parser], n
     with limited_memory():
         for _ in range(COUNT):
             data = mutated(generator, parser.samples)
-            started = time.process_time()
+            started = time.thread_time()
             try:
                 parser.parse(data)
             except parser.errors as error:
@@ -76,6 +76,6 @@ def test_parsers_raise_errors_of_this_package_only(parsers: dict[str, Parser], n
                 assert len(str(error)) < 20_000, name
             except Exception as error:
                 raise AssertionError(f"{type(error).__name__}: {error}, from {data[:2000]!r}") from error
-            slowest = max(slowest, time.process_time() - started)
+            slowest = max(slowest, time.thread_time() - started)
     assert refused and slowest < SECONDS, (refused, slowest)
     print(f"MEASURED {name}: {COUNT} inputs, {refused} refused, slowest {1e3 * slowest:.1f} ms")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 
 import pytest
 
@@ -124,7 +123,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vary", ["rate", "bandwidth"])
-def test_a_solve_takes_at_most_twenty_seconds_of_one_core(vary: str) -> None:
+def test_a_solve_by_the_event_engine_takes_few_trials(vary: str) -> None:
     """Two parties and a dealer as in docs/planning.md, whose links are shared: a bisection by the event engine."""
     roles = ("party-0", "party-1", "dealer")
     computing = [Step(f"compute {role}", Compute(role, 0.03)) for role in roles[:2]]
@@ -142,10 +141,9 @@ def test_a_solve_takes_at_most_twenty_seconds_of_one_core(vary: str) -> None:
         slots=2,
         rtt=2e-3,
     )
-    begin = time.thread_time()
     got = solve(service, None, p99=0.36, vary=vary, arrivals=poisson(4.0))
-    assert time.thread_time() - begin <= 20
-    assert got.run.engine == "events" and got.figure <= 0.36 and got.trials > 10
+    assert got.run.engine == "events" and got.figure <= 0.36
+    assert 10 < got.trials <= 40  # halvings of a range, and two more for each elasticity
 
 
 def test_goals_that_cannot_be() -> None:

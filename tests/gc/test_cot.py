@@ -14,6 +14,7 @@ from hummingbird.errors import AgreementError, HummingbirdError, InputError
 from hummingbird.gc import cot
 from hummingbird.kernels import pack_bits, pack_words
 from hummingbird.kernels.cot import choose
+from tests.support.chance import chi_square_limit
 
 
 @cache
@@ -134,7 +135,7 @@ def chi_square(data: bytes | Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-BOUND = 255 + 9 * 22.6  # 1 time in 10^14
+BOUND = chi_square_limit(256)
 
 
 @pytest.mark.parametrize("bit", [0, 1])

@@ -21,6 +21,7 @@ from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import BinarySharedTensor, MPCTensor, cfg, crypten, ptype
 from tests.support import crypten_nets
+from tests.support.chance import DEVIATIONS
 from tests.support.crypten_cases import UNIT, X, Y
 from tests.support.crypten_curves import cases
 from tests.support.patience import HANG
@@ -312,24 +313,24 @@ def communication() -> list[str]:
 
 
 def _random(check: Callable[[str, bool], None]) -> None:
-    """Moments within six standard errors, and masks that all parties share."""
+    """Moments within what chance allows, and masks that all parties share."""
     count = 4000
     uniform = crypten.rand(count).get_plain_text()
     check("rand", bool((uniform >= 0).all() and (uniform < 1).all()))
-    check("rand's mean", abs(float(uniform.mean()) - 0.5) < 6 * (1 / 12 / count) ** 0.5)
+    check("rand's mean", abs(float(uniform.mean()) - 0.5) < DEVIATIONS * (1 / 12 / count) ** 0.5)
     normal = crypten.randn(count).get_plain_text()
-    check("randn", abs(float(normal.mean())) < 6 / count**0.5 and abs(float(normal.std()) - 1) < 0.1)
+    check("randn", abs(float(normal.mean())) < DEVIATIONS / count**0.5 and abs(float(normal.std()) - 1) < 0.1)
     chances = crypten.cryptensor(torch.full((count,), 0.25))
     for name, drawn in (("bernoulli", chances.bernoulli()), ("crypten.bernoulli", crypten.bernoulli(chances))):
         values = drawn.get_plain_text()
         check(name, set(values.unique().tolist()) == {0, 1})
-        check(f"{name}'s mean", abs(float(values.float().mean()) - 0.25) < 6 * (3 / 16 / count) ** 0.5)
+        check(f"{name}'s mean", abs(float(values.float().mean()) - 0.25) < DEVIATIONS * (3 / 16 / count) ** 0.5)
     ones = crypten.cryptensor(torch.ones(100, 40))
     for name, dropped in (("dropout", ones.dropout(0.25)), ("Dropout", crypten.nn.Dropout(0.25).encrypt()(ones))):
         values = dropped.get_plain_text()
         kept = values > 0.5
         check(name, float((values[kept] - 4 / 3).abs().max()) < 2 * UNIT and not bool(values[~kept].any()))
-        check(f"{name}'s share", abs(float(kept.float().mean()) - 0.75) < 6 * (3 / 16 / count) ** 0.5)
+        check(f"{name}'s share", abs(float(kept.float().mean()) - 0.75) < DEVIATIONS * (3 / 16 / count) ** 0.5)
     channels = crypten.nn.Dropout2d(0.5).encrypt()(crypten.cryptensor(torch.ones(20, 10, 3, 3))).get_plain_text()
     check("Dropout2d", bool((channels == channels[:, :, :1, :1]).all()) and len(channels.unique()) == 2)
     drawn = crypten.cryptensor(torch.tensor([[0.0, 1, 0], [2, 0, 0]])).weighted_index(1).get_plain_text()

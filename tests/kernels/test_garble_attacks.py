@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hummingbird.kernels.garble import ROWS, Circuit, evaluate, garble
 from hummingbird.kernels.reference import garble as reference
+from tests.support.chance import chi_square_limit
 from tests.support.garbling import KEY, Case, case, copy_without
 
 WIDTH, RING = 6, 32
@@ -171,6 +172,9 @@ def test_pads_of_two_hashes_cancel() -> None:
 # Uniform bytes -------------------------------------------------------------------------------------------------------
 
 
+ALLOWED = (chi_square_limit(256) - 255) / math.sqrt(2 * 255)
+
+
 def excess(octets: Tensor) -> float:
     """Chi-square of bytes against the uniform distribution, in standard deviations from its mean."""
     expected = octets.numel() / 256
@@ -188,10 +192,10 @@ def test_tables_and_results_look_uniform(kind: str, garbler: str) -> None:
         tables, _ = each.garbled()
         results = each.evaluated(tables).view(torch.uint8).view(-1, 8)[:, :3]
         for place in range(3):
-            assert abs(excess(results[:, place])) < 6
-        assert abs(excess(tables)) < 6
+            assert abs(excess(results[:, place])) < ALLOWED
+        assert abs(excess(tables)) < ALLOWED
         gates = tables[: 16 * 16 * one.circuit.blocks]
-        assert abs(excess(gates)) < 6
+        assert abs(excess(gates)) < ALLOWED
 
 
 def test_the_test_of_uniform_bytes_can_fail() -> None:

@@ -72,8 +72,12 @@ def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest
     assert second["logits"] is None and (first["rank"][0], second["rank"][0]) == (0, 1)
     assert {os.getpid(), first["rank"][1][0], second["rank"][1][0]} == {*pids(first, second), os.getpid()}
     out, err = capsys.readouterr()
-    assert sorted(out.splitlines()) == ["[party 1] here is 1", "[party 1] of 2", "here is 0", "of 2"]
-    assert sorted(err.splitlines()) == ["[party 1] no line's end", "no line's end"]
+    for said, lines in (  # a library's warning may come between
+        (out, ["[party 1] here is 1", "[party 1] of 2", "here is 0", "of 2"]),
+        (err, ["[party 1] no line's end", "no line's end"]),
+    ):
+        found = [line for line in said.splitlines() if re.search("here is|of 2|no line's end", line)]
+        assert sorted(found) == lines, said
     assert not any(map(alive, pids(first, second)))
     until(lambda: not alive(first["started"]) and not alive(second["started"]), "what was killed to end")
 
@@ -152,7 +156,8 @@ def test_a_party_that_fails_is_named_first(how: str, told: str) -> None:
     before = sockets()
     with pytest.raises(LaunchError) as caught:
         hummingbird.launch(wait_for_ever, how, timeout=NEVER)
-    assert sockets() <= before  # though the error, and all that its frames hold, is kept
+    # Though the error, and all that its frames hold, is kept. Threads of other tests may have one for a moment.
+    until(lambda: sockets() <= before, "all sockets to be closed")
     text = str(caught.value)
     assert text.startswith(told), text
     assert [*caught.value.failures] == ["party 1", "party 0"] and "\nthen party 0: PeerError: party 1 " in text

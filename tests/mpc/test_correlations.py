@@ -24,6 +24,7 @@ from hummingbird.mpc.correlations.turns import Turns, received_by
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.wire.frame import frame_bytes
+from tests.support.chance import DEVIATIONS
 from tests.support.correlation_checks import CASES, columns, take_and_check
 from tests.support.patience import NEVER
 
@@ -179,10 +180,7 @@ def test_correlations_are_independent(running):
 
 @pytest.mark.parametrize("parties", [2, 3])
 def test_a_correction_alone_is_balanced_whoever_receives_it(running, parties):
-    """A correction alone is uniform: of n bits, half are ones within six standard deviations of sqrt(n) / 2.
-
-    About 650 positions are looked at: five would let one in 2700 runs fail by chance, six one in 800,000.
-    """
+    """A correction alone is uniform: of n bits, half are ones, within what chance allows."""
     clients = running.all(parties)
     requests = [
         (SquarePair((4000,)), 64),
@@ -199,7 +197,7 @@ def test_a_correction_alone_is_balanced_whoever_receives_it(running, parties):
             words = shares[name].flatten()
             for bit in range(width):  # every position by itself: a constant top bit would drown in the sum
                 ones, n = int((words >> bit & 1).sum()), words.numel()
-                assert abs(ones - n / 2) < 6 * n**0.5 / 2, (request.kind, bit)
+                assert abs(ones - n / 2) < DEVIATIONS * n**0.5 / 2, (request.kind, bit)
 
 
 def test_corrections_need_the_other_parties_seeds(running):

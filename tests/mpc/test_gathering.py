@@ -63,7 +63,7 @@ def test_a_lane_that_does_nothing_ends_the_wait(single: Session, monkeypatch: py
 def test_lanes_gather_rows_meters_and_counts(nursery: Nursery) -> None:
     lanes = nursery.start(["gathers"], 3, HUMMINGBIRD_LANES="3")
     assert [lane.wait() for lane in lanes] == [0] * 3, [lane.err.read_text() for lane in lanes]
-    assert all(lane.out.read_text() == "gathered\n" for lane in lanes)
+    assert all(lane.out.read_text().splitlines().count("gathered") == 1 for lane in lanes)
 
 
 def test_a_lane_that_is_lost_while_others_gather(nursery: Nursery) -> None:

@@ -41,7 +41,8 @@ def test_a_dead_lane_is_named_and_all_come_back(tmp_path: Path) -> None:
     """One launcher, two parties with two lanes: it stops all others when one has died, and starts all anew."""
     ((out, errors),) = torchrun(tmp_path, [["--standalone", "--nproc_per_node=4"]], "2", "", "0")
     names = [f"party {party}, lane {lane}" for party in range(2) for lane in range(2)]
-    assert sorted(out.splitlines()) == [f"{name} in life 1: right" for name in names]
+    said_right = [line for line in out.splitlines() if " in life " in line]  # libraries say things, too
+    assert sorted(said_right) == [f"{name} in life 1: right" for name in names]
     said = re.findall(r"^\[(party \d, lane \d)\] error: (.*)$", errors, re.MULTILINE)
     assert sorted(name for name, _ in said) == [name for name in names if name != "party 1, lane 0"], errors
     assert all("party 1, lane 0 closed the connection: it ended or was killed" in text for _, text in said), errors
@@ -60,8 +61,9 @@ def test_a_host_comes_back_alone(tmp_path: Path) -> None:
     ]
     said = torchrun(tmp_path, hosts, "1", str(tmp_path / "store"), "1")
     for party, (out, _) in enumerate(said):
-        *marks, last = out.splitlines()
+        *marks, last = (line for line in out.splitlines() if re.match("slot |party ", line))
         assert re.fullmatch(rf"party {party} in life {1 + party}: right", last), out
         slots = [int(mark.removeprefix("slot ")) for mark in marks]
         assert len(slots) >= 2 and slots == sorted(set(slots)), out
-    assert said[0][0].splitlines()[-2][-1] == said[1][0].splitlines()[-2][-1], "the last slot is not the same one"
+    last_slots = {re.findall(r"^slot (\d+)$", out, re.MULTILINE)[-1] for out, _ in said}
+    assert len(last_slots) == 1, "the last slot is not the same one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,3 +190,32 @@ def test_nothing_is_left_after_sigterm_and_what_a_kill_leaves_is_removed_by_the_
             assert code == -number and mine <= ours()
             with places(Link(1e9), 2):
                 assert not mine & ours()
+
+
+# Ports ----------------------------------------------------------------------------------------------------------------
+
+# Draws the port that it is given first, and says which one it has got.
+DRAWS = """
+import random, sys
+from types import SimpleNamespace
+from scripts import ports
+first, randrange = [int(sys.argv[1])], random.SystemRandom().randrange
+drawn = SimpleNamespace(randrange=lambda least, most: first.pop() if first else randrange(least, most))
+ports.random = SimpleNamespace(SystemRandom=lambda: drawn)
+print(ports.free_port(), first)
+"""
+
+
+def test_the_port_of_a_run_on_loopback_is_held_from_its_choice_on() -> None:
+    """Nobody listens on it yet, and another program that draws it goes on to the next."""
+    with places(Link(), 2) as where:
+        port = where[1].environment["MASTER_PORT"]
+        command = [sys.executable, "-c", DRAWS, port]
+        drawn = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
+    assert re.fullmatch(r"\d+ \[\]\n", drawn.stdout) and drawn.stdout.split()[0] != port, drawn
+
+
+def test_no_program_lets_a_port_go_before_it_is_used() -> None:
+    """One that asks the system for a port keeps the socket, as a server does that says where it listens."""
+    asking = {path.name for path in (ROOT / "scripts").glob("*.py") if "getsockname" in path.read_text()}
+    assert asking == {"relay.py"}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -199,7 +200,7 @@ def test_a_desk_knows_whether_there_is_material(monkeypatch: pytest.MonkeyPatch)
     """In the stores of all lanes together; where a keeper deals more, a moment without is none without."""
     (control,), (session,) = channels(1), sessions(1)
     told, now = list[bool](), [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("hummingbird.serving.desk.time", SimpleNamespace(monotonic=lambda: now[0]))
     desk = OwnDesk(
         SERVICE,
         dataclasses.replace(session, lanes=2),

@@ -23,7 +23,7 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.client import Client
 from hummingbird.serving.message import Request, joined, split
 from models import get_model
-from tests.support.patience import HANG, NEVER, PROGRAM, until
+from tests.support.patience import NEVER, PROGRAM, until
 from tests.support.serving import DIGITS, Foreign, Service, served
 
 
@@ -37,6 +37,11 @@ def digits(count: int) -> tuple[Tensor, Tensor]:
         return images, net.eval()(images)
 
 
+def waiting(service: Service) -> bool:
+    """Whether a request waits at party 0."""
+    return service.figures(0)["hummingbird_serving_waiting_requests"] > 0
+
+
 CLOSE = 0.01  # exact comparisons: what is left is rounding to 2^-16, a few hundred units in a net of this depth
 
 
@@ -48,7 +53,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one lane", "two lanes"])
 def service(request: pytest.FixtureRequest, logs: Path) -> Iterator[Service]:
     options = ["--max-batch", "6", "--window", "28:0", "--log", f"{logs}/{{rank}}.log"]
-    with Service(*DIGITS, *options, lanes=request.param) as opened:
+    with Service(*DIGITS, *options, lanes=request.param, metrics=True) as opened:
         yield opened
         images, batches = served(opened.stop())
         assert images > batches > 0  # some were computed together
@@ -85,6 +90,7 @@ def test_the_parties_logs_can_be_joined_by_request(service: Service, logs: Path,
     messages = [replace(Request.read(part, foreign.service, rank), id=id) for rank, part in enumerate(good)]
     parts = [message.to_bytes(foreign.service, rank) for rank, message in enumerate(messages)]
     half = foreign.begin([parts[0]])  # party 1's part comes later
+    until(lambda: waiting(service), "a half request")
     time.sleep(0.2)
     for call in [*half, *foreign.begin([None, parts[1]])]:
         call.result()
@@ -215,16 +221,13 @@ def test_parties_that_were_told_different_things_drop_the_request(foreign: Forei
             assert "another number of images under this id, or from another client" in str(caught.value.details())
 
 
-def test_a_client_that_leaves_is_forgotten(foreign: Foreign) -> None:
+def test_a_client_that_leaves_is_forgotten(service: Service, foreign: Foreign) -> None:
     images, _ = digits(1)
     first, second = foreign.messages(images)
     (call,) = foreign.begin([first])
-    time.sleep(0.2)
+    until(lambda: waiting(service), "a half request")
     call.cancel()
-    deadline = time.monotonic() + HANG
-    while "left one of the parties" not in (said := foreign.refusal(0, first)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert "left one of the parties" in said
+    until(lambda: "left one of the parties" in foreign.refusal(0, first), "party 0 to drop it")
 
 
 def test_addresses_must_be_those_of_all_parties(service: Service) -> None:

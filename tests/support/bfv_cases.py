@@ -14,6 +14,7 @@ from hummingbird.he import bfv
 from hummingbird.he.bfv import reply as reply_module
 from hummingbird.he.bfv.scheme import DEGREE, RING
 from hummingbird.kernels.ciphertexts import phase
+from tests.support.chance import chi_square_limit
 
 WHOLE = torch.arange(DEGREE)
 
@@ -82,11 +83,11 @@ def answer(r: Tensor, w: Tensor, k: int, patch: MonkeyPatch, masks: Tensor | Non
 
 
 def chi_square(x: Tensor, least: int, width: int, bins: int = 64) -> float:
-    """Test that values in least .. least + width - 1 are uniform: 63 degrees of freedom, 130 is once in 10^6."""
+    """Test that values in least .. least + width - 1 are uniform: `UNLIKELY` with 64 bins."""
     counts = torch.bincount(((x.flatten().double() - least) * bins / width).long(), minlength=bins).double()
     assert len(counts) == bins, "a value is outside"
     expected = x.numel() / bins
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-UNLIKELY = 130.0
+UNLIKELY = chi_square_limit(64)

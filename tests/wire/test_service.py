@@ -62,8 +62,7 @@ def test_an_address_in_use_is_not_taken_over(running, tmp_path):
     with socket.socket(socket.AF_UNIX) as killed:  # what a killed server leaves behind
         killed.bind(str(tmp_path / "s"))
     service.serve({}, f"unix:{tmp_path}/s").stop(0).wait()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     first = service.serve({}, address)
     with pytest.raises(EnvironmentProblem, match="cannot listen"):
         service.serve({}, address)
@@ -81,8 +80,7 @@ def secure(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
     certificate = ours.issue("dealer", "localhost")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
     server = service.serve(handlers(Dealer()), address, certificate)
     yield address, ours, theirs
     server.stop(0).wait()

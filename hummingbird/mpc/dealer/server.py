@@ -30,7 +30,7 @@ from typing import Any
 import grpc
 import torch
 
-from hummingbird.errors import DealerError
+from hummingbird.errors import DealerError, OverloadError
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import Request, Turn, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
@@ -38,13 +38,14 @@ from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_pieces
 from hummingbird.wire.gate import caller_name
 from hummingbird.wire.prefetch import Prefetch
+from hummingbird.wire.room import Room
 from hummingbird.wire.service import CHUNK, WORKERS, Method
 
 SESSION_BYTES = 16
 MAX_PARTIES = 64
 MAX_SESSIONS = 1024
 MAX_REQUESTS = 4096  # in one call
-MAX_BUSY = WORKERS // 2  # sessions served or waiting at a time: half of the workers stay free for Join
+MAX_BUSY = WORKERS // 2  # sessions served at a time
 IDLE_SECONDS = 3600.0
 _AHEAD = 1  # requests whose corrections wait to be sent, beside those that are made and those that are sent
 _REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
@@ -85,13 +86,15 @@ class _Member:
     seed: bytes = field(repr=False)
     token: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)
     used_numbers: Used = field(default_factory=Used)
-    busy: bool = False
+    busy: bool = False  # is served, or waits for the others
+    served: bool = False
     left: bool = False
 
 
 @dataclass
 class _Session:
     parties: int
+    owner: str | None  # the name of the party that began it
     members: dict[int, _Member] = field(default_factory=dict)
     seconds: float = 0.0
     working: threading.Lock = field(default_factory=threading.Lock)  # one correction at a time has all cores
@@ -103,13 +106,19 @@ class _Session:
         return any(member.busy for member in self.members.values())
 
     @property
+    def served(self) -> bool:
+        """Whether a party is being served."""
+        return any(member.served for member in self.members.values())
+
+    @property
     def over(self) -> bool:
         """Whether all parties have joined and left."""
         return len(self.members) == self.parties and all(member.left for member in self.members.values())
 
 
 class Dealer:
-    """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse.
+    """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse,
+    OverloadError where there is no room for a session of its name: of the party's that began it (wire/room.py).
 
     parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped. device: where
     corrections are computed whose seeds and kernels allow it: of sessions on GPUs.
@@ -122,6 +131,8 @@ class Dealer:
         self._sessions: dict[bytes, _Session] = {}
         self._past: dict[bytes, None] = {}  # in order of their end
         self._changed = threading.Condition()
+        self._open = Room("sessions", "open", MAX_SESSIONS, MAX_SESSIONS)
+        self._served = Room("sessions", "served", MAX_BUSY, MAX_BUSY)
         self.ended = 0  # sessions that have ended
         self._seconds = 0.0  # of work on their corrections
 
@@ -167,7 +178,7 @@ class Dealer:
             self._drop_idle()
             state = self._sessions.get(session)
             if state is None:
-                state = self._begin(session, parties)
+                state = self._begin(session, parties, name)
             if parties != state.parties:
                 first = min(state.members)
                 raise DealerError(f"party {rank} says there are {parties} parties, party {first} says {state.parties}")
@@ -210,7 +221,9 @@ class Dealer:
                 yield found
         finally:
             with self._changed:
-                member.busy, state.used = False, time.monotonic()
+                served, member.busy, member.served, state.used = member.served, False, False, time.monotonic()
+                if served and not state.served:
+                    self._served.take(state.owner, -1)
 
     def stay(self, session: bytes, token: bytes) -> None:
         """A party will ask for more: the session is not idle."""
@@ -238,15 +251,13 @@ class Dealer:
             state, member = self._find(session, token)
             if member.busy:
                 raise DealerError("another request of this party is still being served", hint="ask for one at a time")
-            if not state.busy and sum(other.busy for other in self._sessions.values()) >= MAX_BUSY:
-                raise DealerError(f"the dealer serves {MAX_BUSY} sessions at this moment", hint="start more dealers")
             member.busy = True
             return state, member
 
     def _seeds_of_all(
         self, state: _Session, member: _Member, first: int, count: int, wait: float, active: Callable[[], bool]
     ) -> list[bytes]:
-        """All parties' seeds by rank, once they are there; marks this one's numbers as used."""
+        """All parties' seeds by rank, once they are there; takes a place, and marks this one's numbers as used."""
         deadline = time.monotonic() + wait
         with self._changed:
             while len(state.members) < state.parties:
@@ -257,19 +268,21 @@ class Dealer:
                         f"parties {missing} did not join within {wait:.0f} s", hint="are all parties running?"
                     )
                 self._changed.wait(min(left, 1.0))
+            if not state.served:
+                _check(self._served, state.owner, "start more dealers")
+                self._served.take(state.owner)
+            member.served = True
             if count:
                 member.used_numbers.mark(first, count)
             return [state.members[rank].seed for rank in range(state.parties)]
 
-    def _begin(self, session: bytes, parties: int) -> _Session:
+    def _begin(self, session: bytes, parties: int, owner: str | None) -> _Session:
         if session in self._past:
             raise DealerError("this session has ended", hint="each run needs a session id of its own")
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise DealerError(
-                f"the dealer keeps {MAX_SESSIONS} sessions already",
-                hint=f"sessions end when all parties have left, or after {self._idle:.0f} s without a request",
-            )
-        state = self._sessions[session] = _Session(parties)
+        hint = f"sessions end when all parties have left, or after {self._idle:.0f} s without a request"
+        _check(self._open, owner, hint)
+        self._open.take(owner)
+        state = self._sessions[session] = _Session(parties, owner)
         return state
 
     def _find(self, session: bytes, token: bytes) -> tuple[_Session, _Member]:
@@ -291,6 +304,7 @@ class Dealer:
 
     def _end(self, session: bytes) -> None:
         state = self._sessions.pop(session)
+        self._open.take(state.owner, -1)
         self._past[session] = None
         while len(self._past) > _REMEMBERED:
             del self._past[next(iter(self._past))]
@@ -303,6 +317,13 @@ class Dealer:
         for session, state in list(self._sessions.items()):
             if not state.busy and now - state.used > self._idle:
                 self._end(session)
+
+
+def _check(room: Room, name: str | None, hint: str) -> None:
+    try:
+        room.check(name)
+    except OverloadError as full:
+        raise OverloadError(full.what, hint=hint, retry_after=full.retry_after) from None
 
 
 # The service ----------------------------------------------------------------------------------------------------------

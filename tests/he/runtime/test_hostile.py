@@ -174,14 +174,14 @@ def hammer(name: str, count: int, seed: int = 0) -> int:
     rng, texts, refused = random.Random(seed), [plan.public.to_json() for plan in nets()], 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(count):
-        started = time.process_time()
+        started = time.thread_time()
         try:
             PARSERS[name](rng, texts)
         except HummingbirdError:
             refused += 1
         except Exception as error:
             raise AssertionError(f"input {number} of {name}, seed {seed}") from error
-        assert time.process_time() - started < SECONDS, f"input {number} of {name}, seed {seed}"
+        assert time.thread_time() - started < SECONDS, f"input {number} of {name}, seed {seed}"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < SLACK
     return refused
 
@@ -256,9 +256,9 @@ def test_a_pool_that_reads_too_much_is_refused() -> None:
 def test_tiles_of_one_place_each_cost_no_list_of_them() -> None:
     back = make_plan(nn.Linear(4, 2), (4,)).public.turns[0].returns[0]
     many = replace(back, shape=(1 << 20,), rows=4, places=1 << 18, tile=1)
-    started = time.process_time()
+    started = time.thread_time()
     order: Tensor = many.order()
-    assert time.process_time() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
     assert order[:5].tolist() == [0, 1 << 18, 2 << 18, 3 << 18, 1]
 
 

@@ -14,6 +14,7 @@ from hummingbird.he.scheme import noise
 from hummingbird.he.scheme.ckks import NOISE, VARIANCE, Coins, SecretKey, expand
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import square, switch
+from tests.support.chance import DEVIATIONS, chi_square_limit
 
 FORMS = ("mixed", "ntt")
 
@@ -38,21 +39,21 @@ def test_decryption_gives_message_and_error(key: SecretKey, form: str) -> None:
     message = messages(16, (1 << 30) - 1 - NOISE)
     error = key.decrypt(encrypted(key, message, form), form) - message
     assert float(error.abs().max()) <= NOISE
-    # 32,768 errors: the variance's own deviation is sqrt(2/n) of it or less, so five of them are below 4%.
-    assert float(error.square().mean()) == pytest.approx(VARIANCE, rel=0.04)
-    assert abs(float(error.mean())) < 5 * (VARIANCE / error.numel()) ** 0.5
+    # 32,768 errors: the variance's own deviation is sqrt(2/n) of it or less, so 7.6 of them are below 6%.
+    assert float(error.square().mean()) == pytest.approx(VARIANCE, rel=0.06)
+    assert abs(float(error.mean())) < DEVIATIONS * (VARIANCE / error.numel()) ** 0.5
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_ciphertext_looks_uniform_whatever_it_holds(key: SecretKey, form: str) -> None:
-    """16 bins of 131,072 residues: chi-square of 15 degrees of freedom is below 60 but once in 10^6."""
+    """16 bins of 131,072 residues."""
     for message in (torch.zeros(64, 2048, dtype=torch.int32), messages(64, 1)):
         c = encrypted(key, message, form)
         for part in c.unbind(1):
             for prime, residues in zip(key.ring.primes, part.unbind(1), strict=True):
                 bins = torch.bincount((residues.reshape(-1).long() % prime) * 16 // prime, minlength=16).double()
                 expected = residues.numel() / 16
-                assert float(((bins - expected) ** 2 / expected).sum()) < 60
+                assert float(((bins - expected) ** 2 / expected).sum()) < chi_square_limit(16)
 
 
 def test_another_key_reads_nothing(key: SecretKey) -> None:

@@ -23,6 +23,7 @@ from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
 from hummingbird.he.scheme.masking import added, distance_bits, masked
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import phase
+from tests.support.chance import chi_square_limit
 from tests.support.he_cases import LINEAR, PRODUCTS, Fn, images, made
 
 INPUTS = 3
@@ -132,7 +133,7 @@ def test_what_a_mask_adds(kind: str, size: int, monkeypatch: pytest.MonkeyPatch)
         for part in first[:, :, number].transpose(0, 1):
             bins = torch.bincount((part.flatten().long() % prime) * 16 // prime, minlength=16).double()
             expected = part.numel() / 16
-            assert float(((bins - expected) ** 2 / expected).sum()) < 60  # 15 degrees of freedom: once in 10^6
+            assert float(((bins - expected) ** 2 / expected).sum()) < chi_square_limit(16)
     grown = key.decrypt(first, kind)
     assert float(grown.abs().max()) <= 2.0 ** (flood - 1) + added(4096, size)
     assert float(grown.square().mean().sqrt()) == pytest.approx(masking.deviation(flood), rel=0.03)  # 16,384 values
@@ -180,8 +181,8 @@ def test_every_part_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         error = ring.intt(part.contiguous())[:, 0].long() % ring.primes[0]
         error = torch.where(error > ring.primes[0] // 2, error - ring.primes[0], error).double()
         assert float(error.abs().max()) <= 42
-        # The deviation of a variance over 16,384 values is sqrt(2 / 16384) = 1.1 % of it; six of them are 6.6 %.
-        assert float(error.square().mean()) == pytest.approx(variance, rel=0.066)
+        # The deviation of a variance over 16,384 values is sqrt(2 / 16384) = 1.1 % of it; 7.6 of them are 8.4 %.
+        assert float(error.square().mean()) == pytest.approx(variance, rel=0.084)
 
 
 def test_a_distance_is_that_of_every_coefficient_of_every_ciphertext() -> None:

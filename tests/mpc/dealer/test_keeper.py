@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +52,7 @@ def kept(root: Path, slots: int, monkeypatch: pytest.MonkeyPatch, **options: Any
         if seconds == keeping.LOOK:
             raise Enough
 
-    monkeypatch.setattr(keeping.time, "sleep", sleep)
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     monkeypatch.setattr(keeping, "_IDLE", 0)  # however slow a count is
     one = keeper(root)
     with pytest.raises(Enough):

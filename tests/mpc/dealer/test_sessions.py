@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hummingbird.errors import DealerError
+from hummingbird.errors import DealerError, OverloadError
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer import command as dealer_command
 from hummingbird.mpc.dealer.client import DealerClient
@@ -81,7 +81,7 @@ def test_the_number_of_sessions_is_limited():
     tokens = []
     for number in range(MAX_SESSIONS):
         tokens.append(dealer.join(number.to_bytes(16, "big"), 0, 1, VERSION)[1])
-    with pytest.raises(DealerError, match=f"keeps {MAX_SESSIONS} sessions already"):
+    with pytest.raises(OverloadError, match=f"{MAX_SESSIONS} sessions are open, the most\nhint: sessions end when"):
         dealer.join(b"x" * 16, 0, 1, VERSION)
     request = [SquarePair((1,))]
     calls = [
@@ -90,8 +90,66 @@ def test_the_number_of_sessions_is_limited():
     ]
     for frames in calls[:-1]:
         next(frames)
-    with pytest.raises(DealerError, match=f"serves {MAX_BUSY} sessions at this moment"):
+    with pytest.raises(OverloadError, match=f"{MAX_BUSY} sessions are served, the most\nhint: start more dealers"):
         next(calls[-1])
+    calls[0].close()
+    with pytest.raises(DealerError, match="number 0 has been served already"):
+        next(dealer.correct(bytes(16), tokens[0], 0, request, 1.0))
+    for first in (1, 2):  # its place is free again, also after a refusal, and after a call
+        frames = dealer.correct(bytes(16), tokens[0], first, request, 1.0)
+        next(frames)
+        frames.close()
+
+
+def test_no_name_takes_all_sessions():
+    """A name that begins as many as it may leaves a quarter for others; what it gives back is free again."""
+    dealer, few = Dealer(), "the room that is left is for callers with few"
+    tokens = {}
+    with pytest.raises(OverloadError, match=few):
+        for number in range(MAX_SESSIONS):
+            session = number.to_bytes(16, "big")
+            tokens[session] = dealer.join(session, 1, 2, VERSION, "party-1")[1]
+    assert len(tokens) == dealer.open == 3 * MAX_SESSIONS // 4
+    for number in range(8):
+        dealer.join(b"0" * 15 + bytes([number]), 0, 2, VERSION, "party-0")
+    session, token = tokens.popitem()
+    dealer.join(session, 0, 2, VERSION, "party-0")  # which party 1 has begun
+    with pytest.raises(OverloadError, match=few):
+        dealer.join(b"1" * 16, 1, 2, VERSION, "party-1")
+    for session, token in list(tokens.items())[:100]:
+        other = dealer.join(session, 0, 2, VERSION, "party-0")[1]
+        dealer.leave(session, token), dealer.leave(session, other)
+    dealer.join(b"1" * 16, 1, 2, VERSION, "party-1")
+
+
+def test_no_name_is_served_in_all_places_and_who_waits_has_none():
+    dealer, request, gone = Dealer(), [SquarePair((1,))] * 2, threading.Event()
+
+    def call(session: bytes, rank: int, parties: int):
+        token = dealer.join(session, rank, parties, VERSION, f"party-{rank}")[1]
+        return dealer.correct(session, token, 0, request, HANG, lambda: not gone.is_set())
+
+    def wait(number: int) -> None:
+        with pytest.raises(DealerError, match="did not join"):
+            next(call(bytes([1]) * 15 + bytes([number]), 1, 2))
+
+    waiting = [threading.Thread(target=wait, args=(number,)) for number in range(MAX_BUSY + 1)]
+    for thread in waiting:
+        thread.start()
+    until(lambda: sum(state.busy for state in dealer._sessions.values()) == len(waiting), "calls to wait")
+    served = []
+    with pytest.raises(OverloadError, match="the room that is left is for callers with few"):
+        for number in range(MAX_BUSY):
+            made = call(bytes(15) + bytes([number]), 0, 1)
+            next(made)
+            served.append(made)
+    assert len(served) == 3 * MAX_BUSY // 4
+    calls = [call(b"both of them----", rank, 2) for rank in (1, 0)]  # party 1 has begun this one
+    for made in calls:
+        next(made)
+    gone.set()
+    for thread in waiting:
+        thread.join(HANG)
 
 
 def test_idle_sessions_are_dropped():
@@ -199,10 +257,11 @@ def test_killed_dealer_is_an_error_before_the_timeout():
     address, process = spawn_local(1, HANG)
     client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=NEVER)
     client.correlation(SquarePair((2,)))
-    threading.Timer(0.5, process.kill).start()
-    with pytest.raises(DealerError, match="connection is lost") as caught:
-        supply = client.reserve([SquarePair((1 << 20,))] * 2000)  # 16 GB: killed in the middle
-        for _ in range(2000):
+    supply = client.reserve([SquarePair((1 << 20,))] * 2000)  # 16 GB: killed in the middle
+    supply.correlation(SquarePair((1 << 20,)))
+    process.kill()
+    with pytest.raises(DealerError, match="connection is lost") as caught:  # noqa: PT012
+        for _ in range(1999):
             supply.correlation(SquarePair((1 << 20,)))
     assert address in str(caught.value) and caught.value.hint
     with pytest.raises(DealerError, match="an earlier request failed"):

@@ -15,6 +15,7 @@ from hummingbird.mpc.correlations.request import expand
 from hummingbird.mpc.protocols.lift import lift
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
@@ -90,7 +91,7 @@ def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int,
     assert int(found.min()) >= -(parties // 2) and int(found.max()) <= 1 + parties // 2
     expected = ((x - (z << shift)).double() / 2.0**shift).mean()
     ties = parties * 2.0 ** -(shift + 1)  # are rounded up
-    assert abs(float(found.double().mean() - expected)) < 6 * (parties / 12) ** 0.5 / 100_000**0.5 + ties
+    assert abs(float(found.double().mean() - expected)) < DEVIATIONS * (parties / 12 / 100_000) ** 0.5 + ties
 
 
 @pytest.mark.parametrize("parties", [2, 3])

@@ -18,6 +18,7 @@ from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
 from tests.support.parties import compute, share, together
 from tests.support.parties import sessions as make_sessions
@@ -170,7 +171,7 @@ def test_truncation_is_within_half_a_unit_per_party_and_unbiased(parties: int) -
     y, z = run(make_sessions(parties), x, 30, 0, shift=shift)
     error = z.double() - x.double() / 2**shift
     assert float(error.abs().max()) <= parties / 2
-    assert abs(float(error.mean())) < 6 * (parties / 12 / n) ** 0.5
+    assert abs(float(error.mean())) < DEVIATIONS * (parties / 12 / n) ** 0.5
     assert torch.equal(y, z.clamp(min=0))
 
 
@@ -285,7 +286,7 @@ def test_any_wrong_borrow_shows(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_opened_is_uniform() -> None:
-    """The opened words of a constant, and the two opened bits, look like coins: six deviations of sqrt(n) / 2."""
+    """The opened words of a constant, and the two opened bits, look like coins."""
     n, sessions = 20_000, make_sessions(2)
     seen: list[Tensor] = []
     exchange = sessions[0].channel.exchange
@@ -303,7 +304,7 @@ def test_what_is_opened_is_uniform() -> None:
     public = seen[1][0] ^ seen[1][1]
     bits += [kernels.from_bits(plane, n) for plane in public]
     for column in bits:
-        assert abs(int(column.sum()) - n / 2) < 6 * n**0.5 / 2
+        assert abs(int(column.sum()) - n / 2) < DEVIATIONS * n**0.5 / 2
 
 
 def test_one_party_computes_the_same() -> None:

@@ -17,6 +17,7 @@ from hummingbird.mpc.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, Table, cho
 from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.chance import DEVIATIONS
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -187,7 +188,7 @@ def test_a_mask_that_is_not_moved_shows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_opened_is_uniform() -> None:
-    """The opened words of a constant look like coins: six deviations of sqrt(n) / 2."""
+    """The opened words of a constant look like coins."""
     n, seen = 20_000, list[Tensor]()
     combined = poly.combined
 
@@ -201,7 +202,7 @@ def test_what_is_opened_is_uniform() -> None:
         patch.setattr(poly, "combined", listen)
         run(make_sessions(2), torch.full((n,), 3), table, 16, 16)
     for place in range(table.k):
-        assert abs(int(((seen[0] >> place) & 1).sum()) - n / 2) < 6 * n**0.5 / 2
+        assert abs(int(((seen[0] >> place) & 1).sum()) - n / 2) < DEVIATIONS * n**0.5 / 2
 
 
 # Choosing ------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 from tests.mpc.protocols.test_masked import masks, opened_sum
+from tests.support.chance import DEVIATIONS
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -141,7 +142,7 @@ def test_gmw_rounds_what_it_has_decided(parties: int, extra: int) -> None:
     y, z = run(make_sessions(parties), Gmw(window), shares, SCALE + extra)
     error = z.double() - x.double() / 2**extra
     assert not bool((z % 8).any()) and float(error.abs().max()) < 8
-    assert abs(float(error.mean())) < 6 * 8 * (1 / n) ** 0.5 / 2
+    assert abs(float(error.mean())) < DEVIATIONS * 8 * (1 / n) ** 0.5 / 2
     low = sum(((s % (1 << 5 + extra)) for s in shares[1:]), torch.zeros_like(x))
     bit, _ = GmwLaw(12 + extra, 5 + extra, parties).decide(x, low)  # of the shares as they are
     assert torch.equal(y, bit * z)

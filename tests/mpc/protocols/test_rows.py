@@ -14,6 +14,7 @@ from hummingbird.mpc.correlations.rows import LiftedRows, Widths
 from hummingbird.mpc.protocols.rows import RowOpening
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.chance import chi_square_limit
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -154,8 +155,7 @@ def test_the_opened_words_are_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(width for _, width in seen) == [4, 4, 5, 5]
     for words, width in seen:
         counts, wanted = torch.bincount(words, minlength=1 << width).double(), len(words) / (1 << width)
-        free = (1 << width) - 1
-        assert float(((counts - wanted) ** 2 / wanted).sum()) < free + 6 * (2 * free) ** 0.5
+        assert float(((counts - wanted) ** 2 / wanted).sum()) < chi_square_limit(1 << width)
 
 
 def test_a_request_of_another_process_is_checked() -> None:

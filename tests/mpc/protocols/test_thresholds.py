@@ -25,6 +25,7 @@ from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 from tests.mpc.protocols.test_masked import check, opened_sum
+from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
@@ -245,7 +246,7 @@ def test_large_inputs_are_compared_in_parts_at_the_price(protocol: str, monkeypa
 
 
 def test_what_is_opened_is_uniform() -> None:
-    """The opened words of a constant, the opened bits and the sums of any two are coins: six deviations."""
+    """The opened words of a constant, the opened bits and the sums of any two are coins."""
     n, sessions, seen = 20_000, make_sessions(2), []
     exchange = sessions[0].channel.exchange
 
@@ -264,8 +265,8 @@ def test_what_is_opened_is_uniform() -> None:
     bits += [kernels.from_bits(plane, n) for plane in public]
     for i, column in enumerate(bits):
         for other in bits[i + 1 :]:
-            assert abs(int((column ^ other).sum()) - n / 2) < 6 * n**0.5 / 2
-        assert abs(int(column.sum()) - n / 2) < 6 * n**0.5 / 2
+            assert abs(int((column ^ other).sum()) - n / 2) < DEVIATIONS * n**0.5 / 2
+        assert abs(int(column.sum()) - n / 2) < DEVIATIONS * n**0.5 / 2
 
 
 # Mutations: any wrong share, and any wrong entry of a table, changes a result ----------------------------------------
