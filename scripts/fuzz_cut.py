@@ -31,7 +31,10 @@ from hummingbird.ring import SCALE
 from scripts.fuzz_bounds import carried
 
 FLOAT32 = 2.0**-22  # of a folded norm, twice
-_LAYERS = {"conv": ("weight", "bias"), "linear": ("weight", "bias"), "affine": ("scale", "shift")}
+_LAYERS = {
+    **dict.fromkeys(("conv", "linear"), ("weight", "bias")),
+    **dict.fromkeys(("affine", "scale_last"), ("scale", "shift")),
+}
 
 
 class Promise(Exception):
@@ -94,7 +97,7 @@ class Cut:
             return [0.0]
         step = self._named[name][1]
         units = [self._plan.steps[ref.index].unit for ref in step.inputs]
-        off = [abs(f * step.unit / unit - 1) for f, unit in zip(step.attrs["factors"], units, strict=True)]
+        off = [abs(abs(f) * step.unit / unit - 1) for f, unit in zip(step.attrs["factors"], units, strict=True)]
         if max(off) > FACTOR:
             raise Promise(f"{name} multiplies a part by {max(off):.3g} too much")
         return off
@@ -111,12 +114,20 @@ class Cut:
             e = self.cut(source.name.removesuffix(".lift"), self._lift, x, e)
         weight, bias = _LAYERS[step.op]
         attrs = dict(step.attrs)
-        attrs |= {weight: attrs[weight].abs(), bias: None if step.op != "affine" else torch.zeros_like(attrs[bias])}
+        attrs |= {weight: attrs[weight].abs(), bias: None if bias == "bias" else torch.zeros_like(attrs[bias])}
         return OPS[step.op](attrs, e)
 
-    def add(self, step: Step, x: Tensor, e: Tensor, y: Tensor, f: Tensor) -> Tensor:
-        one, other = self._stretch(step.name)
-        return e + f + one * (x.abs() + e) + other * (y.abs() + f)
+    def add(self, step: Step, x: Tensor, e: Tensor, *other: Tensor) -> Tensor:
+        """A number is added to half a unit, on top of what becomes of a part that is multiplied."""
+        if not other:
+            return e + self._stretch(step.name)[0] * (x.abs() + e) + self._named[step.name][1].unit / 2
+        y, f = other
+        one, two = self._stretch(step.name)
+        return e + f + one * (x.abs() + e) + two * (y.abs() + f)
+
+    def mul(self, step: Step, x: Tensor, e: Tensor) -> Tensor:
+        """Another unit, and for a factor below zero another sign."""
+        return e * abs(step.attrs.get("value", 1.0))
 
     def hardtanh(self, step: Step, x: Tensor, e: Tensor) -> Tensor:
         """Both ends are whole units: the window's, or the image's, which is coarser."""
@@ -159,5 +170,6 @@ _BOUNDS: dict[str, Callable[..., Any]] = {
     "prelu": Cut.prelu,
     "cat": Cut.cat,
     "max_pool": Cut.max_pool,
-    "add": Cut.add,
+    **dict.fromkeys(("add", "sub"), Cut.add),
+    **dict.fromkeys(("mul", "neg"), Cut.mul),
 }

@@ -74,7 +74,18 @@ WEIGHTS = {
     },
     **{"max_pool": 3, "avg_pool": 2, "adaptive_avg_pool": 1, "mean": 1, "pad": 1, "identity": 0.5},
     **{"flatten": 2, "reshape": 1, "permute": 1, "transpose": 1, "squeeze": 0.5, "unsqueeze": 0.5},
-    **{"broadcast": 0.3, "cat": 1, "scale": 0.2, "shift": 0.2, "getitem": 0.2, "gelu": 0.1, "conv_transpose": 0.1},
+    **{
+        "broadcast": 0.3,
+        "cat": 1,
+        "scale": 1,
+        "scale_tensor": 1,
+        "shift": 1,
+        "sub": 0.5,
+        "neg": 0.5,
+        "getitem": 0.2,
+        "gelu": 0.1,
+        "conv_transpose": 0.1,
+    },
 }
 KINDS = GRAMMAR | {"branches": branches, "broadcast": broadcast}
 _FIRST = ("conv", "conv", "branches", "linear", "batch_norm", "max_pool", "avg_pool")

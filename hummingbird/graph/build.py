@@ -39,11 +39,13 @@ class Builder:
     """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted.
 
     root: the net, a copy whose tensors may be kept. plain: whether all of torch's elementwise functions are taken, for
-    who computes on plain values.
+    who computes on plain values. hidden: knows the tensors that must not become numbers, as those are told to others
+    (reading.py), or None.
     """
 
     def __init__(self, root: nn.Module, plain: bool = False) -> None:
         self.plain = plain
+        self.hidden: Any = None
         self._own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         self.steps: list[Step] = []
         self.kinds: list[str] = []
@@ -87,7 +89,7 @@ class Builder:
 
     def owns(self, value: Any) -> bool:
         """Whether it is one of the net's parameters or buffers, or was computed of them."""
-        return id(value) in self._own or id(value) in self._learned
+        return id(value) in self._own or id(value) in self._learned or self._is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
         """Note a constant that was computed of others; owned: whether the net owns one of those."""
@@ -120,9 +122,21 @@ class Builder:
 
     def number(self, value: Any, what: str) -> float:
         """`value` as a finite float."""
+        self.check_told(value, what)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise Unsupported(f"{what} must be a fixed finite number, got {self._show(value)}", "write the number")
         return float(value)
+
+    def check_told(self, value: Any, what: str) -> None:
+        """Unsupported for a secret tensor where a number stands."""
+        if self._is_hidden(value):
+            told = (
+                f"{what} is a number of a parameter or buffer: it would be told to those who must not have the weights"
+            )
+            raise Unsupported(told, "add it or multiply by it, as in x * self.t, or write the number into the code")
+
+    def _is_hidden(self, value: Any) -> bool:
+        return self.hidden is not None and self.hidden.owns(value)
 
     def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:
         """`value` as n python ints: one int is repeated."""

@@ -74,6 +74,8 @@ def emit(b: Builder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """A step of one function; Unsupported for arguments that are neither values of the net nor numbers."""
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
+    for value in (*args, *kwargs.values()):
+        b.check_told(value, f"an argument of {name}")
     for value in args:
         if not isinstance(value, Ref) and not _is_plain(value):
             raise Unsupported(f"{name} of {b._show(value)}", "parameters are the server's: add or multiply them")

@@ -157,6 +157,10 @@ class Running:
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
         """The node's value in every run."""
         self.busy = True
+        if reads_attribute(node):  # it has numbers
+            number = getattr(self._attribute(node.args[0]), str(node.target))()
+            self.values[node], self.busy = (number,) * len(self.sizes), False
+            return self.values[node]
         quiet, _LOG.disabled = _LOG.disabled, True  # torch logs what it raises, with a page of its own code
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # in which attention gives a tensor for weights that are None
@@ -172,10 +176,7 @@ class Running:
         if node.op == "placeholder":
             return self._fake.from_tensor(self._left[run].pop(0))
         if node.op == "get_attr":
-            value: Any = self.root
-            for name in str(node.target).split("."):
-                value = getattr(value, name)
-            return self._fake.from_tensor(value)
+            return self._fake.from_tensor(self._attribute(node))
 
         def actual(value: Any) -> Any:
             if isinstance(value, fx.Node):
@@ -188,6 +189,12 @@ class Running:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _attribute(self, node: Any) -> Any:
+        value: Any = self.root
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        return value
 
     def types(self) -> dict[fx.Node, torch.dtype]:
         """The type of every node that is a tensor."""
@@ -210,6 +217,12 @@ class Running:
             if factor > 0 and last == factor * self.sizes[1]:
                 return BatchSize(factor, self.batch)
         raise self.batch.fixed("a fact that depends on it")
+
+
+def reads_attribute(node: fx.Node) -> bool:
+    """Whether a node is item() or tolist() of a parameter."""
+    reads = node.op == "call_method" and node.target in ("item", "tolist")
+    return reads and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr"
 
 
 def leaves(value: Any) -> list[Any]:

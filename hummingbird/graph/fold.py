@@ -74,7 +74,7 @@ def _batch_norms(steps: Sequence[Step]) -> list[Step]:
         before = steps[source]
         alone = readers[read] == 1 and not _reused(steps, before, step)
         if alone and _channels_agree(steps, known, source, len(scale)):
-            steps[source] = _folded(before, scale, shift)
+            steps[source] = scaled_outputs(before, scale, shift)
             forward[index] = source
         else:
             dtype = step.attrs["mean"].dtype
@@ -90,7 +90,8 @@ def _scale_shift(a: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return scale, shift if a["bias"] is None else a["bias"].double() + shift
 
 
-def _folded(step: Step, scale: Tensor, shift: Tensor) -> Step:
+def scaled_outputs(step: Step, scale: Tensor, shift: Tensor) -> Step:
+    """A convolution or linear layer whose outputs are scaled and shifted, float64 (channels,) each."""
     weight, bias = step.attrs["weight"], step.attrs["bias"]
     if step.op == "conv_transpose":  # weight (in, out / groups, ...): output channel g * out/groups + o
         groups = step.attrs["groups"]

@@ -218,6 +218,7 @@ def clamp(b: Builder, input: Any, min: Any = None, max: Any = None) -> Ref:
     bound = max if min is None else min
     if (min is None) != (max is None) and isinstance(bound, (int, float)):
         return b.emit("minimum" if min is None else "maximum", b.tensor(input), value=b.number(bound, "the bound"))
+    b.check_told(bound, "the bound")
     raise Unsupported(f"clamp with bounds {b._show(min)}, {b._show(max)}", "give numbers, or torch.maximum of tensors")
 
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.example import FACTS, PUBLIC, Running
+from hummingbird.graph.example import FACTS, PUBLIC, Running, reads_attribute
 
 _VALUE_TEST = (
     "only straight-line code can be converted: a private value, or a shape, cannot choose a branch; remove the test, "
@@ -189,6 +189,8 @@ class SymbolTracer(fx.Tracer):
             return super().create_proxy(kind, target, args, kwargs, *rest, **more) if fact is None else fact
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         values = self.running.compute(proxy.node)
+        if reads_attribute(proxy.node):
+            return proxy
         if name in _FILLS:
             return self._filled(name, values, args, kwargs)
         if any(_isinstance(leaf, Tensor) for leaf in _leaves(values[0])):

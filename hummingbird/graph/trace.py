@@ -129,8 +129,8 @@ def _walk(
     for reading in readings:
         if best is not None and not best[1] and reading is not None and not reading.any_batch:
             break  # it is traced for one batch already
-        with Secret(twin) if secret else nullcontext():
-            walked, problems = _walked(twin, custom, elementwise, reading)
+        with Secret(twin) if secret else nullcontext() as hidden:
+            walked, problems = _walked(twin, custom, elementwise, reading, hidden)
         if walked is not None and not problems and not walked.captured.fixed:
             return walked, found
         if best is None or best[1]:  # the last word on problems is that of the reading with the fewest symbols
@@ -140,7 +140,7 @@ def _walk(
 
 
 def _walked(
-    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[Walk | None, list[Problem]]:
     """The net read in one way: with these of its inputs free."""
     with torch.no_grad(), Chance() as chance:
@@ -148,6 +148,7 @@ def _walked(
         if captured.graph is None:
             return None, captured.problems
         walked = Walk(captured, tuple(custom), elementwise)
+        walked.builder.hidden = hidden
         walked.nodes()
     found = captured.problems + walked.problems
     if chance.drawn:

@@ -27,6 +27,7 @@ from hummingbird.graph.calls import separate
 from hummingbird.graph.steps import refs
 from hummingbird.he.compile import magnitudes
 from hummingbird.hybrid import description
+from hummingbird.hybrid.constants import ARITHMETIC, absorbed
 from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
 from hummingbird.hybrid.net import HybridNet
 from hummingbird.hybrid.plan import GARBLERS, Model
@@ -73,11 +74,13 @@ class TracedNet:
 
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
         shape = _shape(input_shape)
-        self.steps = graph.trace(settled(net, torch.empty(1, *shape), secret=True), secret=True)
-        found = [Problem(step.name, "its weights have no values", "load them") for step in self.steps if _is_meta(step)]
+        self._net = graph.trace(settled(net, torch.empty(1, *shape), secret=True), secret=True)
+        found = [Problem(step.name, "its weights have no values", "load them") for step in self._net if _is_meta(step)]
         if found:
             raise ModelError(found)
-        self.shapes, found = magnitudes.shapes(self.steps, magnitudes.pattern(shape, RANGE)[:2])
+        few = magnitudes.pattern(shape, RANGE)[:2]
+        self.steps = absorbed(self._net, magnitudes.shapes(self._net, few)[0])
+        self.shapes, found = magnitudes.shapes(self.steps, few)
         found += problems(self.steps, self.shapes)
         if found:
             raise ModelError(found)
@@ -93,7 +96,7 @@ class TracedNet:
         """The plan under these windows; errors as of `make_plan`."""
         if garbler not in GARBLERS:
             raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
-        check_windows(self.steps, config)
+        check_windows(self._net, config)
         lowering = Lowering(self.steps, self.shapes, config)
         last = lowering.run()
         input_range = RANGE if config.input_range is None else config.input_range
@@ -125,7 +128,7 @@ def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
     """Names of the steps that may have a window and compare nothing: a `lift` may follow, or nothing at all."""
-    return [step.name for step in steps if step.op in ("conv", "linear", "affine", "add", "cat")]
+    return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 
 
 def _is_meta(step: graph.Step) -> bool:

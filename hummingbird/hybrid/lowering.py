@@ -18,6 +18,7 @@ from hummingbird.errors import ConfigError, InputError, Problem
 from hummingbird.graph import Step as NetStep
 from hummingbird.graph.pooling import equal_windows, places
 from hummingbird.graph.steps import refs
+from hummingbird.hybrid.constants import ARITHMETIC, multiplied, scale_last, summed
 from hummingbird.hybrid.draft import Draft, Drafts
 from hummingbird.hybrid.plan import WIDTHS
 from hummingbird.hybrid.scales import joined
@@ -343,7 +344,9 @@ _RULES: dict[str, Callable[..., Any]] = {
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive,
     "mean": _mean,
-    "add": lambda to, number, step, *parts: to.drafts.sum(step.name, parts),
+    "scale_last": scale_last,
+    **dict.fromkeys(("add", "sub"), summed),
+    **dict.fromkeys(("mul", "neg"), multiplied),
     "pad": lambda to, number, step, x: to.drafts.local(
         step.name, "pad", x, to.shapes[number], {"pads": tuple(step.attrs["pads"])}
     ),
@@ -366,7 +369,7 @@ def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
         problem = _problem(step, [shapes[ref.index] for ref in refs(step.inputs)], shapes[number])
         if problem is not None:
             found.append(Problem(step.name, *problem))
-    if not any(step.op in ("conv", "linear", "affine") for step in steps):
+    if not any(step.op in ("conv", "linear", "affine", "scale_last") for step in steps):
         found.append(Problem("net", "no layer has weights: there is nothing to keep private", "run it in the clear"))
     return found
 
@@ -384,9 +387,16 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
         return "cat of images", "keep the first dimension to itself"
     if step.op not in _RULES:
         return f"{step.op} has no form on garbled gates and shares", _HINT
-    if step.op == "add" and "value" in a:
-        return "a sum with a constant", "move it into the bias of a layer"
-    if step.op == "add" and sources[0] != sources[1]:
+    if step.op in ARITHMETIC and isinstance(a.get("value"), Tensor):
+        what = f"a tensor of shape {tuple(a['value'].shape)} beside values of shape {tuple(source)}"
+        return what, "of one shape for all images: a sum or a product repeats no values"
+    if step.op == "mul" and len(sources) == 2:
+        return "a product of two values has no form on garbled gates and shares", _HINT
+    if step.op == "mul" and a["value"] == 0:
+        return "a product with 0", "leave it out"
+    if step.op == "scale_last" and a["scale"].dim() > len(source):
+        return "a factor that images share", "keep the first dimension to itself"
+    if step.op in ("add", "sub") and len(sources) == 2 and sources[0] != sources[1]:
         what = f"a sum of values of shapes {sources[0]} and {sources[1]}"
         return what, "bring both to one shape: a sum repeats neither"
     if step.op == "linear" and len(source) != 1:

@@ -108,7 +108,7 @@ def test_every_problem_of_a_net_is_named() -> None:
 
     with pytest.raises(ModelError) as caught:
         make_plan(Odd(), (1, 6, 7), WIDE)
-    assert {problem.name for problem in caught.value.problems} == {"act", "norm", "pool", "add"}
+    assert {problem.name for problem in caught.value.problems} == {"act", "norm", "pool"}
     assert all(problem.hint for problem in caught.value.problems)
 
 
@@ -143,6 +143,38 @@ def test_prelu_cat_and_a_new_dimension() -> None:
         make_plan(nn.Sequential(nn.Conv2d(1, 2, 3), Part(), nn.Flatten(), nn.Linear(16, 2)), (1, 6, 6), WIDE)
 
 
+class Constants(nn.Module):
+    """Sums and products with tensors and numbers, of a layer's results, of a gate's, of the image and of a sum's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(2, 3, 3), nn.Linear(12, 3)
+        for name, shape in {"each": (2, 1, 1), "place": (4, 4), "c": (3, 1, 1), "one": (), "all": (3, 2, 2)}.items():
+            self.register_buffer(name, torch.ones(shape))
+        self.last = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x * self.each - self.place) * self.one
+        x = self.conv(x) * self.c + self.one - 0.25
+        x = (self.all * x.relu() - 0.5).relu() * -2
+        x = self.last - self.fc((-x - x).flatten(1))
+        return x * 0.5
+
+
+def test_sums_and_products_with_tensors_and_numbers() -> None:
+    """Windows [22:4) cut to 2^-12, and weights let through less than 2^-6 of it."""
+    torch.manual_seed(0)
+    net = Constants()
+    for buffer in (*net.buffers(), net.last):
+        buffer.data = torch.randn(buffer.shape) / 2
+    net, x = net.eval(), torch.randn(3, 2, 4, 4).clamp(-2, 2)
+    private = convert_model(net, (2, 4, 4), BitWindow(22, 4))
+    with torch.no_grad():
+        assert torch.allclose(private(x), net(x), atol=2.0**-5)
+    # conv and fc have taken what follows them; the image's factors and shifts, and those behind gates, are layers.
+    assert {step.name for step in private.plan.linears.values()} == {"mul", "sub", "mul_1", "conv", "mul_3", "fc"}
+
+
 @pytest.mark.parametrize("windows", [{}, {"a": BitWindow(20, 0)}])
 def test_several_results_are_exact_where_all_values_are_multiples_of_a_unit(windows: dict[str, BitWindow]) -> None:
     net, x = exact(Several()), images((1, 4, 4))
@@ -162,6 +194,7 @@ class Part(nn.Module):
     [
         (lambda x: x.softmax(1), "softmax has no form"),
         (lambda x: torch.where(x > 0, 2.0, 1.0), "greater has no form"),
+        (lambda x: x * x.relu(), "a product of two values"),
         (lambda x: x.roll(1, 1), "roll has no form"),
     ],
 )

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from hummingbird import he
 from hummingbird.__main__ import main
+from hummingbird.bits import BitWindow
 from hummingbird.errors import (
     AgreementError,
     HummingbirdError,
@@ -20,13 +22,16 @@ from hummingbird.errors import (
     PeerError,
     StoreError,
 )
+from hummingbird.he.service import server as he_server
+from hummingbird.he.service.client import RemoteModel
 from hummingbird.hybrid import client, messages
 from hummingbird.hybrid.client import RemoteNet
+from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.plan import Model, Parameters
 from hummingbird.hybrid.service import MAX_CALLS
 from hummingbird.wire import service
 from tests.hybrid.test_arithmetic import images
-from tests.support import hybrid_nets
+from tests.support import he_service, hybrid_nets
 from tests.support.dealers import Authority
 from tests.support.hybrid import close, model, serving
 from tests.support.hybrid_nets import same, several
@@ -67,6 +72,39 @@ def test_several_results_in_their_structure(tmp_path: Path, garbler: str) -> Non
     found = {"a": written["a"], "b": [written["b.0"], 3, None], "y": written["y"], "x": written["x"]}
     as_tensor = {key: torch.from_numpy(value) for key, value in found.items() if key != "b"}
     assert same({**found, **as_tensor, "b": [torch.from_numpy(written["b.0"]), 3, None]}, x)
+
+
+def test_numbers_that_forward_reads_from_weights_stay_with_the_server(tmp_path: Path) -> None:
+    """By both kinds of service; windows [21:5) are cut to 2^-11, beside logits of order 1."""
+    net, x = Read().eval(), torch.randn(3, 4).clamp(-4, 4)
+    with torch.no_grad():
+        wanted = net(x)
+    with serving(make_plan(net, (4,), BitWindow(21, 5)), tmp_path / "m") as (address, _):
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as remote:
+            assert torch.allclose(remote(x), wanted, atol=2.0**-5)
+    for mode in ("client-aided", "polynomial"):
+        server = he.convert_model(Read(mode == "client-aided").eval(), (4,), mode).server
+        with he_service.served(he_server.Service(server)) as address, RemoteModel(address, timeout=HANG) as model:
+            told = model.public.to_json()
+            assert "0.3127" not in told and "1.7313" not in told
+            with torch.no_grad():
+                assert torch.allclose(model(x), Read(mode == "client-aided").eval()(x), atol=5e-3)
+
+
+class Read(torch.nn.Module):
+    """A factor and a shift that are read as numbers."""
+
+    def __init__(self, relu: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.relu = torch.nn.Linear(4, 5), torch.nn.Linear(5, 2), relu
+        self.factor = torch.nn.Parameter(torch.tensor(0.31273))
+        self.register_buffer("shifts", torch.tensor([1.73131, -0.5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * self.factor.item()
+        x = self.last((x.relu() if self.relu else x) + self.shifts.tolist()[0])
+        return x / self.shifts.tolist()[1]
 
 
 def test_an_error_waits_for_no_slot_but_the_one_being_dealt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,20 +184,23 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
         if mode == "client-aided" and is_weighted(step):
             turn = max(placement.known(ref.index) for ref in refs(step.inputs))
         if mode == "polynomial" and side != CLIENT and turn > 0:
-            found += [
-                Problem(
-                    steps[i].name,
-                    f"{steps[i].attrs.get('function', steps[i].op)} of an encrypted value, which {step.name!r} needs "
-                    "encrypted",
-                    _HINT,
-                )
-                for i in _culprits(placement, index)
-            ]
+            found += [_encrypted(steps, i, step.name) for i in _culprits(placement, index)]
             turn = 0
         placement.places.append(Place(side, turn))
     if not found:
         placement.demand()
     return placement, list(dict.fromkeys(found))
+
+
+def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
+    """The problem of a step that only the client can compute and a server's reads; of a PReLU's parts, the PReLU's."""
+    step = steps[index]
+    name, op = step.name, step.attrs.get("function", step.op)
+    whole = name.removesuffix(".relu_minus").removesuffix(".relu")
+    if whole != name and any(other.name == f"{whole}.slope" for other in steps):
+        what = "prelu of an encrypted value, whose slopes are the server's and whose signs nobody knows"
+        return Problem(whole, what, _HINT)
+    return Problem(name, f"{op} of an encrypted value, which {reader!r} needs encrypted", _HINT)
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:

@@ -106,3 +106,21 @@ def test_a_net_that_fails_on_its_input_says_where() -> None:
     net = Fn(lambda s, x: s.l(x.flatten(1)), l=nn.Linear(5, 2))
     with pytest.raises(HummingbirdError, match="does not take images of shape"):
         he.convert_model(net, (2, 3))
+
+
+def test_a_prelu_is_named_as_such_in_polynomial_mode_and_its_hint_leads_to_a_result() -> None:
+    """Nobody knows an encrypted value's sign: as of a ReLU, there is no exact form."""
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 4), nn.PReLU(4), nn.Linear(4, 2)
+    for net, name in ((nn.Sequential(*layers), "1"), (nn.Sequential(*layers[:2]), "1")):
+        with pytest.raises(ModelError) as caught:
+            he.convert_model(net, (6,), "polynomial")
+        (problem,) = caught.value.problems
+        assert problem.name == name and problem.what.startswith("prelu of an encrypted value")
+        assert "x * x" in problem.hint and "client-aided" in problem.hint
+        x = torch.randn(3, 6)
+        with torch.no_grad():
+            assert torch.allclose(he.convert_model(net, (6,))(x), net(x), atol=1e-3)
+    before, x = nn.Sequential(nn.PReLU(6), nn.Linear(6, 2)), torch.randn(3, 6).clamp(-4, 4)  # of plain values: exact
+    with torch.no_grad():
+        assert torch.allclose(he.convert_model(before, (6,), "polynomial")(x), before(x), atol=5e-3)
