@@ -373,6 +373,18 @@ def test_a_client_waits_for_the_update_to_reach_both():
         client.rows(torch.tensor([8]))
 
 
+def test_answers_of_servers_that_have_parted_are_not_put_together():
+    """Each has made another update, both are at version 1: no row of either would come out."""
+    owner, data = Owner(), table()
+    zero, one = local_servers(data, owner=owner.public)
+    client = Client((zero, one))
+    messages = [changed(owner, client, number)[0] for number in (7, 8)]
+    for server, message in zip((zero, one), messages, strict=True):
+        server.update(message)
+    with pytest.raises(AgreementError, match="different contents.*server 0.*version 1.*server 1.*version 1"):
+        client.rows(torch.tensor([9]))
+
+
 def test_a_replaced_table_is_noticed():
     client = Client(local_servers(table()))
     new = table(1500, 4).view(torch.int32)
