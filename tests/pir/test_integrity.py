@@ -12,9 +12,9 @@ from torch import nn
 
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir import Client, IntegrityError, Owner, PrivateEmbedding, Server, Source, audit, local_servers
-from hummingbird.pir.integrity import Identity, Statement
-from hummingbird.pir.messages import pack_answer, unpack_answer, unpack_query, unpack_update
-from hummingbird.pir.table import PROOF_BYTES
+from hummingbird.pir.integrity import _UPDATE, Identity, Statement
+from hummingbird.pir.messages import pack_answer, pack_update, unpack_answer, unpack_query, unpack_update
+from hummingbird.pir.table import PROOF_BYTES, State
 
 ROWS, DIM = 1100, 4
 OWNER = Owner()
@@ -124,6 +124,13 @@ def test_updates_carry_signed_rows_and_what_staleness_is_left():
     unsigned = Owner(OWNER.key).update(replace(client.facts, table_id=""), client.state, torch.tensor([1]), rows[:1])
     with pytest.raises(InputError):
         links[1].update(unsigned)
+    # Nor is an update taken whose rows no client would: of another number, or of a version to come.
+    state, place = client.state, torch.tensor([1])
+    later = OWNER.update(client.facts, replace(state, version=state.version + 1), place, rows[:1])
+    for record in (torch.from_numpy(SIGNED.records[2:3].copy()), unpack_update(later, client.facts)[2]):
+        signature = OWNER._private.sign(_UPDATE + pack_update(state, place, record))
+        with pytest.raises(InputError, match="not signed by this table's owner"):
+            links[1].update(pack_update(state, place, record, signature))
 
 
 def test_statements_are_signed_by_their_server():
@@ -146,8 +153,11 @@ def test_statements_are_signed_by_their_server():
     # A client cannot make a server a liar: changed answers, changed queries, another server's signature.
     changed = bytearray(zero.answer)
     changed[-100] ^= 1
+    state, records, signature = unpack_answer(zero.answer, len(INDICES), SIGNED.facts, True)
+    others = State(state.version + 1, state.digest), State(state.version, bytes(16))
     forged = [
         replace(zero, answer=bytes(changed)),
+        *(replace(zero, answer=pack_answer(other, records, signature)) for other in others),
         replace(zero, query=_another_query(own)),
         replace(one, party=0, query=zero.query),
         Statement(0, zero.query, own[0].handle(zero.query), False),

@@ -18,6 +18,7 @@ from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire import service
 from hummingbird.wire.service import Tls
+from hummingbird.wire.trust import check_own_folder
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, NEVER, until
@@ -54,6 +55,23 @@ def test_malformed_addresses(address):
         service.connect(address, timeout=1)
     with pytest.raises(InputError, match="107 bytes"):
         service.serve({}, "unix:/" + "x" * 107)
+
+
+def test_a_folder_of_this_user_alone(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, link = tmp_path / "own", tmp_path / "link"
+    own.mkdir(mode=0o700)
+    link.symlink_to(own)
+    check_own_folder(own / "socket", "here")
+    for mode in (0o750, 0o705, 0o710, 0o720, 0o740, 0o701):
+        own.chmod(mode)
+        with pytest.raises(TrustError, match="is not a folder of this user alone"):
+            check_own_folder(own / "socket", "here")
+    own.chmod(0o700)
+    with pytest.raises(TrustError, match="is not a folder of this user alone"):
+        check_own_folder(link / "socket", "here")
+    monkeypatch.setattr(os, "geteuid", lambda: own.stat().st_uid + 1)
+    with pytest.raises(TrustError, match="is not a folder of this user alone"):
+        check_own_folder(own / "socket", "here")
 
 
 def test_an_address_in_use_is_not_taken_over(running, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from pytest import MonkeyPatch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from hummingbird.he import bfv
 from hummingbird.he.bfv import reply as reply_module
-from hummingbird.he.bfv.scheme import REST, RING
+from hummingbird.he.bfv.scheme import REST, RING, encrypted_zeros
 from hummingbird.kernels.ciphertexts import phase
 from tests.he.bfv.test_noise import noise_of, without_flood
 from tests.support.bfv_cases import UNLIKELY, Answer, answer, chi_square, elements, weights
@@ -95,3 +97,13 @@ def test_one_mask_for_two_inputs_shows_the_product_of_their_difference(monkeypat
         found = first.secret.decrypt(first.reply, 20) - second.secret.decrypt(second.reply, 20)
         difference = first.wanted + first.masks - second.wanted - second.masks  # W (r - r')
         assert torch.equal(found & 0xFFFFF, difference & 0xFFFFF) == shown
+
+
+def test_every_part_of_an_encryption_of_zero_has_an_error_of_its_own() -> None:
+    """Under a key of zeros they are all that is left: binomial, of variance 10.5, and equal by chance 1 time in 11."""
+    parts = RING.intt(encrypted_zeros(torch.zeros(2, 4, 4096, dtype=torch.int32), 3))[:, :, 0].flatten(0, 1)
+    assert int(parts.abs().max()) <= 21
+    # The deviation of a sample's variance is 10.5 sqrt(2 / 4096) = 0.23, that of the part that is equal 0.0044.
+    assert all(abs(float(part.double().var()) - 10.5) < 6 * 0.24 for part in parts)
+    for one, other in itertools.combinations(parts, 2):
+        assert float((one == other).double().mean()) < 1 / 11 + 6 * 0.0045

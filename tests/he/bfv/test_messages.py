@@ -12,6 +12,8 @@ from pytest import MonkeyPatch
 from hummingbird import cost
 from hummingbird.errors import InputError
 from hummingbird.he import bfv
+from hummingbird.he.bfv.scheme import REST
+from hummingbird.kernels.shares import pack_words
 from tests.support.bfv_cases import WHOLE, answer, elements, weights
 
 USED = [torch.tensor([5, 3, 4095]), torch.arange(0), torch.arange(1001)]
@@ -61,6 +63,18 @@ def test_another_length_and_a_value_that_is_no_residue_are_refused(monkeypatch: 
         for start, end in ((48, len(data) - 6526), (len(data) - 6526, len(data))):  # of a reply: c_1, then c_0
             with pytest.raises(InputError, match="not below its prime"):
                 read(data[:start] + b"\xff" * (end - start) + data[end:])
+
+
+def test_a_residue_has_one_encoding() -> None:
+    """Of the coefficients of c_0, a word for each prime: its largest residue is one below it."""
+    last = torch.tensor(REST.primes) - 1
+    for above in (torch.tensor([0, 0]), torch.tensor([1, 0]), torch.tensor([0, 1])):
+        data = bytes(26624) + pack_words(last + above, 26).numpy().tobytes()
+        if above.any():
+            with pytest.raises(InputError, match="not below its prime"):
+                bfv.Reply.from_bytes(data, [torch.tensor([7])])
+        else:
+            assert bfv.Reply.from_bytes(data, [torch.tensor([7])]).first.flatten().tolist() == [-1, -1]
 
 
 def fuzz(patch: MonkeyPatch, times: int) -> None:

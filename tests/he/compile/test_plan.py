@@ -8,6 +8,8 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -233,6 +235,11 @@ def test_the_input_scale_cannot_overflow_and_is_the_largest(packing: str) -> Non
         assert integers(scale) < parameters.modulus(2) / 2
         is_small = peak * max(1.0, x) * 2.0 ** (scale + 1) > 2**30 - 22  # int32 messages are the limit, not the modulus
         assert is_small or integers(scale + 1) > 0.99 * parameters.modulus(2) / 2
+    for left in (1, 2):  # primes: what is dropped rounds by half of 1 + ||s||_1, N + 1 at most
+        room = replace(turn.returns[0], primes=left).room(parameters)
+        after = Fraction(room) / (parameters.modulus(2) // parameters.modulus(left))
+        bound = Fraction(parameters.modulus(left), 2) - (Fraction(1 + parameters.degree, 2) if left < 2 else 0)
+        assert bound * (1 - Fraction(1, 2**39)) < after <= bound
     many = turn.fit(torch.tensor([[1e30, 1e-3, 37.0, 0.0]]), parameters, packing)
     assert many.tolist() == [-1, *(int(turn.fit(torch.tensor([[x]]), parameters, packing)) for x in (1e-3, 37.0, 0.0))]
 

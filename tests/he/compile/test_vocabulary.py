@@ -152,6 +152,7 @@ BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
     "where": lambda x: torch.where(x > 0.5, x * 7, -x),
     "expanded": lambda x: x[:, :1].expand(-1, 3, -1) * 3,
     "rolled": lambda x: x.roll(1, 1).flip(2) * -5,
+    "a square away from 0": lambda x: 144 - (x + 8) ** 2,
 }
 
 
@@ -170,4 +171,4 @@ def test_proven_bounds_hold_for_every_operation_that_a_client_may_do_first(name:
     assert math.isfinite(bounds.proven(steps, (4, 64), 4.0)[-1]) == (name in FINITE)
 
 
-FINITE = ("maximum of two", "a far clamp", "bilinear", "where", "expanded", "rolled")
+FINITE = ("maximum of two", "a far clamp", "bilinear", "where", "expanded", "rolled", "a square away from 0")

@@ -11,7 +11,7 @@ from torch import nn
 
 from hummingbird import he
 from hummingbird.errors import InputError, ModelError
-from hummingbird.he.runtime.precision import Precision, named, summary
+from hummingbird.he.runtime.precision import Precision, Shadow, named, summary
 from models import get_model, load_checkpoint
 from tests.support.he_cases import PRODUCTS, conv, images, made
 from tests.support.paths import ROOT
@@ -102,6 +102,13 @@ def test_a_full_batch_has_no_slot_to_measure_in() -> None:
     model = he.convert_model(nn.Linear(3, 2), (3,))
     model(images(2048, (3,)))
     assert "measured not known, as no slots are free" in model.report()
+
+
+def test_errors_that_make_a_value_no_number_are_refused_by_number() -> None:
+    shadow, value = Shadow(torch.tensor([0, 1]), 10), torch.ones(2, 3)
+    shadow.add(5, value, torch.tensor([2.0**-20, math.nan]))
+    with pytest.raises(InputError, match="image 11: less than 6 bits"):
+        shadow.check(5, value, "here")
 
 
 def test_words() -> None:

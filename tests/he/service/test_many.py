@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hummingbird.errors import OverloadError, PeerError, UnavailableError
 from hummingbird.he.compile.convert import convert_model
-from hummingbird.he.runtime.client import Client
+from hummingbird.he.runtime.client import Batch, Client
 from hummingbird.he.runtime.server import Server
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.room import Room
@@ -140,6 +140,7 @@ def test_a_break_in_the_middle_of_an_answer_counts_nothing_twice(net: nn.Module)
     model = convert_model(wide, (4,))
     x, client = torch.rand(5, 4), Client(model.public)
     whole, broken = client.begin(x), client.begin(x)
+    bits: dict[Batch, list[Tensor]] = {whole: [], broken: []}
     for batch in (whole, broken):
         for number in range(2):
             for attempt in range(2 if batch is broken else 1):
@@ -154,10 +155,12 @@ def test_a_break_in_the_middle_of_an_answer_counts_nothing_twice(net: nn.Module)
                 assert len(backs) == (2 if number == 0 else 1)
                 for back in backs if attempt or batch is whole else backs[:-1]:
                     batch.receive(back)
+            bits[batch].append(batch.precision.predicted)
     first, second = whole.result(), broken.result()
     with torch.inference_mode():
         assert (first - wide(x)).abs().max() < 2**-7 and (second - wide(x)).abs().max() < 2**-7
-    assert torch.allclose(whole.precision.predicted, broken.precision.predicted, atol=0.05)
+    # Errors of 2^-12 in the values move their energy, of which this is half the logarithm, by less than 2^-10.
+    assert all(torch.allclose(a, b, atol=0.01) for a, b in zip(*bits.values(), strict=True))
     assert torch.allclose(whole.precision.measured, broken.precision.measured, atol=1.0)
 
 

@@ -373,6 +373,14 @@ def test_a_client_waits_for_the_update_to_reach_both():
         client.rows(torch.tensor([8]))
 
 
+def test_answers_of_two_tables_of_one_version_are_not_put_together():
+    """One of the servers was started again with another table of this size: no row of either would come out."""
+    client = Client(local_servers(table()))
+    client.links[1] = local_servers(table(seed=1))[1]
+    with pytest.raises(AgreementError, match="different contents.*server 0.*version 0.*server 1.*version 0"):
+        client.rows(torch.tensor([9]))
+
+
 def test_a_replaced_table_is_noticed():
     client = Client(local_servers(table()))
     new = table(1500, 4).view(torch.int32)
