@@ -67,7 +67,7 @@ class FoldedNet:
     def start(self, x: Tensor, *public: Tensor) -> State:
         """Before the first step, with this batch as the net's input, rounded as it is shared, and its public ones."""
         placed = [value.to(self.device) for value in public]
-        shared = rounding.rounded(x.to(self.device, torch.float32), SCALE)
+        shared = x.to(self.device, torch.float32).mul(2.0**SCALE).round_().mul_(2.0**-SCALE)
         return State(0, self._interpreter.start(shared, *placed))
 
     def advance(self, state: State, instead: Mapping[str, Callable[..., Any]], stop: str | None = None) -> State:

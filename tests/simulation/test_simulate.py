@@ -417,4 +417,5 @@ def test_a_twin_does_the_nets_work_and_little_more() -> None:
             work[name] = flops.get_total_flops(), written.numbers
     assert work["twin"][0] == work["net"][0] > 10**8
     most = 1.001 if library.available() else 20.0  # the reference of the kernel takes many steps
-    assert work["twin"][1] < most * work["net"][1]
+    rounding = 3 * x.numel()  # of the input, as it is shared
+    assert work["twin"][1] < most * work["net"][1] + rounding
