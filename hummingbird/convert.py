@@ -54,17 +54,15 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
     example: as for `convert_model`.
     """
-    return _problems(net, None, example, BitConfig())
+    try:
+        steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
+    except ModelError as refused:
+        return refused.problems
+    return _problems(steps, None, BitConfig())
 
 
-def _problems(net: nn.Module, owner: int | None, example: Any, config: BitConfig) -> list[Problem]:
-    found = graph.problems(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
-    return found or _unpriced(net, owner, example, config)
-
-
-def _unpriced(net: nn.Module, owner: int | None, example: Any, config: BitConfig) -> list[Problem]:
+def _problems(steps: list[Step], owner: int | None, config: BitConfig) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
-    steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     found = whole.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
@@ -165,9 +163,14 @@ def build(
     owner = owner_of(weights)
     named(protocol)
     chosen = Aim.of(aim)
-    if problems := _problems(net, owner, example, config):
+    try:
+        # Numbers of private weights must not be in the steps, which all parties have.
+        steps = graph.trace(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
+        problems = _problems(steps, owner, config)
+    except ModelError as refused:
+        problems = refused.problems
+    if problems:
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     if owner is not None and (public := [step.name for step in steps if step.op == "custom" and _tensors(step)]):
         # They would be each party's own, and the result of their products garbage.
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'

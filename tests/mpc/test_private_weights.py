@@ -278,3 +278,21 @@ def test_a_private_constant_that_is_too_large_is_told_at_its_owner() -> None:
     with pytest.raises(ModelError, match=r"add: a private constant leaves the range of \+-2\^20"):
         build(Large().eval(), weights=0)
     build(Large().eval())
+
+
+class Read(nn.Module):
+    """Inputs times a number that forward() reads from a buffer."""
+
+    def __init__(self, t: float) -> None:
+        super().__init__()
+        self.register_buffer("t", torch.tensor([t, 1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.t[0].item() + self.t.tolist()[1]
+
+
+def test_a_number_that_is_read_from_private_weights_stays_a_weight() -> None:
+    """Parties without the weights have other numbers: nothing of them is in the plan, which is the same."""
+    owners, others = (build(Read(t).eval(), weights=0) for t in (0.25, 3.0))
+    assert owners.facts == others.facts
+    assert build(Read(0.25).eval()).facts != build(Read(3.0).eval()).facts
