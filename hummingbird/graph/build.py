@@ -89,7 +89,7 @@ class Builder:
 
     def owns(self, value: Any) -> bool:
         """Whether it is one of the net's parameters or buffers, or was computed of them."""
-        return id(value) in self._own or id(value) in self._learned or self._is_hidden(value)
+        return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
         """Note a constant that was computed of others; owned: whether the net owns one of those."""
@@ -129,13 +129,14 @@ class Builder:
 
     def check_told(self, value: Any, what: str) -> None:
         """Unsupported for a secret tensor where a number stands."""
-        if self._is_hidden(value):
+        if self.is_hidden(value):
             told = (
                 f"{what} is a number of a parameter or buffer: it would be told to those who must not have the weights"
             )
             raise Unsupported(told, "add it or multiply by it, as in x * self.t, or write the number into the code")
 
-    def _is_hidden(self, value: Any) -> bool:
+    def is_hidden(self, value: Any) -> bool:
+        """Whether a tensor must not become a number."""
         return self.hidden is not None and self.hidden.owns(value)
 
     def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:

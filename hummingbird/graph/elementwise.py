@@ -74,6 +74,8 @@ def emit(b: Builder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """A step of one function; Unsupported for arguments that are neither values of the net nor numbers."""
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
+    if name == "pow" and len(args) == 2:
+        args = args[0], exponent(args[1])
     for value in (*args, *kwargs.values()):
         b.check_told(value, f"an argument of {name}")
     for value in args:
@@ -85,6 +87,13 @@ def emit(b: Builder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if not _is_plain(value):
             raise Unsupported(f"{name} with {key}={b._show(value)}", "give a number")
     return b.emit(OP, *args, function=name, **kwargs)
+
+
+def exponent(value: Any) -> Any:
+    """A tensor of one number as the number, where a power may have it: found by truth values, which tell no more."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        return next((n for n in (2, 3, 4, 0.5, -0.5) if bool((value == n).all())), value)
+    return value
 
 
 def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

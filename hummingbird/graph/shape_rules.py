@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph import written
+from hummingbird.graph import elementwise, written
 from hummingbird.graph.build import BOOL, INT, INVERSE, ROOT, SIZE, TUPLE, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.layer_rules import no_dtype
 from hummingbird.graph.resize_rules import edge_pad
@@ -116,7 +116,7 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
 
 def power(b: Builder, input: Any, exponent: Any) -> Ref:
     """x ** 2, 3 and 4, as squares and products; of the square root, see written.py."""
-    exponent = written.exponent(exponent)
+    exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and exponent in (0.5, -0.5):
         return (written.sqrt if exponent > 0 else written.rsqrt)(b, input)
     if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):

@@ -70,7 +70,7 @@ def divided(b: Builder, input: Any, root: Ref) -> Ref:
 def _variance(b: Builder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
     """The value that is squared, the dimensions of the mean, and the number that is added."""
     step, eps = b.steps[value.index], 0.0
-    if step.op == "add" and len(step.inputs) == 1 and (number := _number(step.attrs["value"])) is not None:
+    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number
     if step.op != "mean" or not step.attrs["keepdim"] or step.attrs["dims"] is None or eps < 0:
         return None
@@ -88,8 +88,26 @@ def _less_mean(b: Builder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
     return (step.inputs[0], mean.attrs["dims"]) if fits and mean.inputs == step.inputs[:1] else None
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else None
+_ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in range(10)]
+_ROUND += [torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps]
+
+
+def _eps(b: Builder, value: Any) -> float | None:
+    """A number, or a tensor of one, as a number; None for larger tensors.
+
+    As the eps of torch's norms it is one of the net's public options. A tensor that must not become a number is found
+    by truth values among round ones, 1e-5 or 3e-7, as people write them; one that was learned is refused.
+    """
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return None
+    if isinstance(value, Tensor) and value.is_meta:
+        raise Unsupported("the eps of a norm has no value, on the meta device", "write the number into the code")
+    if b.is_hidden(value):
+        found = next((number for number in _ROUND if bool((value == number).all())), None)
+        if found is None:
+            b.check_told(value, "the eps of a norm, which all parties are told,")
+        return found
+    return float(value)
 
 
 def _norm(b: Builder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
@@ -130,13 +148,6 @@ def var(
     mean = b.emit("mean", x, suffix=".mean", dims=dims, keepdim=True)
     square = b.emit("square", b.emit("sub", x, mean, suffix=".less_mean"), suffix=".square")
     return b.emit("mean", square, dims=dims, keepdim=bool(keepdim))
-
-
-def exponent(value: Any) -> Any:
-    """A tensor of one number as the number, where a power may have it: found by truth values, which tell no more."""
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
-        return next((n for n in (2, 3, 4, 0.5, -0.5) if bool((value == n).all())), value)
-    return value
 
 
 # Short names of torch ---------------------------------------------------------------------------------------------

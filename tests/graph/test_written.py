@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hummingbird import he, hybrid
 from hummingbird.errors import ModelError
 from hummingbird.graph import run, trace
 from tests.graph.test_vocabulary import Call
@@ -30,6 +31,60 @@ class OnnxNorm(nn.Module):
         less = torch.sub(x, torch.mean(x, dim=[-1], keepdim=True))
         deviation = torch.sqrt(torch.add(torch.mean(torch.pow(less, self.two), dim=[-1], keepdim=True), self.eps))
         return torch.add(torch.mul(torch.div(less, deviation), self.weight), self.bias)
+
+
+class EpsNorm(nn.Module):
+    """A norm whose numbers are tensors in one of the ways that nets have them."""
+
+    def __init__(self, kind: str, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.kind = kind
+        self.register_buffer("eps", torch.tensor([eps] if kind == "one" else eps))
+        self.register_buffer("power", torch.tensor(0.5))
+        self.learned, self.two = nn.Parameter(torch.tensor(eps)), nn.Parameter(torch.tensor(2.0))
+        self.weight = nn.Parameter(torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        less = x if self.kind == "rms" else x - x.mean(-1, keepdim=True)
+        square = (less ** (self.two if self.kind != "constant" else torch.tensor(2.0))).mean(-1, keepdim=True)
+        eps = {"parameter": self.learned, "constant": torch.tensor(1e-5), "item": self.eps.item()}.get(
+            self.kind, self.eps
+        )
+        if self.kind == "first":
+            return less / torch.pow(eps + square, self.power) * self.weight
+        return less * torch.rsqrt(square + eps) * self.weight
+
+
+EPS = ("buffer", "one", "parameter", "constant", "item", "first", "rms")
+
+
+@pytest.mark.parametrize("kind", EPS)
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_eps_of_a_norm_may_be_a_tensor_with_private_weights_too(kind: str, asks: bool) -> None:
+    net = EpsNorm(kind).eval()
+    for secret in (False, True):
+        steps = trace(net, secret=secret, example=X if asks else None)
+        assert [step.op for step in steps] == ["input", "norm", "mul", "output"]
+        assert steps[1].attrs["eps"] == pytest.approx(1e-5)
+        with torch.no_grad():
+            assert torch.allclose(run(steps, X), net(X), atol=2e-5)
+    image = X[:, 0].clamp(-4, 4)
+    with torch.no_grad():
+        assert torch.allclose(he.convert_model(net, (8,))(image), net(image), atol=1e-3)
+    with pytest.raises(ModelError, match="norm has no form on garbled gates") as caught:
+        hybrid.convert_model(net, (8,))
+    assert "hummingbird.convert_model" in caught.value.problems[0].hint
+
+
+def test_an_eps_that_was_learned_is_told_to_nobody() -> None:
+    for kind in ("buffer", "parameter", "item"):
+        net = EpsNorm(kind, 1.2345e-5).eval()
+        assert trace(net)[1].attrs["eps"] == pytest.approx(1.2345e-5)
+        with pytest.raises(ModelError, match="eps of a norm, .* is a number of a parameter or buffer") as caught:
+            trace(net, secret=True)
+        assert "write the number into the code" in caught.value.problems[0].hint
+    with pytest.raises(ModelError, match="no value"):
+        trace(EpsNorm("buffer").to("meta").eval())
 
 
 def channels_first(x: Tensor) -> Tensor:

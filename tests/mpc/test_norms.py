@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -23,6 +24,7 @@ from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.ring import SCALE
 from tests.support.operations import Function
+from tests.support.parties import succeed
 
 UNIT = 2.0**-SCALE
 
@@ -119,3 +121,13 @@ def test_a_norm_has_no_window_and_its_twin_computes_its_formula() -> None:
         assert 0 < float((got - wanted).abs().max()) < 2.0**-11
         (norm,) = (step.layer for step in private.plan if isinstance(step.layer, Norm))
         assert float((F.relu(norm.formula(REALS, x)) - got).abs().max()) < 2.0**-15
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_norms_that_are_written_out_run_between_parties(parties: int) -> None:
+    """With public weights, and with those of each party; rounds and bits are the predicted ones."""
+    ended = succeed(["-m", "tests.jobs.written_norms"], parties)
+    found = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert len(found) == 1 + parties
+    for result in found:
+        assert 0 < result["error"] < result["bound"]
