@@ -11,7 +11,7 @@ import pytest
 from hummingbird.capacity import events, recurrence
 from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.sharing import Flow, shares
-from hummingbird.capacity.system import Draws, Load, System
+from hummingbird.capacity.system import REJECTED, SERVED, Draws, Load, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.systems import random_batches, random_case
 from tests.capacity.test_recurrence import alike, simpy_alike
@@ -92,6 +92,16 @@ def alone(service: Service, *due: float, slots: int = 9) -> list[float]:
     load = Load(due=np.array([due]))
     outcome = events.simulate(service, System(slots=slots), load, Draws(np.ones((1, 1))))
     return list(outcome.latency[0])
+
+
+def test_who_comes_as_a_place_becomes_free_has_it() -> None:
+    """At the second 1 the first leaves, the second has the slot, and the third its place; the fourth finds none."""
+    system, load = System(slots=1, queue=1), Load(due=np.array([[0.0, 0.5, 1.0, 1.25]]))
+    service = Service("lone", {"server": Host()}, chain(("compute", Compute("server", 1.0))))
+    once = Draws(np.ones((1, 1)))
+    for found in (recurrence.simulate(system, load, once), events.simulate(service, system, load, once)):
+        assert found.fate.tolist() == [[SERVED, SERVED, SERVED, REJECTED]]
+        assert found.left[0, :3].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_a_phase_takes_its_longest_path() -> None:

@@ -51,9 +51,10 @@ class Party:
     refusals: list[HummingbirdError] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     handle: Callable[[bytes, grpc.ServicerContext], bytes] | None = None  # in place of `ask`
+    ahead: float = 0.0  # seconds of its clock
 
     def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        return self.service.answer(self.rank, time.time())
+        return self.service.answer(self.rank, time.time() + self.ahead)
 
     def asked(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         return (self.handle or self.ask)(message, context)
@@ -96,6 +97,17 @@ def groups() -> Iterator[list[Group]]:
         for server in group.servers:
             server.stop(0).wait(HANG)
         shutil.rmtree(group.folder)
+
+
+def test_each_party_hears_of_the_deadline_by_its_own_clock(groups: list[Group]) -> None:
+    """Whatever the order of the addresses."""
+    group, began = groups[0], time.time()
+    for party, ahead in zip(group.parties, (-50_000.0, 1e6), strict=True):
+        party.ahead = ahead
+    with Client(group.addresses[::-1], timeout=HANG) as client:
+        client(X)
+    for party in group.parties:
+        assert began < party.requests[0].deadline / 1e3 - party.ahead < time.time() + 2 * HANG
 
 
 LOST = UnavailableError("party 1 was lost", hint="try again in a few seconds")

@@ -169,6 +169,21 @@ def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None
         Described.read(answer.replace(*change), "here")
 
 
+def test_rows_are_looked_up_at_two_parties_with_a_weight_for_each() -> None:
+    rows, weights = Part("rows", (2,), 600), Part("weights", (2,))
+    looked = replace(SERVICE, inputs=(rows, weights), parties=2)
+    assert Described.read(looked.answer(0, 1.0), "here").service == looked
+    for wrong in (
+        replace(looked, parties=3),
+        replace(looked, inputs=(rows,)),
+        replace(looked, inputs=(rows, replace(weights, shape=(3,)))),
+        replace(looked, inputs=(weights, rows)),
+        replace(looked, outputs=(replace(rows, name="result"),)),
+    ):
+        with pytest.raises(PeerError, match="malformed description: ValueError lookups"):
+            Described.read(wrong.answer(0, 1.0), "here")
+
+
 def test_results_come_in_the_form_that_the_net_gives() -> None:
     assert SEVERAL.shape == (7,) and SEVERAL.result == (9,) and (SEVERAL.values, SEVERAL.results) == (7, 9)
     out = torch.arange(18).view(2, 9)
