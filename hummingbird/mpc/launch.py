@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.version import VERSION
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
+from hummingbird.wire.stop import Stop
 
 DEFAULT_TIMEOUT = 120.0
 _GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
@@ -93,7 +94,7 @@ def init(
     Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
     CrypTen's validation mode.
     """
-    global _board, _here, _leaving, _told_to_stop
+    global _board, _here, _leaving
     if is_initialized():
         raise EnvironmentProblem(
             f"hummingbird is initialized already: {current()!r}",
@@ -150,7 +151,9 @@ def init(
     made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, door)
     if _board is not None:
         made.failure = partial(_board.first_failure, 0)
-    _leaving = _told_to_stop = False
+    _leaving = False
+    if _stop is not None:
+        _stop.raised = False
     enter(made)
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
@@ -226,7 +229,8 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
     global _board, _leaving
     _leaving, board, _board = True, _board, None
     try:
-        if board is not None and error is not None and not _told_to_stop:
+        told = _stop is not None and _stop.raised
+        if board is not None and error is not None and not told:
             board.failed(reason_of(error))
         if error is not None:
             channel.abort(reason_of(error))
@@ -276,13 +280,13 @@ def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
 _here: Place | None = None  # where the last `init` was called
 _board: Board | None = None  # where lanes leave notes for each other
 _watching = False
-_told_to_stop = False  # by SIGTERM: no reason of its own
+_stop: Stop | None = None  # of SIGTERM, which is no reason of its own
 _leaving = False  # set while this party leaves, and after it has left because of an error
 
 
 def _watch() -> None:
     """Make every way out of this process one that the other parties hear of."""
-    global _watching
+    global _stop, _watching
     if _watching:
         return
     _watching = True
@@ -294,20 +298,19 @@ def _watch() -> None:
 
     sys.excepthook = hook
     # Launchers stop the remaining processes with SIGTERM when one has failed; the default action would end this one
-    # without a word.
+    # without a word. The program may be anywhere in code of its own: it gets an exception there, as by Ctrl-C.
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminated)
+        _stop = Stop(_why_to_stop, over=lambda: _leaving)  # while it leaves, the reason is known already
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    global _told_to_stop
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process at once
-    if _leaving:
-        return  # the reason is known already, and must reach the other parties and the user
-    _told_to_stop = True
-    seen = current().channel.loss if is_initialized() else str
-    why = _board.first_failure(_GRACE, seen) if _board is not None else None
-    raise PeerError(
+def _why_to_stop() -> PeerError:
+    """The error of a party that is told to stop, with what is known of the failure; in a thread of its own."""
+    board, why = _board, None
+    if board is not None:
+        # The session may end meanwhile, with its sockets.
+        with contextlib.suppress(HummingbirdError, OSError, ValueError):
+            why = board.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
+    return PeerError(
         "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
         where=name(),
         hint="launchers do so when another party has failed: see its message",

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.ranks.elastic import warn_of_dynamic
+from hummingbird.wire.stop import Stop
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
 _GRACE = 10.0  # seconds in which a rank that lives says that it does, when the connection breaks
@@ -141,16 +142,12 @@ def _signals(joined: Job) -> Iterator[None]:
         yield
         return
 
-    def terminated(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise joined.lost("this rank was told to stop (SIGTERM)")
-
     def interrupted(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, terminated)
+    stop = Stop(lambda: joined.lost("this rank was told to stop (SIGTERM)"), then=signal.SIG_IGN)
     signal.signal(signal.SIGINT, interrupted)
     try:
         yield
@@ -158,6 +155,7 @@ def _signals(joined: Job) -> Iterator[None]:
         before = dict.fromkeys(before, signal.SIG_IGN)
         raise
     finally:
+        stop.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -1,8 +1,11 @@
-"""Orderly stops of a service under load, one after the other: COUNT SEED.
+"""Stops of a service, or of a plain run, under load, one after the other: COUNT SEED [run].
 
 Each time two parties and a client that asks without a pause are forked from this process, which has imported all that
 they need, and SIGTERM goes to both at moments of chance: while they meet, while they convert, while they answer. Prints
 a line for each party that ends with another code than 0, or that writes a traceback, and at last how many stopped.
+
+run: the parties run a program of their own, which computes, starts threads and waits in turn, and gets an exception: it
+ends with code 1 and one error in two lines.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,15 +25,17 @@ from pathlib import Path
 
 import torch
 
+import hummingbird
 import hummingbird.commands.serve  # noqa: F401 - before the forks
 import hummingbird.mpc.dealer.client  # noqa: F401
-import tests.support.serving_nets  # noqa: F401
 from hummingbird.__main__ import main as command
+from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError
 from hummingbird.serving.client import Client
 from tests.support.parties import environment
-from tests.support.patience import HANG, until
+from tests.support.patience import HANG, NEVER, until
 from tests.support.ports import free_port
+from tests.support.serving_nets import doubled
 
 NET = ("--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0")
 
@@ -61,6 +67,27 @@ def party(rank: int, port: int, folder: Path) -> int:
     return command(["serve", *NET, *listen, "--max-batch", "8"])
 
 
+def program(rank: int, port: int, folder: Path) -> int:
+    """A party of a plain run, until it is told to stop."""
+    os.environ.update(environment(rank, 2, port))
+
+    def main() -> None:
+        session = hummingbird.init(dealer=f"unix:{folder.parent}/dealer", timeout=NEVER)
+        private = hummingbird.convert_model(doubled(), bits=hummingbird.BitWindow(30, 0))
+        print("listening", flush=True)
+        while True:
+            x = torch.rand(3, 4) if session.rank == 0 else None
+            private(hummingbird.cryptensor(x, src=0)).get_plain_text(dst=0)
+            threads = [threading.Thread(target=time.sleep, args=(1e-4,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    run_party(main)
+    return 0
+
+
 def asker(folder: Path) -> int:
     """A client that asks until it is killed."""
     while True:
@@ -70,6 +97,30 @@ def asker(folder: Path) -> int:
                     client(torch.rand(3, 4))
         except HummingbirdError:
             pass
+
+
+def stopped_run(number: int, root: Path) -> int:
+    """Stop one plain run, by one of its parties or both; returns how many parties have ended as they should."""
+    folder = root / str(number)
+    folder.mkdir()
+    port = free_port()
+    outputs = [folder / f"{rank}.out" for rank in range(2)]
+    parties = [
+        forked(lambda rank=rank: program(rank, port, folder), outputs[rank])  # type: ignore[misc]
+        for rank in range(2)
+    ]
+    until(lambda: all(path.exists() and "listening" in path.read_text() for path in outputs), "a run")
+    time.sleep(0.3 * random.random())
+    for rank in random.choice(((0,), (1,), (0, 1), (1, 0))):
+        os.kill(parties[rank], signal.SIGTERM)
+    good = 0
+    for rank, pid in enumerate(parties):
+        status, said = code(pid), outputs[rank].read_text()
+        if status == 1 and re.fullmatch(rf"listening\n\[party {rank}\] error: .+\nhint: .+\n", said):
+            good += 1
+        else:
+            print(f"--- stop {number}, party {rank}: code {status}\n{said}", flush=True)
+    return good
 
 
 def stopped(number: int, root: Path) -> int:
@@ -120,14 +171,14 @@ def code(pid: int) -> int | str:
 
 def main() -> None:
     """Stop services, and count."""
-    count, seed = int(sys.argv[1]), int(sys.argv[2])
+    count, seed, stop = int(sys.argv[1]), int(sys.argv[2]), stopped_run if sys.argv[3:] == ["run"] else stopped
     random.seed(seed)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="hb") as name:
         root = Path(name)
         dealer = subprocess.Popen([sys.executable, "-m", "hummingbird", "dealer", "--listen", f"unix:{root}/dealer"])
         try:
-            good = sum(stopped(number, root) for number in range(count))
+            good = sum(stop(number, root) for number in range(count))
         finally:
             dealer.terminate()
             dealer.wait(HANG)

@@ -11,6 +11,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +23,9 @@ from hummingbird.errors import PeerError
 from hummingbird.wire import connect
 from tests.jobs.failures import SECRET
 from tests.support.nursery import Nursery, Party, alive, all_fail
-from tests.support.patience import NEVER, suspend, until
+from tests.support.parties import environment
+from tests.support.paths import ROOT
+from tests.support.patience import NEVER, PROGRAM, suspend, until
 from tests.support.ports import free_port
 
 # Parties that are not there ------------------------------------------------------------------------------------------
@@ -147,6 +151,16 @@ def test_terminated_party_and_its_dealer(nursery: Nursery):
 
 def test_terminated_party(nursery: Nursery, dealer: str):
     terminate(under_way(nursery, 3, DEALER=dealer), 1)
+
+
+@pytest.mark.parametrize("seed, count", [(0, 3), *(pytest.param(seed, 25, marks=pytest.mark.slow) for seed in (1, 2))])
+def test_stops_under_load(seed: int, count: int):
+    """At any moment, also while threads start: one error in two lines and code 1, of each party, whatever it does."""
+    command = [sys.executable, "-m", "tests.jobs.stops", str(count), str(seed), "run"]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(0, 1, 1), text=True, capture_output=True, timeout=PROGRAM * count
+    )
+    assert f"{2 * count} of {2 * count} parties stopped in an orderly way" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_killed_dealer(nursery: Nursery):
