@@ -28,6 +28,8 @@ WEIGHT_SCALE = 20
 # below 2^62, which the protocols of protocols/truncation.py need.
 MAX_INTEGER_BITS = 30
 PRECISION = 10  # constants are rounded by at most 2^-10 of the largest of them
+FINE_WEIGHTS = 16  # where no window reads the results, by 2^-16 of the largest weight, if there is room for that
+FINE_FACTOR = 18  # and a single factor by 2^-18 of itself: its error is a gain, which no sum averages out
 LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused
 
 
@@ -60,15 +62,15 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
     return (x.double() / 2.0**scale).float()
 
 
-def fraction(x: Tensor, most: int, *, where: str = "constant") -> int:
-    """Bits of fraction for public constants: as few as hold them exactly, else enough for `PRECISION`, at least 16.
+def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
+    """Bits of fraction for public constants: as few as hold them exactly, else enough for `precision`, at least 16.
 
     x: real tensor. most: the bits there is room for. InputError if their rounding would exceed 2^-8 of the largest |x|.
     Exact arithmetic on the values alone: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))
-    wanted = max(SCALE, PRECISION - exponent)
+    wanted = max(SCALE, precision - exponent)
     if _integral(x.detach().reshape(-1)[:64], wanted) and _integral(x.detach(), wanted):
         wanted = next(bits for bits in range(wanted + 1) if _integral(x.detach(), bits))
     if wanted <= most:

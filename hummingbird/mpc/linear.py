@@ -21,7 +21,7 @@ from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
 from hummingbird.mpc.weights import PublicWeight, private_fraction, weight_of
-from hummingbird.ring import SCALE, WEIGHT_SCALE
+from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 
 
 class Linear(Layer):
@@ -64,19 +64,22 @@ class Linear(Layer):
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
             # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
-            self._needed = ring.fraction(weight, room(self.bound([FLOOR])), where="weight")
-            self.fraction = max(WEIGHT_SCALE, self._needed)
+            most = room(self.bound([FLOOR]))
+            self._needed = ring.fraction(weight, most, where="weight")
+            self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, most, precision=FINE_WEIGHTS, where="weight"))
         else:
             self.fraction = private_fraction(weight, owner, fraction)
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """The layer with weights of `scale` bits of fraction, if it has more and they are public; or of as many more as
-        round the largest one by 2^-10 of itself. What they were rounded to before is rounded, halves upwards.
+        """The layer with weights of `scale` bits of fraction, if these are fewer than 20 and they are public; or of as
+        many more as round the largest one by 2^-10 of itself. What they were rounded to before is rounded, halves
+        upwards.
         """
-        fraction = max(scale, self._needed) if self.owner is None and not self.unscaled else self.fraction
-        if fraction >= self.fraction:
+        if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
+            return self
+        if (fraction := max(scale, self._needed)) == self.fraction:
             return self
         assert isinstance(self.weight, PublicWeight)
         weight = PublicWeight(ring.shifted(self.weight.code, fraction - self.fraction))

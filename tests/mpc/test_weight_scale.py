@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,6 +91,42 @@ def test_small_and_private_weights_keep_theirs() -> None:
     with torch.no_grad():
         net[2].weight.mul_(2.0**-8)  # below 2^-8: 2^-10 of that is half a unit of 2^-17
     assert scales(net) == [16, 18, 20]
+
+
+@pytest.mark.parametrize(
+    ("size", "bits"), [(2.0**-2, 20), (2.0**-4, 20), (2.0**-5, 21), (2.0**-12, 28), (2.0**-16, 32)]
+)
+def test_small_weights_that_no_window_reads_have_more(size: float, bits: int) -> None:
+    """2^-17 of the largest is half a unit; a window that sees 2^-4 needs no more than half of 2^-11."""
+    net = seeded(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3)))
+    with torch.no_grad():
+        net[2].weight[0, 0] = 1.0
+        net[2].weight.mul_(size)
+    assert scales(net, BitWindow(64, 0)) == [20, bits, 20]
+    assert scales(net)[1] == max(16, round(10 - math.log2(size)))
+
+
+def test_small_weights_of_large_values_and_a_factor_err_by_their_roundings() -> None:
+    """As the head of a text detector: batch norms folded into weights of 2^-12, before them values of a thousand, and
+    then hardswish as x * clip(x + 3, 0, 6) / 6.
+    """
+    net = seeded(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU()))
+    x = torch.randint(0, 256, (4, 3, 9, 9)) / 128.0
+    with torch.no_grad():
+        net[0].weight.mul_(200).round_()
+        net[0].bias.zero_()
+        net[2].weight.fill_(2.0**-12 / 3)  # all are rounded the same way
+        most = float(net[:2](x).max())
+        assert most > 1000
+        # 54 products. What the first layer gives is a multiple of 2^-7, and errs by a unit where it is opened.
+        allowed = 54 * (most * 2.0**-29 + 2.0**-12 * 2.0**-16) + 3 * 2.0**-16
+        error = hummingbird.simulate(net, mode="exact", seed=0)(x) - net.double()(x.double())
+        assert float(error.abs().max()) <= allowed
+        swish = Function(lambda x: x * (x + 3).clamp(0, 6) / 6)
+        x = torch.rand(1, 600) * 200
+        error = hummingbird.simulate(swish, mode="exact", seed=0, example=x)(x) - swish(x.double())
+    # The factor errs by 2^-18 of itself at most, its product by 2 units for x and for the clip, up to 6 and 200.
+    assert float((error.abs() - x * 2.0**-18).max()) <= (200 + 6) / 6 * 2 * 2.0**-16 + 3 * 2.0**-16
 
 
 def test_a_dropped_window_passes_the_next_one_on() -> None:
