@@ -24,6 +24,7 @@ from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import chacha20, devices, registry
 from hummingbird.kernels.reference.shares import products
+from hummingbird.kernels.shares import packing
 from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of
@@ -57,9 +58,15 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
         return out if device == out.device else torch.empty(out.shape, dtype=out.dtype, device=device)
 
     monkeypatch.setattr(_crypten, "_kbit", drawn)
-    # Thousands of operations for each draw, tested in test_prg.py.
+    # Thousands of operations for each draw, tested in test_prg.py, and hundreds for each packing, tested below.
     octets = partial(torch.empty, dtype=torch.uint8)
     monkeypatch.setattr(chacha20, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
+    stand_ins = {
+        packing.pack_words: lambda x, width: octets((x.numel() * width + 7) // 8, device=x.device),
+        packing.unpack_words: lambda data, n, width: torch.empty(n, dtype=torch.int64, device=data.device),
+    }
+    for operation, stand_in in stand_ins.items():
+        monkeypatch.setitem(registry._KERNELS, (operation, "reference"), registry._Kernel(stand_in, None))
     monkeypatch.setattr(weight_mask, "_digest", lambda owned: b"")  # the one place that reads weights
     yield init_alone(device="meta")
     hummingbird.uninit()
@@ -82,6 +89,15 @@ def test_everything_is_where_the_shares_are(
     assert not waits
     assert share_of(out).is_meta and tuple(out.size()) == tuple(net(x).shape)
     assert all(buffer.is_meta for buffer in private.buffers())
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 64])
+def test_packing_is_where_the_words_are(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    with far.waits(monkeypatch) as waits:
+        packed = kernels.pack_words(torch.ones(9, dtype=torch.int64, device="meta"), width)
+        words = kernels.unpack_words(packed, 9, width)
+    assert not waits and packed.is_meta and words.is_meta
+    assert packed.shape == ((9 * width + 7) // 8,) and words.shape == (9,)
 
 
 @pytest.mark.parametrize("name", ["conv2d", "relu", "avg_pool 3"])
