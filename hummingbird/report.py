@@ -13,17 +13,27 @@ from torch import nn
 
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu
+from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu, opening, sharing, to_one
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.at_hand import batch_of, saved, settled
+from hummingbird.mpc.agreement import text_of
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import CUSTOM, MOVES
 from hummingbird.mpc.layer import FLOOR
-from hummingbird.mpc.net import PlannedCost
+from hummingbird.mpc.net import PlannedCost, PrivateNet
 from hummingbird.table import text_table
+from hummingbird.version import VERSION
 
 CRYPTEN = "CrypTen's ReLUs"
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
+
+
+@dataclass(frozen=True)
+class Around:
+    """What comes before or after a net's layers: the cost of a party that sends, and which parties do."""
+
+    cost: Cost
+    by: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +44,7 @@ class Estimate:
     bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds. dealer_bandwidth: of
     the dealer's link. aim: of these prices. aims: rounds and bits of a batch for every aim, the cost of one lane.
     beside: those of `gmw`, and of CrypTen's ReLUs as shipped, whose offline bits a dealer would send. inputs: those of
-    an example, in words.
+    an example, in words. around: what comes before and after the layers, as `_around` has it: no part of the sums.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +59,7 @@ class Estimate:
     aims: Mapping[str, Cost] = field(default_factory=dict)
     beside: Mapping[str, Cost] = field(default_factory=dict)
     inputs: str = ""
+    around: Mapping[str, Around] = field(default_factory=dict)
 
     @property
     def total(self) -> Cost:
@@ -57,7 +68,7 @@ class Estimate:
 
     @property
     def rounds(self) -> int:
-        """Rounds of a batch's layers; sharing it and opening its result are 3 to 4 more."""
+        """Rounds of a batch's layers; `around` has those of sharing it and of opening its result."""
         return self.total.rounds
 
     @property
@@ -97,9 +108,25 @@ class Estimate:
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        return "\n\n".join([what, table, *lanes, self._in_all(), *_notes(self.setup, variants, self.aim != "latency")])
+        return "\n\n".join(
+            [what, table, *lanes, self._beyond(), self._in_all(), *_notes(self.setup, variants, self.aim != "latency")]
+        )
 
     __repr__ = __str__
+
+    def _beyond(self) -> str:
+        """A table of `around`."""
+        rows = [
+            (
+                name,
+                found.by,
+                str(found.cost.rounds),
+                f"{found.cost.bits / 8e3:,.1f}",
+                f"{1e3 * self._seconds(found.cost):,.2f}",
+            )
+            for name, found in self.around.items()
+        ]
+        return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
     def _in_all(self) -> str:
         """A table of what a batch of all lanes costs online, offline and together: by each aim, and beside it."""
@@ -192,7 +219,31 @@ def estimate(
     beside = _beside(gmw.costs(sizes, parties), parties)
     if gmw is private:
         del beside["gmw"]
-    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, dealer_bandwidth, aim, totals, beside, words)
+    prices = dealer_bandwidth, aim, totals, beside, words, _around(private, sizes, parties)
+    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, *prices)
+
+
+def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[str, Around]:
+    """The costs of comparing what was planned, once for a net, of sharing its inputs and of opening its results.
+
+    Results that one party learns are sent by the others alone, each to it.
+    """
+    given = [name for name, _ in private.inputs] if sizes[1:] != (0,) else []
+    opened = [8 * math.prod(shape) for _, shape in private.results(sizes)[1]]
+    each = "the party that has it" if len(given) < 2 else "the parties that have them"
+    return {
+        "agreement, once": Around(agreement_cost(private, parties), "every party"),
+        "sharing the input": Around(sum((sharing(parties, True) for _ in given), FREE), each),
+        "opening the result to one party": Around(
+            sum((to_one(parties, size, True) for size in opened), FREE), "every other party"
+        ),
+        "opening the result to all": Around(sum((opening(parties, size) for size in opened), FREE), "every party"),
+    }
+
+
+def agreement_cost(private: PrivateNet, parties: int) -> Cost:
+    """The cost of `PrivateNet.set_up` but for private weights: its facts, as text, to every other party."""
+    return opening(parties, len(text_of({"hummingbird version": VERSION, **private.facts}).encode()))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
@@ -250,7 +301,6 @@ def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
             f"private weights, once: {setup.bits / 8e3:,.1f} kB sent in {setup.rounds} round, "
             f"{setup.offline_bits / 8e3:,.1f} kB offline"
         )
-    out.append("rounds: of the layers; sharing a batch and opening its result are 3 to 4 more")
     out.append(
         f"below: results are right if every value stays below this, with a window every value that is compared; never "
         f"less than 2^{FLOOR}\nbut for values that are known to be smaller, and for the windows that were chosen"

@@ -16,12 +16,13 @@ from hummingbird import he, hybrid
 from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
-from hummingbird.cost import FREE, crypten_shipped_relu
+from hummingbird.cost import FREE, HEADER_BYTES, crypten_shipped_relu
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.mpc.builders import MOVES
 from hummingbird.report import CRYPTEN
 from hummingbird.serving.plan import shapes_of
 from models import get_model
+from tests.support.parties import succeed
 
 NET = get_model("digits", 10)
 SHAPE = (2, 1, 8, 8)
@@ -208,9 +209,23 @@ def test_commands_take_an_example(
     assert "cannot import 'talking:nothing'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("parties", [2, 3])
+def test_sharing_and_opening_take_what_estimate_says(parties: int) -> None:
+    """For each owner and each receiver, of one input and several, one result and several: tests/jobs/around.py."""
+    succeed(["-m", "tests.jobs.around"], parties)
+
+
+def test_around_the_layers_of_one_party_nothing_is_sent() -> None:
+    found = hummingbird.estimate(nn.Linear(4, 2), (3, 4), parties=1)
+    assert {around.cost for around in found.around.values()} == {FREE}
+
+
 def test_estimate_says_what_its_rounds_are_of_and_where_gmw_moves_less() -> None:
     smooth = str(hummingbird.estimate(nn.Sequential(nn.Linear(4, 8), nn.GELU()), (2, 4)))
-    assert "sharing a batch and opening its result are 3 to 4 more" in smooth
+    rows = {line.split("  ")[0]: line.split()[-3:] for line in smooth.splitlines()}
+    # Nine words and a header, one int64 for each of 16 results and a header, at 10 Gb/s and half of 0.2 ms a round.
+    assert rows["sharing the input"] == ["1", f"{(72 + HEADER_BYTES) / 1e3:,.1f}", "0.10"]
+    assert rows["opening the result to one party"] == ["1", f"{(8 * 16 + HEADER_BYTES) / 1e3:,.1f}", "0.10"]
     found = hummingbird.estimate(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (2, 4), BitWindow(20, 12))
     moved = {name: 2 * cost.bits + cost.offline_bits for name, cost in {**found.aims, **found.beside}.items()}
     assert moved["gmw"] > min(moved.values()) and 'protocol="gmw"' not in str(found)

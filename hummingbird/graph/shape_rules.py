@@ -117,7 +117,7 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
 def power(b: Builder, input: Any, exponent: Any) -> Ref:
     """x ** 2, 3 and 4, as squares and products; of the square root, see written.py."""
     exponent = elementwise.exponent(exponent)
-    if isinstance(input, Ref) and exponent in (0.5, -0.5):
+    if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
         return (written.sqrt if exponent > 0 else written.rsqrt)(b, input)
     if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
         raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")

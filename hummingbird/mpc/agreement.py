@@ -13,7 +13,7 @@ _SAME = "all parties must run the same program with the same arguments and files
 
 def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
     """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
-    for peer, text in sorted(channel.exchange_text(json.dumps(facts)).items()):
+    for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
         theirs = _facts(text)
         differences = []
         for key in sorted(set(facts) | set(theirs)):
@@ -28,6 +28,11 @@ def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME)
                 where=what,
                 hint=hint,
             )
+
+
+def text_of(facts: dict[str, str]) -> str:
+    """Facts as they are sent."""
+    return json.dumps(facts)
 
 
 def _around(text: str, place: int) -> str:

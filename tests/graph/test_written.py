@@ -47,9 +47,8 @@ class EpsNorm(nn.Module):
     def forward(self, x: Tensor) -> Any:
         less = x if self.kind == "rms" else x - x.mean(-1, keepdim=True)
         square = (less ** (self.two if self.kind != "constant" else torch.tensor(2.0))).mean(-1, keepdim=True)
-        eps = {"parameter": self.learned, "constant": torch.tensor(1e-5), "item": self.eps.item()}.get(
-            self.kind, self.eps
-        )
+        eps: Any = self.learned if self.kind == "parameter" else self.eps
+        eps = torch.tensor(1e-5) if self.kind == "constant" else eps.item() if self.kind == "item" else eps
         if self.kind == "first":
             return less / torch.pow(eps + square, self.power) * self.weight
         return less * torch.rsqrt(square + eps) * self.weight
