@@ -104,6 +104,20 @@ def test_strangers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meet(2, before=strangers) == [{1: 1}, {0: 0}]
 
 
+def test_few_strangers_are_let_in_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_HELLO", HELLO)
+    monkeypatch.setattr(connecting, "_STRANGERS", 2)
+    there, take = list[int](), connecting._Joining._take
+
+    def counted(self: connecting._Joining, *given: Any) -> None:
+        take(self, *given)
+        there.append(sum(step.stranger for step in self._steps))
+
+    monkeypatch.setattr(connecting._Joining, "_take", counted)
+    silent = lambda addresses: [socket.create_connection(addresses[0]) for _ in range(6)]  # noqa: E731
+    assert meet(2, before=silent) == [{1: 1}, {0: 0}] and max(there) == 2
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_one_deadline_for_setting_up_a_connection(
     authorities: tuple[Authority, Authority], monkeypatch: pytest.MonkeyPatch, secure: bool
