@@ -152,6 +152,20 @@ def test_all_lanes_must_be_there(made: Callable[..., Lanes]) -> None:
             first.result(HANG)
 
 
+def test_a_lane_joins_once(made: Callable[..., Lanes]) -> None:
+    lanes = made(3)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lanes.come, 1)
+        until(lambda: lanes.desk.slots[1] == 5.0, "lane 1 to come")
+        again = pool.submit(lanes.come, 1)
+        for told in (again, first):
+            with pytest.raises(PeerError, match="party 0, lane 0 stopped: a process joins as lane 1"):
+                told.result(HANG)
+    with pytest.raises(AgreementError, match="a process joins as lane 1") as caught:
+        lanes.lobby.result(HANG)
+    assert caught.value.hint == "start each lane once"
+
+
 def test_lanes_must_have_one_net(made: Callable[..., Lanes]) -> None:
     lanes = made()
     with pytest.raises(PeerError, match="party 0, lane 1 has another net"):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from hummingbird.serving.message import joined, pack_answer
+from hummingbird.serving.worker import Worker
 from hummingbird.serving.zeros import ZeroShares
+from hummingbird.wire.channel import Channel
+from tests.serving.test_message import SERVICE
 from tests.support.parties import channels, together
 from tests.support.serving import biases
 
@@ -40,5 +46,29 @@ def test_every_pair_of_parties_has_a_seed_of_its_own() -> None:
     for rank, peer in words:
         assert torch.equal(words[rank, peer], words[peer, rank])
     assert len({tuple(value.tolist()) for value in words.values()}) == 6
+    for channel in opened:
+        channel.close()
+
+
+def test_every_answer_of_a_batch_gets_one() -> None:
+    """Two parties' answers, of shares that are zeros: each is uniform, and together they say so."""
+    opened, bits = channels(2), SERVICE.result_bits
+    nothing = torch.zeros(1000, *SERVICE.result, dtype=torch.int64)
+
+    def answers(channel: Channel) -> list[bytes]:
+        worker, found = Worker.__new__(Worker), list[tuple[bytes, bytes]]()
+        worker._zeros, worker._service, worker._lane = ZeroShares(channel), SERVICE, 0
+        worker._desk = SimpleNamespace(finish=lambda lane, answers, images, padding: found.extend(answers))
+        for _ in range(2):
+            worker._answer([b"one", b"other"], [600, 400], 0, nothing)
+        assert [id for id, _ in found] == [b"one", b"other"] * 2
+        return [answer for _, answer in found]
+
+    both = together([lambda c=c: answers(c) for c in opened])
+    for images, *pair in zip([600, 400] * 2, *both, strict=True):
+        assert not joined(pair, images, SERVICE).any()
+        own = joined([pair[0], pack_answer(nothing[:images], bits)], images, SERVICE)
+        assert biases(own.reshape(-1), bits) < 6
+    assert len({answer[8:] for found in both for answer in found}) == 8
     for channel in opened:
         channel.close()

@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.wire import connect as connecting
-from hummingbird.wire.greeting import HELLO_BYTES, Call
+from hummingbird.wire.greeting import GO, HELLO_BYTES, Call
 from hummingbird.wire.service import Tls
 from tests.support.patience import HANG, NEVER
 from tests.wire.test_channel import BIG, payload, run
@@ -102,6 +102,20 @@ def strangers(addresses: list[tuple[str, int]]) -> list[socket.socket]:
 def test_strangers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_HELLO", HELLO)
     assert meet(2, before=strangers) == [{1: 1}, {0: 0}]
+
+
+def test_few_strangers_are_let_in_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_HELLO", HELLO)
+    monkeypatch.setattr(connecting, "_STRANGERS", 2)
+    there, take = list[int](), connecting._Joining._take
+
+    def counted(self: connecting._Joining, *given: Any) -> None:
+        take(self, *given)
+        there.append(sum(step.stranger for step in self._steps))
+
+    monkeypatch.setattr(connecting._Joining, "_take", counted)
+    silent = lambda addresses: [socket.create_connection(addresses[0]) for _ in range(6)]  # noqa: E731
+    assert meet(2, before=silent) == [{1: 1}, {0: 0}] and max(there) == 2
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -287,23 +301,28 @@ def test_without_the_right_certificate_nobody_is_a_party(authorities: tuple[Auth
 
 
 def test_a_party_cannot_take_the_place_of_another(authorities: tuple[Authority, Authority]) -> None:
-    """Party 2 of the same authority knows the token too, and is first to connect to party 0 as party 1."""
-    token, client = new_seed(), authorities[0].issue("party-2").contexts()[0]
+    """Party 2 of the same authority knows the token too, and connects to party 0 as party 1, before that one does."""
+    token, client, over = new_seed(), authorities[0].issue("party-2").contexts()[0], threading.Event()
 
     def impostor(addresses: list[tuple[str, int]]) -> list[socket.socket]:
         plain = socket.create_connection(addresses[0])
 
         def speak() -> None:
-            with contextlib.suppress(OSError):
+            try:
                 plain.sendall(Call(1, 0, True).hello(token))
-                connection = client.wrap_socket(plain, server_hostname="party-0")
-                connection.recv(1)
+                with client.wrap_socket(plain, server_hostname="party-0") as connection:
+                    connection.recv(HELLO_BYTES)
+                    connection.sendall(GO)
+            except OSError:
+                pass  # it is no party 1
+            finally:
+                over.set()
 
         threading.Thread(target=speak, daemon=True).start()
         return [plain]
 
-    results = meet(2, tls=secured(2, authorities[0]), tokens=[token] * 2, before=impostor)
-    assert results == [{1: 1}, {0: 0}]
+    how: dict[str, Any] = {"before": impostor, "late": {1: lambda: over.wait(HANG)}}
+    assert meet(2, tls=secured(2, authorities[0]), tokens=[token] * 2, **how) == [{1: 1}, {0: 0}]
 
 
 def test_big_messages_over_tls(authorities: tuple[Authority, Authority]) -> None:

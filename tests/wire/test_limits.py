@@ -187,6 +187,25 @@ def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
             each.close()
 
 
+def test_a_call_that_goes_on_for_ever_is_ended(tmp_path: Path) -> None:
+    """Its caller reads all that comes, so that nothing stands still."""
+    address = f"unix:{tmp_path}/s"
+
+    def on_and_on(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        while context.is_active():
+            time.sleep(0.01)
+            yield b"more"
+
+    with Front("test", ServiceConfig((address,), limits=Limits(seconds=1.0))) as front:
+        front.serve({**HANDLERS, "On": on_and_on})
+        with service.connect(address, timeout=HANG) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                for _ in service.stream(channel, "On", b"", timeout=HANG):
+                    pass
+            assert caught.value.code() == grpc.StatusCode.CANCELLED
+            assert service.call(channel, "Echo", b"x", timeout=HANG) == b"x"
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """A frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload

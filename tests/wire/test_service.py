@@ -74,6 +74,18 @@ def test_a_folder_of_this_user_alone(tmp_path, monkeypatch: pytest.MonkeyPatch) 
         check_own_folder(own / "socket", "here")
 
 
+def test_a_unix_socket_is_for_its_user_alone(tmp_path) -> None:
+    """Whoever can write to it can call the service. Other files of the program are made as before."""
+    mask = os.umask(0)
+    try:
+        server = service.serve({}, f"unix:{tmp_path}/s")
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
+        assert os.umask(0) == 0
+    finally:
+        os.umask(mask)
+    server.stop(0).wait()
+
+
 def test_an_address_in_use_is_not_taken_over(running, tmp_path):
     with pytest.raises(EnvironmentProblem, match="in use"):
         service.serve({}, running.address)
