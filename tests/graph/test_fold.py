@@ -1,4 +1,4 @@
-"""Scales of layer norms inside of the linear layers that read them: the same function, one step less."""
+"""Scales and shifts of norms inside of the linear layers beside them: the same function, one step less."""
 
 from __future__ import annotations
 
@@ -71,3 +71,56 @@ def test_a_linear_layer_that_is_called_twice_has_weights_for_each_norm() -> None
 def test_sums_by_halves_are_sums(length: int) -> None:
     rows = torch.arange(5 * length, dtype=torch.float64).view(5, length) + 0.25
     assert torch.equal(sums(rows), rows.sum(1))
+
+
+# Batch norms ----------------------------------------------------------------------------------------------------------
+
+LAYERS = {
+    "conv": lambda bias: (nn.Conv2d(4, 6, 3, bias=bias), nn.BatchNorm2d(6, eps=0.5)),
+    "conv_transpose": lambda bias: (nn.ConvTranspose2d(4, 6, 3, groups=2, bias=bias), nn.BatchNorm2d(6, eps=0.5)),
+    "linear": lambda bias: (nn.Linear(4, 6, bias), nn.BatchNorm1d(6, eps=0.5)),
+}
+
+
+def drawn(norm: nn.Module) -> nn.Module:
+    """A batch norm whose numbers are all unlike, and unlike 0 and 1."""
+    for tensor in (norm.running_mean, norm.weight, norm.bias):
+        nn.init.normal_(tensor, 1.0)
+    nn.init.uniform_(norm.running_var, 0.2, 2.0)
+    return norm
+
+
+def folded(net: nn.Module, x: Tensor) -> list[str]:
+    """The ops that a net is folded to, whose values are checked."""
+    steps = graph.trace(net.eval())
+    with torch.no_grad():
+        # float32: sums of at most 36 products below 10
+        assert torch.allclose(graph.run_all(steps, x)[-1], net(x), atol=1e-4)
+    return [step.op for step in steps if step.op not in ("input", "output")]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_batch_norms_become_weights_of_the_layer_before(kind: str, bias: bool) -> None:
+    layer, norm = LAYERS[kind](bias)
+    x = torch.randn((5, 4) if kind == "linear" else (5, 4, 6, 6))
+    assert folded(nn.Sequential(layer, drawn(norm)), x) == [kind]
+
+
+class Shared(nn.Module):
+    """A layer that something else reads too, or that is called twice, or whose norm is."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.fc, self.norm, self.other = how, nn.Linear(4, 4), drawn(nn.BatchNorm1d(4)), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        if self.how == "layer is read twice":
+            return self.norm(y) + y
+        return self.norm(y) + (self.fc(y) if self.how == "layer is called twice" else self.norm(self.other(x)))
+
+
+@pytest.mark.parametrize("how", ["layer is read twice", "layer is called twice", "norm is called twice"])
+def test_a_batch_norm_stays_where_weights_have_another_use(how: str) -> None:
+    assert "affine" in folded(Shared(how), torch.randn(5, 4))
