@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.kernels.devices import put
 from hummingbird.mpc._crypten import ArithmeticSharedTensor, FixedPointEncoder, beaver, cfg, refuse_validation
 from hummingbird.mpc.division import LARGEST
 from hummingbird.ring import MAX_INTEGER_BITS, SCALE
@@ -65,21 +66,27 @@ def _start(self: Any, precision_bits: int | None = None) -> None:
     self._precision_bits = SCALE if precision_bits is None else precision_bits
 
 
-def _plain(x: Any, device: Any = None) -> Tensor:
-    """A public value as a tensor: float64 or int64."""
+def _plain(x: Any) -> Tensor:
+    """A public value as a tensor, float64 or int64, where it lies. A number is one of the CPU, which has no dimension:
+    a GPU takes such a tensor as a number, so that nothing is copied and nobody waits.
+    """
     if isinstance(x, Tensor):
         return x.double() if x.is_floating_point() else x.long()
     if isinstance(x, (int, float)):
-        return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else torch.int64, device=device)
-    return _plain(torch.as_tensor(x, device=device))
+        return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else torch.int64)
+    return _plain(torch.as_tensor(x))
 
 
 def _encode(self: Any, x: Any, device: Any = None) -> Any:
     """Ring elements round(x * 2^bits). Whole numbers in integers are ring elements: any int64 at scale 1."""
-    bits = scale_of_encoder(self)
     if hasattr(x, "get_plain_text"):
         return x
-    x = _plain(x, device)
+    code = _encoded(_plain(x), scale_of_encoder(self))
+    return code if device is None else put(code, torch.device(device))
+
+
+def _encoded(x: Tensor, bits: int) -> Tensor:
+    """`_encode`, where x lies; it looks at the values."""
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
             raise InputError(
@@ -130,9 +137,9 @@ def raised(x: Any, bits: int) -> Any:
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
     """Two tensors with one scale, the larger; a public one is shared by party 0."""
     if not isinstance(y, Shared):
-        y = _plain(y, x.device)
+        y = _plain(y)
         own = scale_of(x) if is_whole(y) else max(scale_of(x), SCALE)
-        y = Shared(y.double() if own else y.long(), precision=own)
+        y = shared(Shared(put(_encoded(y, own), x.device), precision=0).share, own)
     bits = max(scale_of(x), scale_of(y))
     return raised(x, bits), raised(y, bits)
 
@@ -154,7 +161,7 @@ def _function(self: Any, y: Any, op: str, inplace: bool = False, *args: Any, **k
     if isinstance(y, Shared):
         result = _with_private(self, y, op, *args, **kwargs)
     elif isinstance(y, (bool, int, float, Tensor)):
-        result = _with_public(self, _plain(y, self.device), op, *args, **kwargs)
+        result = _with_public(self, _plain(y), op, *args, **kwargs)
     else:
         raise InputError(f"{op} takes a number, a tensor or a shared tensor, not {type(y).__name__}", where="crypten")
     return _become(self, result) if inplace else result
@@ -174,15 +181,20 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
     bits, whole = scale_of(x), is_whole(y)
     target = bits if whole else max(bits, SCALE)
     if op in ("add", "sub"):
-        x, code = raised(x, target), encoder(target).encode(y)
+        x, code = raised(x, target), _beside(_encoded(y, target), x)
         code = code if x.rank == 0 else torch.zeros_like(code)  # zeros: every share takes the sum's shape
         return shared(getattr(torch, op)(x.share, code), target)
     free = 0 if whole else _free_bits(y)
     extra = 0 if whole else SCALE + free
     # |code| <= 2^16 where free > 0, so that the product stays below 2^62 for |x| < 2^30; and |x y| < 2^30 otherwise.
-    code = y.long() if whole else (encoder(SCALE).encode(y) if not free else (y * 2.0**extra).round().long())
-    out = getattr(torch, op)(x.share, code, *args, **kwargs)
+    code = y.long() if whole else (_encoded(y, SCALE) if not free else (y * 2.0**extra).round().long())
+    out = getattr(torch, op)(x.share, _beside(code, x), *args, **kwargs)
     return _reduced(shared(out, target), bits + extra - target)
+
+
+def _beside(code: Tensor, x: Any) -> Tensor:
+    """Public ring elements where the shares of x are; numbers may stay on the CPU."""
+    return put(code, x.device) if code.dim() else code
 
 
 def _free_bits(y: Tensor) -> int:
@@ -201,7 +213,7 @@ def _mul_(self: Any, y: Any) -> Any:
 
 def _div(self: Any, y: Any) -> Any:
     """Quotient by a public number or tensor: exact to a unit for whole numbers up to 2^28, else times 1 / y."""
-    y = _plain(y, self.device)
+    y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
         raise InputError(
             "a divisor is zero, NaN or infinite", where="crypten.div", hint="look at what it was made from"
@@ -285,10 +297,10 @@ def _pad(self: Any, pad: Any, mode: str = "constant", value: Any = 0) -> Any:
         raise InputError(f"padding of mode {mode!r} is not supported", where="pad", hint="pad with a number")
     if isinstance(value, Shared):
         x, filling = _aligned(self, value)
-        word = int(filling.share)
-    else:
-        x = raised(self, 0 if float(value).is_integer() else SCALE)
-        word = int(x.encoder.encode(float(value))) if x.rank == 0 else 0
+        outside = 1 - torch.nn.functional.pad(torch.ones_like(x.share), pad)
+        return shared(torch.nn.functional.pad(x.share, pad) + outside * filling.share, scale_of(x))
+    x = raised(self, 0 if float(value).is_integer() else SCALE)
+    word = int(x.encoder.encode(float(value))) if x.rank == 0 else 0
     return shared(torch.nn.functional.pad(x.share, pad, mode=mode, value=word), scale_of(x))
 
 

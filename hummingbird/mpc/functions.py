@@ -209,6 +209,11 @@ def _max_pool2d(
     return (values, chosen.view(*values.size(), *kernel)) if return_indices else values
 
 
+def _set_item(self: Any, index: Any, value: Any) -> None:
+    """CrypTen would copy a public value to the device and wait, and keep 16 bits of fraction of it."""
+    self._tensor[index] = value._tensor if isinstance(value, MPCTensor) else value
+
+
 # Approximations -----------------------------------------------------------------------------------------------------
 
 _LOWEST = -256.0  # e^x is 0 at 2^-16 below -11; (1 + x / 256)^256 grows again below -512
@@ -308,6 +313,7 @@ def install() -> None:
     AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
     AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)
     for name, function in {
+        "__setitem__": _set_item,
         "_to_ptype": _to,
         "_ltz": _negative,
         "_eqz_2PC": _equals_zero,

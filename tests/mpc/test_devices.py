@@ -121,6 +121,61 @@ def test_what_a_card_would_compute(monkeypatch: pytest.MonkeyPatch, name: str) -
     assert error <= case.bound
 
 
+HERE = torch.tensor([[0.5, -1.25, 2.0, 3.0]])  # a public tensor of the CPU
+OPERATORS: dict[str, Any] = {
+    "whole product": lambda x: x * 3,
+    "product": lambda x: 0.3 * x,
+    "small product": lambda x: x * 1e-5,
+    "sum": lambda x: x + 1.5,
+    "difference": lambda x: 2 - x,
+    "quotient": lambda x: x / 3,
+    "quotient by a fraction": lambda x: x / -0.7,
+    "product with a tensor": lambda x: x * HERE,
+    "sum with a tensor": lambda x: HERE - x,
+    "quotient by a tensor": lambda x: x / HERE,
+    "matmul": lambda x: x @ HERE.t(),
+    "item": lambda x: _with_item(x, 2.5),
+    "item of a tensor": lambda x: _with_item(x, HERE[0]),
+    "pad": lambda x: x.pad((1, 2), value=0.25),
+    "pad with a shared number": lambda x: x.pad((1, 2), value=x[0, 0]),
+    "mean": lambda x: x.mean(1),
+    "greater": lambda x: x > 0.5,
+    "polynomial": lambda x: (x * x - 0.5).relu() * 0.125 + 1,
+}
+
+
+def _with_item(x: Any, value: Any) -> Any:
+    x = x.clone()
+    x[1] = value
+    return x
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_no_operator_waits_for_the_device(
+    elsewhere: sessions.Session, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = hummingbird.cryptensor(torch.rand(3, 4))
+    with far.waits(monkeypatch) as waits:
+        out = OPERATORS[name](x)
+    assert not waits and share_of(out).is_meta
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_give_the_same_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    given = torch.arange(-6.0, 6).view(3, 4) / 4
+    results = []
+    for device, place in (("cpu", contextlib.nullcontext()), (far.DEVICE, far.far())):
+        with place:
+            init_alone(device=device)
+            try:
+                results.append(OPERATORS[name](hummingbird.cryptensor(given)).get_plain_text().cpu())
+            finally:
+                hummingbird.uninit()
+    here, there = results
+    assert (here - torch.tensor(there.tolist())).abs().max() <= 2.0**-16  # either is exact to a unit
+
+
 def test_the_check_can_fail() -> None:
     with pytest.raises(Exception, match="device|meta"):
         kernels.pack_words(torch.ones(3, dtype=torch.int64), 3) + kernels.pack_words(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import kernels
+from hummingbird import kernels, ranks
 from hummingbird.bits import BitWindow
 from hummingbird.kernels.reference.twin import drawn
 from hummingbird.mpc.protocols import masked
@@ -19,7 +19,7 @@ from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
 from hummingbird.ring import SCALE
-from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.compare import Compare, _disturbed
 from tests.mpc.protocols.test_gmw import every_sharing, published_sign, signs
 from tests.mpc.protocols.test_masked import masks, opened_sum
 from tests.support.parties import sessions as make_sessions
@@ -307,3 +307,21 @@ def test_clamping_keeps_training_inside_the_window(protocol: str, dtype: torch.d
     # 1.5 is -0.5 in a window of +-1: dropped; -1.5 is 0.5: it passes, lifted by "masked" and as it is by "gmw".
     out = twin.eval()(x).tolist()
     assert out[4] == 0 and out[1] == (0.5 if protocol == "masked" else -1.5)
+
+
+def test_ranks_draw_the_keys_of_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes 0 to 3 of three keys each, one after the other; then pass 3 by a rank that has run pass 1 alone."""
+    alone = Compare(5, False)
+    keys = [[alone.draw() for _ in range(3)] for _ in range(4)]
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    one = Compare(5, False)
+    go_to = one.passes(lambda: [one.draw() for _ in range(3)])
+    for number in (1, 3):
+        go_to(number)
+        assert [one.draw() for _ in range(3)] == keys[number]
+
+
+def test_what_shares_beyond_two_disturb_has_no_bias() -> None:
+    """Two roundings of four parties with q = 2 add 0 to 6 units, less the 3 in the middle."""
+    moved = _disturbed(torch.zeros(4096, dtype=torch.float64), MaskedLaw(8, 4, 4, q=2), 7) / UNIT
+    assert sorted(set(moved.tolist())) == [-3, -2, -1, 0, 1, 2, 3]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,8 @@ def interpret(program: str, *words: str) -> str:
     In a process of its own, as Triton reads the variable once, when it is imported.
     """
     pytest.importorskip("triton")
-    with tempfile.TemporaryDirectory() as cache:
-        return run(program, *words, TRITON_INTERPRET="1", TRITON_CACHE_DIR=cache)
+    with tempfile.TemporaryDirectory() as folder:
+        return run(program, *words, TRITON_INTERPRET="1", TRITON_CACHE_DIR=folder)
 
 
 def run(program: str, *words: str, given: str = "", **environment: str) -> str:
@@ -111,8 +112,8 @@ atexit.register(lambda: print("", *noted, sep="\\n"))
 def launches(program: str, *words: str) -> list[Launch]:
     """Note what a program launches on the meta device, each specialisation once; skips the test without Triton."""
     pytest.importorskip("triton")
-    with tempfile.TemporaryDirectory() as cache:
-        said = run(RECORDER + program, *words, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache)
+    with tempfile.TemporaryDirectory() as folder:
+        said = run(RECORDER + program, *words, TRITON_INTERPRET="0", TRITON_CACHE_DIR=folder)
     return [Launch(*ast.literal_eval(line)) for line in said.splitlines() if line.startswith("(")]
 
 
@@ -144,6 +145,12 @@ for line in sys.stdin:
 """
 
 
+@cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    """A folder for what is compiled, until this process ends: nets launch many of the same kernels."""
+    return tempfile.TemporaryDirectory()
+
+
 def compiled(kernels: Sequence[Launch], capability: int) -> list[Usage | str]:
     """Compile kernels down to machine code for a GPU of this capability (90: H100): what each uses, or the error.
 
@@ -155,7 +162,6 @@ def compiled(kernels: Sequence[Launch], capability: int) -> list[Usage | str]:
     if not (tools / "ptxas").exists() or not (tools / "cuobjdump").exists():
         pytest.skip("this Triton has no assembler for NVIDIA GPUs")
     lines = "\n".join(repr(tuple(kernel)) for kernel in kernels)
-    with tempfile.TemporaryDirectory() as cache:
-        said = run(PROGRAM, str(capability), given=lines, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache)
+    said = run(PROGRAM, str(capability), given=lines, TRITON_INTERPRET="0", TRITON_CACHE_DIR=_kept().name)
     found = [json.loads(line) for line in said.splitlines()[-len(kernels) :]]
     return [one if isinstance(one, str) else Usage(*one) for one in found]

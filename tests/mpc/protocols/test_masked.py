@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
+from hummingbird.bits import BitWindow
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session import Session
+from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
@@ -311,3 +313,22 @@ def test_one_party_computes_the_same() -> None:
     x = torch.randint(-(1 << 19), 1 << 19, (1000,))
     ((y, z),) = compute(1, lambda s, v: masked.relu(s, v, 0, 20, 0), [x])
     assert torch.equal(z, x) and torch.equal(y, x.clamp(min=0))
+
+
+def test_no_more_bits_are_opened_than_are_valid() -> None:
+    """20 bits are right, of which 4 are a surplus of fraction: a window up to bit 30 is cut off at 16."""
+    comparison = masked.Masked(BitWindow(30, 8), valid=20)
+    assert comparison.k(SCALE) == 20 and comparison.k(SCALE + 4) == 16
+    assert comparison.width(SCALE + 4) == 8 and comparison.law(SCALE + 4, 2).k == 16
+
+
+def test_one_threshold_is_taken_off_once() -> None:
+    """Not by every party."""
+    opened, comparison, x = make_sessions(3), masked.Masked(BitWindow(20, 0)), torch.arange(-50, 50)
+    parts = zip(opened, share(x, 3), strict=True)
+    try:
+        y, z = opened_sum(together([lambda s=s, v=v: comparison.above(s, v, [7], SCALE) for s, v in parts]))
+    finally:
+        for session in opened:
+            session.channel.close()
+    assert torch.equal(y[0], (x - 7).clamp(min=0)) and torch.equal(z, x - 7)
