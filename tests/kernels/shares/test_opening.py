@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -168,24 +170,57 @@ def test_lift_is_a_masked_relu(parties: int, k: int, m: int) -> None:
 # ---- every native version equals the reference
 
 
+class Words(NamedTuple):
+    """What the reference makes of two rows of words, to be compared with every instruction set."""
+
+    packed: list[Tensor]
+    unpacked: Tensor
+    opened: dict[int, Tensor]  # by the number of frames
+    masked: dict[tuple[int, int], Tensor]  # by the shift and the bits that the mask is packed in, -1 if it is not
+
+
+@functools.cache
+def reference(n: int, width: int) -> Words:
+    x, y = rows(n)
+    packed = [packing.pack_words(x, width), packing.pack_words(y, width)]
+    masked = {(shift, -1): opening.mask_words(x, y, shift, width) for shift in SHIFTS}
+    for bits in {width, 64}:
+        mask = Packed(packing.pack_words(y, bits), (n,), bits)
+        masked |= {(shift, bits): opening.mask_words(x, mask, shift, width) for shift in SHIFTS}
+    opened = {len(frames): opening.open_words(frames, n, width) for frames in several(packed)}
+    return Words(packed, packing.unpack_words(packed[0], n, width), opened, masked)
+
+
+@functools.cache
+def rows(n: int) -> tuple[Tensor, Tensor]:
+    source = stream("native words", n)
+    return source.words(n), source.words(n)
+
+
+def several(frames: list[Tensor]) -> list[list[Tensor]]:
+    return [frames, [*frames, frames[1], frames[0], frames[1]]]
+
+
+SHIFTS = (0, 1, 16, 62)
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_native_words_equal_reference(isa: str, n: int) -> None:
-    source = stream("native words", n)
-    x, y = source.words(n), source.words(n)
+    x, y = rows(n)
     for width in range(65):
-        frames = [packing.pack_words(x, width), packing.pack_words(y, width)]
-        assert kernels.pack_words(x, width).equal(frames[0])
-        assert kernels.unpack_words(frames[0], n, width).equal(packing.unpack_words(frames[0], n, width))
-        for opened in (frames, [*frames, frames[1], frames[0], frames[1]]):
-            assert kernels.open_words(opened, n, width).equal(opening.open_words(opened, n, width))
-        for shift in (0, 1, 16, 62):
-            assert kernels.mask_words(x, y, shift, width).equal(opening.mask_words(x, y, shift, width))
-            for bits in (width, 64):
-                mask = Packed(packing.pack_words(y, bits), (n,), bits)
-                assert kernels.mask_words(x, mask, shift, width).equal(opening.mask_words(x, mask, shift, width))
+        expected = reference(n, width)
+        assert kernels.pack_words(x, width).equal(expected.packed[0])
+        assert kernels.unpack_words(expected.packed[0], n, width).equal(expected.unpacked)
+        for frames in several(expected.packed):
+            assert kernels.open_words(frames, n, width).equal(expected.opened[len(frames)])
+        for shift in SHIFTS:
+            plain = expected.masked[shift, -1]
+            assert kernels.mask_words(x, y, shift, width).equal(plain)
+            for bits in {width, 64}:
+                mask = Packed(kernels.pack_words(y, bits), (n,), bits)
+                assert kernels.mask_words(x, mask, shift, width).equal(expected.masked[shift, bits])
             if width <= 32:
-                expected = opening.mask_words(x, y, shift, width)
-                assert kernels.mask_words(x, y.int(), shift, width).equal(expected)
+                assert kernels.mask_words(x, y.int(), shift, width).equal(plain)
 
 
 @pytest.mark.parametrize("n", SIZES)
