@@ -214,7 +214,11 @@ def estimate(
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
-    totals = {each: _total(private.with_aim(each).costs(sizes, parties)) for each in dict.fromkeys([*aims, aim])}
+    totals = {aim: _total(layers)}
+    for each in aims:  # smooth functions have other layers by each
+        other = private if each == aim else convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=each)
+        totals[each] = _total(other.costs(sizes, parties))
+    totals = {each: totals[each] for each in dict.fromkeys([*aims, aim])}
     gmw = private if protocol == "gmw" else convert.build(net, BitConfig.of(bits).windows, weights, "gmw")
     beside = _beside(gmw.costs(sizes, parties), parties)
     if gmw is private:

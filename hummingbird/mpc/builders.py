@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
-from hummingbird.mpc import smooth, softmax_in_range, splines
+from hummingbird.mpc import softmax_in_range, splines
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
@@ -31,7 +31,7 @@ from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.mpc.softmax_in_range import SoftmaxInRange
 from hummingbird.mpc.tables import Embedding, SharePublic
-from hummingbird.mpc.tabulated import Tabulated
+from hummingbird.mpc.thrifty import smooth_layer
 from hummingbird.ring import SCALE
 
 # What `register_converter` has been taught: module type -> builder of its private form.
@@ -177,11 +177,7 @@ def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 def _smooth(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     name = f"gelu-{step.attrs['approximate']}" if step.op == "gelu" else step.op
-    if comparison.looks_up:
-        return Tabulated(name, comparison)
-    if step.op in ("sigmoid", "tanh"):
-        return act.Smooth(name, smooth.squashing(name), comparison)
-    return act.EvenSmooth(name, smooth.even(name), comparison)
+    return smooth_layer(name, comparison)
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:

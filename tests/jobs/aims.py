@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hummingbird
-from hummingbird.bits import BitWindow
+from hummingbird.bits import EXACT, BitWindow
 from hummingbird.mpc import launch
 from tests.jobs.programs import unequal
 from tests.support.patience import HANG
@@ -19,6 +19,9 @@ def net() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 8), nn.SiLU()]
     return nn.Sequential(*layers, nn.LayerNorm(8), nn.Linear(8, 5)).eval()
+
+
+SMOOTH = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}
 
 
 def images() -> torch.Tensor:
@@ -38,6 +41,15 @@ def main() -> None:
             total = counted.total
             sent = [total.bits_sent, total.offline_bits]
             found[f"{aim} {window}"] = (private.facts["aim"], total.rounds, *sent, out.tolist())
+    x = torch.linspace(-20, 20, 4001).round(decimals=4)[None]
+    for name, net_ in SMOOTH.items():
+        for window in (EXACT, BitWindow(24, 8)):
+            private = hummingbird.convert_model(nn.Sequential(net_), window, aim="throughput")
+            assert [type(step.layer).__name__ for step in private.plan if step.op == name][0].endswith("Smooth")
+            with hummingbird.meter() as counted:
+                out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text()
+            assert not (bad := unequal(counted)), bad
+            found[f"{name} {window}"] = float((out - net_(x)).abs().max())
     if session.rank == 0:
         print(json.dumps(found), flush=True)
 

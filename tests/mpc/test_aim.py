@@ -11,8 +11,10 @@ import torch
 import hummingbird
 from hummingbird import cost
 from hummingbird.bits import BitWindow
+from hummingbird.convert import build
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.mpc import thrifty
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
@@ -160,3 +162,47 @@ def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predic
         if window == "[24:0)":
             for _, _, _, _, out in told.values():
                 assert float((torch.tensor(out) - plain).abs().max()) < 0.02, window
+    # Splines err by 2^-14 and by twice the square of what is left undecided, 2^-8; values are rounded five times.
+    for name in aims.SMOOTH:
+        for window in ("[64:0)", "[24:8)"):
+            assert found[f"{name} {window}"] < 2.0**-14 + 2.0**-15 + 5 * 2.0**-16, (name, window)
+
+
+class Attended(torch.nn.Module):
+    """A block of a transformer's: smooth functions rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.gate = torch.nn.Linear(8, 32), torch.nn.Linear(32, 8), torch.nn.Linear(8, 8)
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x + self.down(torch.nn.functional.gelu(self.up(x))))
+        return torch.nn.functional.silu(self.gate(x)).tanh().sigmoid()
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("dealer", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("window", [None, BitWindow(24, 8), BitWindow(24, 0), BitWindow(20, 12)], ids=str)
+def test_throughput_moves_no_more_than_latency_and_than_gmw_where_smooth_functions_rule(
+    parties: int, dealer: float, window: BitWindow | None
+) -> None:
+    """But for "gmw" in windows that leave more than 2^-8 undecided, where splines would err more than tables."""
+    aim = f"throughput:{dealer}"
+    found = hummingbird.estimate(
+        Attended(), (256, 8), window, parties=parties, aim=aim, bandwidth=1e9, dealer_bandwidth=1e9 / dealer
+    )
+
+    def counted(price: Cost) -> float:
+        return parties * price.bits + dealer * price.offline_bits + cost.ROUND_BITS * price.rounds * 256
+
+    assert found.aims[aim] == found.total and counted(found.total) <= counted(found.aims["latency"]) * (1 + 1e-9)
+    coarse = window is not None and window.m > thrifty.FINE
+    assert coarse or counted(found.total) < counted(found.beside["gmw"])
+    assert coarse or dealer < 1 or "the fewest bytes in all" not in str(found)
+
+
+def test_without_aim_and_where_the_dealers_bits_count_little_tables_remain() -> None:
+    for aim, kind in (("latency", "Tabulated"), ("throughput:0.001", "Tabulated"), ("throughput", "EvenSmooth")):
+        private = build(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), aim=aim)
+        assert [type(step.layer).__name__ for step in private.plan if step.op == "gelu"] == [kind]
