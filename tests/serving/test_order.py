@@ -8,12 +8,18 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from hummingbird.cost import FREE
+from hummingbird.errors import AgreementError
+from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import Description, Part
 from hummingbird.serving.desk import seconds_to_send
 from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
 from hummingbird.structure import TENSOR
 from hummingbird.version import VERSION
+from hummingbird.wire import meter
+from tests.support.parties import channels
 from tests.support.patience import HANG, NEVER
 
 
@@ -281,3 +287,24 @@ def test_a_request_waits_for_a_keeper_and_not_for_ever() -> None:
         found, words = order.next(NEVER, room=0), words + 1
     assert found == [Decision(ids[0], Action.LOW)] and order.empty
     assert time.monotonic() >= began + 0.3 and words < 50  # about thirty, each after a pause
+
+
+def test_a_list_crosses_as_it_is_and_no_other_is_taken() -> None:
+    made = [Decision(os.urandom(16), Action.LOW, 1500), Decision(os.urandom(16), Action.RUN)]
+    zero, one = channels(2, HANG)
+    for decisions, last in ((made, False), ([], True)):
+        send_list(zero, decisions, last)
+        assert receive_list(one) == (decisions, last)
+    for count, rows, what in (
+        (-1, [], "party 0 names -1 requests"),
+        ((1 << 20) + 1, [], "party 0 names 1048577 requests"),
+        (1, [[0, 0, 9, 0]], "a malformed list: 9 is not a valid Action"),
+    ):
+        with meter.layer("order", "list", FREE):
+            for words in ([count, 0], rows):
+                if words:
+                    zero.send(1, torch.tensor(words))
+        with pytest.raises(AgreementError, match=what):
+            receive_list(one)
+    for channel in (zero, one):
+        channel.close()
