@@ -239,8 +239,9 @@ class Channel:
         if peer not in self._queues:
             queue = self._queues[peer] = SimpleQueue()
             name = f"hummingbird-send-{peer}"
-            self._threads.append(threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True))
-            self._threads[-1].start()
+            thread = threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)  # `close` joins it, after a signal's exception too: only once it has started
         future = self._long[peer] = Future()
         self._queues[peer].put((future, [memoryview(header), *parts], ready or (lambda: None)))
         return future

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Interpreter, Ref, Step, run, run_all, trace
-from hummingbird.graph.steps import map_refs, refs
+from hummingbird.graph.steps import compact, map_refs, refs
 
 
 @dataclass(frozen=True)
@@ -241,3 +241,11 @@ def test_run_is_the_last_of_all_values() -> None:
     assert torch.equal(run(steps, x), net(x))
     with pytest.raises(InputError, match="takes 1 input"):
         run(steps, x, x)
+
+
+def test_inputs_that_nobody_reads_stay() -> None:
+    """An evaluation gives them a value, by their places; of other steps the last one keeps what it needs."""
+    inputs, last = [Step("x", "input"), Step("m", "public")], Step("out", "output", (Ref(3),))
+    found = compact([*inputs, step(2, Ref(1)), step(3, Ref(0)), last])
+    assert [each.name for each in found] == ["x", "m", "s3", "out"]
+    assert [[*refs(each.inputs)] for each in found] == [[], [], [Ref(0)], [Ref(2)]]

@@ -85,8 +85,9 @@ class Supplies:
             self._queue.append(work)
             if self._thread is None and not self._over:
                 run = on_this_card(self._run)
-                self._thread = threading.Thread(target=run, name="hummingbird-supplies", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=run, name="hummingbird-supplies", daemon=True)
+                thread.start()
+                self._thread = thread  # `close` joins it, after a signal's exception too: only once it has started
             self._changed.notify_all()
         return Supply(self, work)
 
