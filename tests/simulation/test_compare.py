@@ -19,7 +19,7 @@ from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
 from hummingbird.ring import SCALE
-from hummingbird.simulation.compare import Compare, _disturbed
+from hummingbird.simulation.compare import Compare, _disturbed, _inner
 from tests.mpc.protocols.test_gmw import every_sharing, published_sign, signs
 from tests.mpc.protocols.test_masked import masks, opened_sum
 from tests.support.parties import sessions as make_sessions
@@ -325,3 +325,9 @@ def test_what_shares_beyond_two_disturb_has_no_bias() -> None:
     """Two roundings of four parties with q = 2 add 0 to 6 units, less the 3 in the middle."""
     moved = _disturbed(torch.zeros(4096, dtype=torch.float64), MaskedLaw(8, 4, 4, q=2), 7) / UNIT
     assert sorted(set(moved.tolist())) == [-3, -2, -1, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 24), (torch.float16, 11), (torch.float64, 53)])
+def test_a_clamp_ends_at_the_number_inside(dtype: torch.dtype, bits: int) -> None:
+    """Of 1 - 2^-53, the nearest number of a narrow type is 1, which is beyond."""
+    assert _inner(math.nextafter(1, 0), dtype) == 1 - 2.0**-bits == -_inner(-math.nextafter(1, 0), dtype)

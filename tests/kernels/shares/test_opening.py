@@ -83,6 +83,7 @@ def test_reference_lookup_reads_every_place(bits: int) -> None:
                 entry = place if row % 2 else place - 1  # [L < v] is [L <= v - 1], and 0 at v = 0
                 answers.append(flat >> ((i << bits) + entry) & 1 if entry >= 0 else 0)
         expected = [whole(answers[row * n : row * n + n], 1) for row in range(len(rows))]
+        assert opening.lookup(opened, table, low, bits, rows).tolist() == expected
         assert kernels.lookup(opened, table, low, bits, rows).tolist() == expected
 
 
