@@ -175,6 +175,9 @@ def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
 
+SMOOTH = ("sigmoid", "tanh", "silu", "gelu")  # functions with a form for each aim
+
+
 def _smooth(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     name = f"gelu-{step.attrs['approximate']}" if step.op == "gelu" else step.op
     return smooth_layer(name, comparison)
@@ -228,7 +231,7 @@ COMPARING: dict[str, Build] = {
     "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
     "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
-    **dict.fromkeys(("sigmoid", "tanh", "silu", "gelu"), _smooth),
+    **dict.fromkeys(SMOOTH, _smooth),
     "softmax": _any_rows("softmax"),
     "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),

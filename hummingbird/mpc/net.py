@@ -23,7 +23,6 @@ from hummingbird.graph.steps import refs
 from hummingbird.mpc import microbatch, public_inputs
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
@@ -115,20 +114,6 @@ class PrivateNet(nn.Module):
     def comparing_layers(self) -> list[str]:
         """Qualified names of the layers that have a window."""
         return [step.name for step in self.plan if getattr(step.layer, "comparison", None) is not None]
-
-    def with_aim(self, aim: str) -> PrivateNet:
-        """A copy that is not set up, with tables chosen for another aim (`convert_model`); tensors are the same."""
-        if self._set_up_for is not None and "private" in self.facts["weights"]:
-            hint = f"convert the net again: convert_model(net, aim={aim!r})"
-            raise InputError("the weights are shared already", where="with_aim", hint=hint)
-        chosen = Aim.of(aim)
-        twin = copy.deepcopy(self, {id(x): x for x in (*self.parameters(), *self.buffers())})
-        twin._set_up_for, twin._requests, twin._costs = None, {}, {}
-        twin.facts["aim"] = str(chosen)
-        for step in twin.plan:
-            for comparison in step.layer.comparisons if isinstance(step.layer, Layer) else ():
-                comparison.aim = chosen
-        return twin
 
     def set_up(self) -> None:
         """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).

@@ -16,6 +16,7 @@ from hummingbird.bits import EXACT, BitConfig
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc import builders
+from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
@@ -61,18 +62,18 @@ class Windows:
             if isinstance(built.layer, Layer) and built.layer.comparison is not None
         ]
 
-    def plan(self, config: BitConfig) -> list[PlanStep]:
-        """The private net with these windows; ConfigError for what does not fit, naming the layer."""
+    def plan(self, config: BitConfig, aim: Aim = LATENCY) -> list[PlanStep]:
+        """The private net with these windows and aim; ConfigError for what does not fit, naming the layer."""
         builders.check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
             old = self._built[name]
             layer = copy.copy(old.layer)
             assert isinstance(layer, Layer)
-            layer.comparison = named(self.protocol)(config.window(name))
+            layer.comparison = named(self.protocol)(config.window(name), aim=aim)
             built[name] = Built(layer, old.function, old.limit, old.whole)
-        make = builders.builder(self.protocol, config, None)
-        built |= {step.name: make(step) for step in self.steps if step.op in builders.ON_ROWS}
+        make, anew = builders.builder(self.protocol, config, None, aim), builders.ON_ROWS.keys() | builders.SMOOTH
+        built |= {step.name: make(step) for step in self.steps if step.op in anew}
         return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
 
 

@@ -16,6 +16,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.steps import refs
+from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.ring import SCALE
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, traced
@@ -94,8 +95,9 @@ class SearchedNet:
 
     def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
         """Bits that all parties send and the dealer, for an image, by step; aim "throughput", their fewest."""
-        private = PrivateNet(self._windows.plan(config), self._windows.steps, {}, "").with_aim("throughput")
-        costs = private.costs((1, *self.image_shape), parties)
+        costs = PrivateNet(self._windows.plan(config, Aim.of("throughput")), self._windows.steps, {}, "").costs(
+            (1, *self.image_shape), parties
+        )
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:

@@ -10,17 +10,20 @@ import torch
 
 import hummingbird
 from hummingbird import cost
-from hummingbird.bits import BitWindow
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.cost import Cost
-from hummingbird.errors import ConfigError, InputError
+from hummingbird.errors import ConfigError
+from hummingbird.graph import trace
 from hummingbird.mpc import thrifty
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
+from hummingbird.simulation.windows import Windows
 from tests.jobs import aims
 from tests.mpc.protocols.test_masked import check, every_pair, opened_sum, wrong_results
 from tests.support.parties import sessions as make_sessions
@@ -115,22 +118,19 @@ def test_as_many_tables_as_the_price_says_are_taken(aim: Aim) -> None:
     assert comparison.cost(9, SCALE, 2).offline_bits == sum(request.correction_bits for request in seen)
 
 
-def test_a_net_of_another_aim_is_another_net_of_the_same_tensors() -> None:
-    fast = hummingbird.convert_model(aims.net(), BitWindow(20, 12))
-    thrifty = fast.with_aim("throughput")
-    again = hummingbird.convert_model(aims.net(), BitWindow(20, 12), aim="throughput")
-    assert [fast.facts["aim"], thrifty.facts["aim"]] == ["latency", "throughput"] and thrifty.facts == again.facts
-    shape = tuple(aims.images().shape)
-    assert thrifty.costs(shape, 2) == again.costs(shape, 2) != fast.costs(shape, 2)
-    assert thrifty.with_aim("latency").costs(shape, 2) == fast.costs(shape, 2)
-    assert {x.data_ptr() for x in fast.buffers()} == {x.data_ptr() for x in thrifty.buffers()}
-
-
-def test_weights_that_are_shared_are_not_shared_again(alone: Session) -> None:
+def test_one_party_has_nobody_who_streams(alone: Session) -> None:
     private = hummingbird.convert_model(aims.net(), BitWindow(20, 12), weights=0)
-    assert private.facts["aim"] == "latency" and "aim latency" in repr(private)  # one party: nobody streams
-    with pytest.raises(InputError, match="the weights are shared already"):
-        private.with_aim("throughput")
+    assert private.facts["aim"] == "latency" and "aim latency" in repr(private)
+
+
+def test_a_search_prices_what_is_converted() -> None:
+    """Of every aim: windows are found by the bits of the net that they are used with."""
+    windows, shape = Windows(trace(aims.net()), "masked"), tuple(aims.images().shape)
+    for aim in (LATENCY, THROUGHPUT):
+        config = BitConfig(BitWindow(20, 8))
+        planned = PrivateNet(windows.plan(config, aim), windows.steps, {}, "").costs(shape, 2)
+        converted = hummingbird.convert_model(aims.net(), config, aim=str(aim)).costs(shape, 2)
+        assert [step.cost for step in planned] == [step.cost for step in converted]
 
 
 def test_both_aims_stand_side_by_side() -> None:
