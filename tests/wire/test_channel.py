@@ -21,7 +21,7 @@ from hummingbird.wire import channel as wire
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 from tests.support.parties import channels, together
-from tests.support.patience import HANG, NEVER
+from tests.support.patience import NEVER
 
 BIG = 1 << 20  # words: 8 MB, above all socket buffers
 
@@ -102,46 +102,6 @@ def test_many_small_messages_stay_in_order() -> None:
             return [int(next(iter(channel.exchange(torch.tensor([i])).values()))[0]) for i in range(500)]
 
         assert run([lambda: talk(a), lambda: talk(b)]) == [list(range(500))] * 2
-
-
-def test_a_short_frame_does_not_pass_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computations that take turns send while another's long message waits for its thread."""
-    begin, serve = threading.Event(), Channel._serve
-    monkeypatch.setattr(Channel, "_serve", lambda self, *given: (begin.wait(HANG), serve(self, *given)))
-    long, short = torch.arange(BIG), torch.tensor([7])
-    with opened(2) as (a, b):
-        sending = [*a._send([1], [long]), *a._send([1], [short])]
-        begin.set()
-        assert torch.equal(b.receive(0, [long])[0], long) and torch.equal(b.receive(0, [short])[0], short)
-        a._finish([1, 1], sending)
-
-
-class Torn:
-    """A connection that takes 24 bytes of a frame: its header, and 4 of the payload. Then a signal comes."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._sent = connection, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def send(self, piece: memoryview) -> int:
-        if self._sent:
-            raise KeyboardInterrupt
-        self._sent = self._connection.send(piece[:24])
-        return self._sent
-
-
-def test_nothing_is_said_into_a_torn_frame() -> None:
-    """The reason of an end would be read as the rest of the numbers, which would be wrong, and taken for right."""
-    numbers = torch.tensor([1, 2])
-    with opened(2) as (a, b):
-        a._outgoing[1] = Torn(a._outgoing[1])  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
-            a.send(1, numbers)
-        a.abort("a reason that is long enough")
-        with pytest.raises(PeerError, match="party 0 closed the connection"):
-            b.receive(0, [numbers])
 
 
 def test_point_to_point() -> None:

@@ -66,7 +66,7 @@ def test_another_length_and_a_value_that_is_no_residue_are_refused(monkeypatch: 
 
 
 def test_a_residue_has_one_encoding() -> None:
-    """Of the coefficients of c_0, a word for each prime: its largest residue is one below it."""
+    """Words of c_0, one for each prime: the largest residue is one below it."""
     last = torch.tensor(REST.primes) - 1
     for above in (torch.tensor([0, 0]), torch.tensor([1, 0]), torch.tensor([0, 1])):
         data = bytes(26624) + pack_words(last + above, 26).numpy().tobytes()
