@@ -23,6 +23,7 @@ from hummingbird.graph import SavedNet
 from hummingbird.mpc.session import Session
 from hummingbird.saving import description
 from hummingbird.saving.folder import NET
+from tests.support.disk import Order
 from tests.support.parties import run, succeed
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -281,6 +282,7 @@ def test_files_that_were_changed(tmp_path: Path) -> None:
         (("weights",), 10**300, "weights of party 1000"),
         (("weights",), "party", "no whole number"),
         (("tensors", "conv.bias", "shape"), [1 << 20, 1 << 20], "a tensor of shape"),
+        (("tensors", "conv.bias", "shape"), [1 << 31], "too many weights"),
         (("bits", "input_range"), -1, r"net.json: bits: input_range"),
     ],
 )
@@ -294,6 +296,16 @@ def test_texts_that_somebody_has_made(place: tuple[str | int, ...], value: objec
     inner[place[-1]] = value
     (folder / NET).write_text(json.dumps(whole | {"digest": description._digest(whole["net"])}))
     assert words in refusal(folder)
+
+
+def test_a_folder_has_its_name_when_all_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(monkeypatch, tmp_path)
+    saved(tmp_path)
+    (draft,) = (call[1] for call in order.calls if call[0] == "rename" and call[2] == "saved")
+    named = order.place("rename", draft, "saved")
+    for name in (NET, "weights.safetensors"):
+        assert order.place("fsync", f"{draft}/{name}") < named
+    assert order.place("fsync", ".", after=named)
 
 
 @pytest.mark.slow

@@ -174,6 +174,18 @@ def test_closing_ends_the_thread_and_those_who_wait() -> None:
     assert supplies._thread is not None and not supplies._thread.is_alive()
 
 
+def test_closing_after_a_signal_has_struck_while_the_thread_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(self: threading.Thread) -> None:
+        raise DealerError("told to stop")
+
+    supplies = begin(Maker())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", struck)
+        with pytest.raises(DealerError, match="told to stop"):
+            reserve(supplies, 0, [square(1)])
+    supplies.close()  # has nobody to wait for
+
+
 def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
     gate = threading.Event()
     maker = Maker(gate=gate)
