@@ -30,7 +30,7 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """What comes before or after a net's layers: the cost of a party that sends, and which parties do."""
+    """The cost of a step before or after a net's layers, for a party that sends, and which parties do."""
 
     cost: Cost
     by: str

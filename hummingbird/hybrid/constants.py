@@ -90,7 +90,7 @@ def scale_last(to: Any, number: int, step: Step, x: Draft) -> Draft:
 
 
 def summed(to: Any, number: int, step: Step, *parts: Draft) -> Draft:
-    """Of two values, or of a value and a number of the net's code."""
+    """A sum of two values, or of a value and a number of the net's code."""
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
         return to.drafts.sum(step.name, parts, (1, sign))
