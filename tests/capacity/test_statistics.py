@@ -70,6 +70,13 @@ def test_student() -> None:
         assert statistics.student(degrees) == pytest.approx(point, abs=1e-3)
 
 
+def test_an_interval_is_that_of_its_sections_spread() -> None:
+    """Ten runs of a value each: the spread is over n - 1; 2.262 is Student's t at 9 degrees."""
+    found = statistics.mean(np.array([[-1.0], [1.0]] * 5))
+    half = 2.262 * math.sqrt(10 / 9 / 10)
+    assert found == pytest.approx((0.0, -half, half), rel=1e-3, abs=1e-9)
+
+
 def test_sections_hold_every_value_once() -> None:
     for runs in (1, 3, 10, 17):
         values = np.arange(runs * 120, dtype=float).reshape(runs, 120)

@@ -20,6 +20,14 @@ def model() -> he.HEModel:
     return he.convert_model(nn.Linear(4, 2), (4,))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_values_beyond_the_range_are_refused_at_both_ends(sign: int) -> None:
+    made, x = he.convert_model(nn.Linear(4, 2), (4,), "polynomial", input_range=2.0), torch.zeros(3, 4)
+    x[1, 2] = 2.25 * sign
+    with pytest.raises(InputError, match=r"images reach 2.25, .*\|input\| <= 2: image 1"):
+        made(x)
+
+
 @pytest.mark.parametrize(
     ("x", "what"),
     [

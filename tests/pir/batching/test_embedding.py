@@ -163,9 +163,10 @@ def test_a_query_that_is_not_of_whole_inferences_is_refused() -> None:
     from hummingbird.pir import dpf
 
     (server,) = plan_servers(embedding_of(torch.float32), plan_of("cuckoo"), 0)
-    keys = dpf.generate(torch.zeros(35, dtype=torch.int64), server.facts.rows)[0]
-    with pytest.raises(InputError, match="an inference has 36 keys"):
-        server.handle(pack_query("xor", keys))
+    for count in (35, 37, 71):
+        keys = dpf.generate(torch.zeros(count, dtype=torch.int64), server.facts.rows)[0]
+        with pytest.raises(InputError, match="an inference has 36 keys"):
+            server.handle(pack_query("xor", keys))
     with pytest.raises(InputError, match="no updates"):
         server.update(b"")
 
