@@ -65,6 +65,7 @@ def test_rows_seen_on_other_inputs_serve_a_transformer(name: str) -> None:
         (torch.full((1, 4), float("nan")), {}, InputError, "NaN"),
         (torch.ones(1, 4), {"headroom": -0.1}, ConfigError, "headroom=-0.1"),
         (torch.ones(1, 4), {"headroom": "much"}, ConfigError, "headroom='much'"),
+        (torch.ones(1, 4), {"headroom": float("inf")}, ConfigError, "headroom=inf"),
         (torch.ones(1, 4), {"batch": 0}, ConfigError, "0 images at a time"),
     ],
 )
