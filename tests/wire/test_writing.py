@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hummingbird.errors import PeerError
+from hummingbird.errors import AgreementError, PeerError
 from hummingbird.wire.channel import Channel
 from tests.support.patience import HANG
 from tests.wire.test_channel import BIG, opened
@@ -53,3 +53,16 @@ def test_nothing_is_said_into_a_torn_frame() -> None:
         a.abort("a reason that is long enough")
         with pytest.raises(PeerError, match="party 0 closed the connection"):
             b.receive(0, [numbers])
+
+
+def test_a_frame_is_taken_once() -> None:
+    """The same bytes again, or those of a frame that was left out, are another place of the program."""
+    numbers = torch.tensor([1, 2])
+    for sent, says in ((0, "sent frame 0, party 1 expected frame 1"), (2, "sent frame 2, party 1 expected frame 1")):
+        with opened(2) as (a, b):
+            a.send(1, numbers)
+            assert torch.equal(b.receive(0, [numbers])[0], numbers)
+            a._sent[1] = sent
+            a.send(1, numbers)
+            with pytest.raises(AgreementError, match=says):
+                b.receive(0, [numbers])
