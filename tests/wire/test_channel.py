@@ -289,19 +289,6 @@ def test_a_closed_peer() -> None:
     assert type(error) is PeerError and "party 0 closed the connection" in str(error)
 
 
-def test_closing_after_a_signal_has_struck_while_a_thread_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def struck(self: threading.Thread) -> None:
-        raise PeerError("told to stop")
-
-    with opened(2) as (a, _):
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", struck)
-            with pytest.raises(PeerError, match="told to stop"):
-                a.send(1, torch.zeros(BIG))
-        a.abort("told to stop")
-    assert a.closed
-
-
 def test_a_send_while_another_thread_closes() -> None:
     with opened(2) as (first, _), pytest.raises(PeerError, match="party 1 closed the connection"):
         for connection in (first._outgoing[1], first._incoming[1]):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch
 
+from hummingbird.errors import PeerError
+from tests.support.parties import channels
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -162,3 +166,17 @@ assert not any(thread.name == "hummingbird-stop" for thread in threading.enumera
 """
     ended = run(code)
     assert (ended.returncode, ended.stderr) == (0, ""), ended
+
+
+def test_a_channel_closes_after_a_signal_has_struck_while_a_thread_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(self: threading.Thread) -> None:
+        raise PeerError("told to stop")
+
+    a, b = channels(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", struck)
+        with pytest.raises(PeerError, match="told to stop"):
+            a.send(1, torch.zeros(1 << 20))
+    a.abort("told to stop")
+    assert a.closed
+    b.close()
