@@ -86,7 +86,7 @@ def _encode(self: Any, x: Any, device: Any = None) -> Any:
 
 
 def _encoded(x: Tensor, bits: int) -> Tensor:
-    """`_encode`, where x lies; it looks at the values."""
+    """Ring elements where x lies; it looks at the values."""
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
             raise InputError(
@@ -193,7 +193,7 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _beside(code: Tensor, x: Any) -> Tensor:
-    """Public ring elements where the shares of x are; numbers may stay on the CPU."""
+    """Put public ring elements where the shares of x are; numbers may stay on the CPU."""
     return put(code, x.device) if code.dim() else code
 
 

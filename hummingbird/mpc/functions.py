@@ -210,7 +210,7 @@ def _max_pool2d(
 
 
 def _set_item(self: Any, index: Any, value: Any) -> None:
-    """CrypTen would copy a public value to the device and wait, and keep 16 bits of fraction of it."""
+    """Set items; CrypTen's own copies a public value to the device, waits, and keeps 16 bits of fraction of it."""
     self._tensor[index] = value._tensor if isinstance(value, MPCTensor) else value
 
 

@@ -329,5 +329,5 @@ def test_what_shares_beyond_two_disturb_has_no_bias() -> None:
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 24), (torch.float16, 11), (torch.float64, 53)])
 def test_a_clamp_ends_at_the_number_inside(dtype: torch.dtype, bits: int) -> None:
-    """Of 1 - 2^-53, the nearest number of a narrow type is 1, which is beyond."""
+    """The number next to 1 - 2^-53 in a narrow type is 1, which is beyond."""
     assert _inner(math.nextafter(1, 0), dtype) == 1 - 2.0**-bits == -_inner(-math.nextafter(1, 0), dtype)
