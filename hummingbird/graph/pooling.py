@@ -11,7 +11,9 @@ from hummingbird.errors import InputError
 
 
 def places(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Tensor:
-    """Indices (kernel, out) along a dimension of `size` places: what each max pooling window looks at.
+    """Indices (kernel, out) along a dimension of `size` places that each max pooling window looks at.
+
+    InputError for a window that looks at padding alone: torch gives -inf for it.
 
     Padding never wins in torch, and the maximum of a set does not change when an element is repeated: a place in the
     padding is replaced by the nearest one of the same pooling window that is not, so no "minus infinity" has to fit
@@ -24,6 +26,12 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
     start = torch.arange(out) * stride - padding
     first = (-start + dilation - 1).div(dilation, rounding_mode="floor").clamp(min=0)  # first tap inside
     last = (size - 1 - start).div(dilation, rounding_mode="floor").clamp(max=kernel - 1)  # last tap inside
+    if bool((first > last).any()):
+        raise InputError(
+            f"a window of max pooling (kernel {kernel}, dilation {dilation}, padding {padding}) over {size} places "
+            "looks at padding alone, where torch gives -inf",
+            hint="make the input larger, or the padding or the dilation smaller",
+        )
     taps = torch.arange(kernel)[:, None].clamp(min=first[None]).minimum(last[None])
     return start[None] + taps * dilation
 
