@@ -3,7 +3,8 @@
 Every party runs the private net on a thread of its own, one at a time (wire/turns.py): whoever waits for an opening
 lets the next one compute. What is global to a process, the session and CrypTen's parts, changes hands with the turn.
 The dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds, parties on a
-network send the same messages bit for bit, with a net converted for latency (other aims decide the same).
+network send the same messages bit for bit, with a net converted for latency. Other aims decide the same, and may have
+splines in place of tables for smooth functions, as exact as these (mpc/thrifty.py).
 """
 
 from __future__ import annotations
