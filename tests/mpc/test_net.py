@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import ring
+from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build, convert_model, register_converter, validate_model
 from hummingbird.cost import Cost
-from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Layer, Spec
-from tests.support.parties import init_alone, succeed
+from hummingbird.wire import meter
+from tests.support.parties import init_alone, succeed, together
+from tests.support.parties import sessions as make_sessions
 from tests.test_convert import SMALL, UNIT, block, private_output, scaled
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -153,6 +156,28 @@ def test_cryptensor_refuses_what_it_cannot_share(alone: sessions.Session) -> Non
             hummingbird.cryptensor(torch.ones(1), src=src)
     for shape in ((), (0, 3), (1,) * 8):
         assert hummingbird.cryptensor(torch.ones(shape)).get_plain_text().shape == shape
+
+
+@pytest.mark.parametrize("words", [[-1, 2], [9, 1], [1 << 40, 1], [2, 3, -1]], ids=str)
+def test_a_shape_that_is_none_is_an_error_at_who_is_told_it(words: list[int]) -> None:
+    zero, one = make_sessions(2)
+    try:
+        padded = torch.tensor(words + [0] * (9 - len(words)))
+
+        def tell() -> None:
+            with meter.layer("input", "share", cost.sharing(2, True)):
+                zero.channel.send(1, padded)
+                zero.channel.count_round()
+
+        def hear() -> None:
+            with meter.layer("input", "share", cost.sharing(2, False)):
+                sharing._broadcast_shape(one, None, 0)
+
+        with pytest.raises(AgreementError, match="party 0 sent a malformed shape"):
+            together([tell, hear])
+    finally:
+        for session in (zero, one):
+            session.channel.close()
 
 
 def test_without_a_session_there_is_an_error_with_a_hint() -> None:
