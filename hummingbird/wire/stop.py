@@ -42,7 +42,7 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """What SIGTERM does from now on, until `close`: the main thread gets an exception, once; to be made there.
+    """The handler of SIGTERM from now on, until `close`: the main thread gets an exception, once; to be made there.
 
     reason: makes it, in another thread, and may take its time. over: asked in the main thread; says that nobody needs
     the exception any more. then: the handler of a second SIGTERM; by default it ends the process at once. A process

@@ -124,7 +124,7 @@ def test_one_party_has_nobody_who_streams(alone: Session) -> None:
 
 
 def test_a_search_prices_what_is_converted() -> None:
-    """Of every aim: windows are found by the bits of the net that they are used with."""
+    """Windows are found by the bits of the net that they are used with, whatever its aim."""
     windows, shape = Windows(trace(aims.net()), "masked"), tuple(aims.images().shape)
     for aim in (LATENCY, THROUGHPUT):
         config = BitConfig(BitWindow(20, 8))

@@ -182,7 +182,7 @@ class Words(NamedTuple):
 
 @functools.cache
 def reference(n: int, width: int) -> Words:
-    x, y = rows(n)
+    x, y = (stream("native words", n, row).words(n) for row in range(2))
     packed = [packing.pack_words(x, width), packing.pack_words(y, width)]
     masked = {(shift, -1): opening.mask_words(x, y, shift, width) for shift in SHIFTS}
     for bits in {width, 64}:
@@ -190,12 +190,6 @@ def reference(n: int, width: int) -> Words:
         masked |= {(shift, bits): opening.mask_words(x, mask, shift, width) for shift in SHIFTS}
     opened = {len(frames): opening.open_words(frames, n, width) for frames in several(packed)}
     return Words(packed, packing.unpack_words(packed[0], n, width), opened, masked)
-
-
-@functools.cache
-def rows(n: int) -> tuple[Tensor, Tensor]:
-    source = stream("native words", n)
-    return source.words(n), source.words(n)
 
 
 def several(frames: list[Tensor]) -> list[list[Tensor]]:
@@ -207,7 +201,7 @@ SHIFTS = (0, 1, 16, 62)
 
 @pytest.mark.parametrize("n", SIZES)
 def test_native_words_equal_reference(isa: str, n: int) -> None:
-    x, y = rows(n)
+    x, y = (stream("native words", n, row).words(n) for row in range(2))
     for width in range(65):
         expected = reference(n, width)
         assert kernels.pack_words(x, width).equal(expected.packed[0])
