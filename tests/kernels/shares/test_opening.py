@@ -172,7 +172,7 @@ def test_lift_is_a_masked_relu(parties: int, k: int, m: int) -> None:
 
 
 class Words(NamedTuple):
-    """What the reference makes of two rows of words, to be compared with every instruction set."""
+    """Results of the reference on two rows of words, to be compared with every instruction set."""
 
     packed: list[Tensor]
     unpacked: Tensor
