@@ -19,7 +19,7 @@ from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, room
 from hummingbird.mpc.session import Session
-from hummingbird.ring import FINE_FACTOR, WEIGHT_SCALE
+from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
 class Scale(Layer):
@@ -35,7 +35,10 @@ class Scale(Layer):
         self.factor = factor
         self.growth = ring.exponent_of(factor * terms)
         number = torch.tensor([factor], dtype=torch.float64)
-        self.fraction = ring.fraction(number, room(FLOOR + self.growth), precision=FINE_FACTOR, where="factor")
+        most = room(FLOOR + self.growth)
+        fine = ring.fraction(number, most, precision=FINE_FACTOR, where="factor")
+        # No finer than what comes next takes: the result would be rounded to 16 bits before it.
+        self.fraction = max(ring.fraction(number, most, where="factor"), min(fine, MAX_SCALE - SCALE))
         self.integer = int(ring.encode(number, self.fraction, where="factor"))
 
     def out_scale(self, scales: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
 from hummingbird.mpc.weights import PublicWeight, private_fraction, weight_of
@@ -66,7 +66,9 @@ class Linear(Layer):
             # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
             most = room(self.bound([FLOOR]))
             self._needed = ring.fraction(weight, most, where="weight")
-            self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, most, precision=FINE_WEIGHTS, where="weight"))
+            fine = ring.fraction(weight, most, precision=FINE_WEIGHTS, where="weight")
+            # No finer than what comes next takes: the result would be rounded to 16 bits before it.
+            self.fraction = max(WEIGHT_SCALE, self._needed, min(fine, MAX_SCALE - SCALE))
         else:
             self.fraction = private_fraction(weight, owner, fraction)
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)

@@ -138,6 +138,11 @@ CONSTANTS = {
     "plus 1e-5": (lambda: Function(lambda x: x * 1e-5 + 3e-5), (4, 8), 1.0),
     "small weights": (lambda: scaled(nn.Linear(8, 4), 1e-3), (4, 8), 1e3),
     "tiny weights": (lambda: scaled(nn.Linear(8, 4), 1e-6), (4, 8), 1.0),
+    "tiny weights, plus": (
+        lambda: nn.Sequential(scaled(nn.Linear(8, 4), 1e-5), Function(lambda x: x + 3e-5)),
+        (4, 8),
+        1.0,
+    ),
     "small convolution": (lambda: scaled(nn.Conv2d(2, 3, 3), 1e-4), (2, 2, 6, 6), 1.0),
     "small transposed convolution": (lambda: scaled(nn.ConvTranspose2d(4, 6, 3, groups=2), 1e-4), (2, 4, 4, 4), 1.0),
     "small slope": (lambda: Function(lambda x: F.leaky_relu(-x.relu(), 3e-5)), (4, 8), 1e4),
