@@ -28,7 +28,9 @@ WEIGHT_SCALE = 20
 # below 2^62, which the protocols of protocols/truncation.py need.
 MAX_INTEGER_BITS = 30
 PRECISION = 10  # constants are rounded by at most 2^-10 of the largest of them
-FINE_WEIGHTS = 16  # where no window reads the results, by 2^-16 of the largest weight, if there is room for that
+# Where no window reads the results, by 2^-14 of the largest weight, if there is room for that. That is for weights that
+# are all below 2^-6: others have their 20 bits anyway, so that a dealer with other weights makes the same plan.
+FINE_WEIGHTS = 14
 FINE_FACTOR = 18  # and a single factor by 2^-18 of itself: its error is a gain, which no sum averages out
 LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused
 

@@ -1,6 +1,6 @@
 """Constants as private inference has them: rounded to the bits of fraction that their layers give them.
 
-Weights before windows are at most 2^-10 of their largest away from what they were, others 2^-16, factors 2^-18 of
+Weights before windows are at most 2^-10 of their largest away from what they were, others 2^-14, factors 2^-18 of
 themselves, unless the ring has no room for that (`ring.fraction`), a mean's reciprocal 2^-8. With these roundings and
 that of the inputs in place, a twin differs from private inference by the rounding of values between the layers to 2^-16
 alone.

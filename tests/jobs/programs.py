@@ -70,7 +70,7 @@ def smooth() -> dict[str, Any]:
     for window in (BitWindow(20, 12), BitWindow(20, 10), BitWindow(18, 0), BitWindow(24, 0), BitWindow(64, 0)):
         for activation in (torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.SiLU(), torch.nn.GELU()):
             net = torch.nn.Sequential(torch.nn.Linear(6, 5), activation, torch.nn.Linear(5, 3)).eval()
-            private = hummingbird.convert_model(net, window)
+            private = hummingbird.convert_model(net, window, aim="latency")  # tables
             found = private.get_submodule("1").look_up(36)
             with hummingbird.meter() as m:
                 shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)

@@ -126,7 +126,7 @@ def test_the_fast_twin_exchanges_under_gradients_too(pools: int, protocol: str) 
     layers = OrderedDict([*net().named_children()])
     more = OrderedDict([("relu2", nn.ReLU()), ("pool2", nn.MaxPool2d(2))]) if pools == 2 else OrderedDict()
     both = nn.Sequential(OrderedDict([*layers.items(), *more.items()])).eval()
-    bits, x = BitConfig(BitWindow(20, 14), {"relu": BitWindow(20, 12)}), spread(2)
+    bits, x = BitConfig(BitWindow(20, 14), {"relu": BitWindow(20, 12)}), (spread(2) * 2.0**16).round() / 2.0**16
     plain = hummingbird.simulate(both, bits, protocol, seed=5)
     with torch.no_grad():
         expected = plain(x)
