@@ -97,8 +97,8 @@ def test_small_and_private_weights_keep_theirs() -> None:
     ("size", "bits"), [(2.0**-2, 20), (2.0**-6, 20), (2.0**-7, 21), (2.0**-12, 26), (2.0**-20, 32)]
 )
 def test_small_weights_that_no_window_reads_have_more(size: float, bits: int) -> None:
-    """2^-15 of the largest is half a unit, and more than 32 bits have no room in a result; a window that sees 2^-4 needs
-    no more than half of 2^-11.
+    """2^-15 of the largest is half a unit, and more than 32 bits have no room in a result; a window that sees 2^-4
+    needs no more than half of 2^-11.
     """
     net = seeded(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3)))
     with torch.no_grad():
