@@ -53,6 +53,7 @@ def without_seconds(path: Path) -> str:
     return re.sub(r'"seconds": [\d.]+', "", path.read_text())
 
 
+@pytest.mark.slow
 def test_two_ranks_find_the_windows_and_figures_of_one(tmp_path: Path) -> None:
     """300 images are three batches: one rank has two of them. Batches of 500 in `validate`: 1297 are three."""
     BitConfig(BitWindow(18, 14)).save(tmp_path / "hurts.json")

@@ -125,6 +125,7 @@ def test_the_command_splits_the_images_over_lanes(tmp_path: Path, capsys: pytest
         store.close()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_slots_that_no_lane_has_used(nursery: Nursery, tmp_path: Path) -> None:
     """Two parties of two lanes, killed while each lane is at a slot of its own; then 8 rows in every lane."""
     write_store(tmp_path, 1000, lanes=LANES)
