@@ -304,7 +304,10 @@ def _watch() -> None:
 
 
 def _why_to_stop() -> PeerError:
-    """The error of a party that is told to stop, with what is known of the failure; in a thread of its own."""
+    """Make the error that SIGTERM raises here. It names the failure of another party, if one is known.
+
+    Waits up to `_GRACE` seconds for that name, so `Stop` calls it in a thread of its own.
+    """
     board, why = _board, None
     if board is not None:
         # The session may end meanwhile, with its sockets.

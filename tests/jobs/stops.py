@@ -68,7 +68,7 @@ def party(rank: int, port: int, folder: Path) -> int:
 
 
 def program(rank: int, port: int, folder: Path) -> int:
-    """A party of a plain run, until it is told to stop."""
+    """Run as a party without `serve`, until SIGTERM ends the run."""
     os.environ.update(environment(rank, 2, port))
 
     def main() -> None:

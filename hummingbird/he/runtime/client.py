@@ -233,7 +233,7 @@ class Batch:
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """InputError naming the images of which the value of a step would be mostly errors."""
+        """Raise InputError if a step's value would consist mostly of errors; the error names the images concerned."""
         if self._shadow is not None:
             least = None
             if self.public.mode == "polynomial":

@@ -159,7 +159,7 @@ def test_a_break_in_the_middle_of_an_answer_counts_nothing_twice(net: nn.Module)
     first, second = whole.result(), broken.result()
     with torch.inference_mode():
         assert (first - wide(x)).abs().max() < 2**-7 and (second - wide(x)).abs().max() < 2**-7
-    # Errors of 2^-12 in the values move their energy, of which this is half the logarithm, by less than 2^-10.
+    # These bits are half the logarithm of the values' energy: errors of 2^-12 change it by less than 2^-10.
     assert all(torch.allclose(a, b, atol=0.01) for a, b in zip(*bits.values(), strict=True))
     assert torch.allclose(whole.precision.measured, broken.precision.measured, atol=1.0)
 
