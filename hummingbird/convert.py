@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -181,7 +182,7 @@ def build(
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
         for sentence in columns.coarse(steps):
             warnings.warn(sentence, stacklevel=3)
-        config.check_use(lambda: fingerprints(net, steps, example, custom=tuple(CUSTOM)), protocol, parties)
+        config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)
     order = Exchanged.of(steps, protocol, None if owner is None else config)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = {
@@ -195,6 +196,16 @@ def build(
     }
     settings = f"protocol {protocol}, weights {facts['weights']}"
     return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
+
+
+def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
+    """The fingerprints that windows of the net may name; steps: as it is traced with its numbers, None to trace it.
+
+    A search sees the numbers that forward() reads from weights, and private weights do not become such.
+    """
+    custom = tuple(CUSTOM)
+    steps = graph.trace(net, custom=custom, example=example) if steps is None else steps
+    return fingerprints(net, steps, example, custom=custom)
 
 
 def owner_of(weights: str | int) -> int | None:

@@ -51,6 +51,27 @@ def _no_warnings() -> Any:
         yield
 
 
+class Read(nn.Module):
+    """A layer's results times a number that forward() reads from a buffer."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.net = small(seed)
+        self.register_buffer("t", torch.tensor([0.3]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.net(x) * self.t.item())
+
+
+@pytest.mark.usefixtures("alone")
+def test_windows_fit_a_net_whose_weights_are_private_and_read() -> None:
+    """A search sees the number, and private weights hide it: it is one net all the same, and another is refused."""
+    config = found_for(Read(0).eval())
+    hummingbird.convert_model(Read(0).eval(), config, weights=0)
+    with pytest.raises(ConfigError, match="windows that were found for net"):
+        hummingbird.convert_model(Read(1).eval(), config, weights=0)
+
+
 def test_windows_of_another_net_are_refused_by_both_names() -> None:
     config = found_for(NET)
     assert config.provenance["net"] == fingerprint(NET)
