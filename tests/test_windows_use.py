@@ -63,6 +63,13 @@ class Read(nn.Module):
         return torch.relu(self.net(x) * self.t.item())
 
 
+def test_windows_fit_a_net_whose_server_reads_its_weights() -> None:
+    config = found_for(Read(0).eval(), cut=True)
+    make_plan(Read(0).eval(), (4,), config)
+    with pytest.raises(ConfigError, match="windows that were found for net"):
+        make_plan(Read(1).eval(), (4,), config)
+
+
 @pytest.mark.usefixtures("alone")
 def test_windows_fit_a_net_whose_weights_are_private_and_read() -> None:
     """A search sees the number, and private weights hide it: it is one net all the same, and another is refused."""

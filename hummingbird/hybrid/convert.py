@@ -12,7 +12,7 @@ everything can be: ModelError lists every problem, by qualified name.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -75,6 +75,7 @@ class TracedNet:
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
         shape = _shape(input_shape)
         self._net = graph.trace(settled(net, torch.empty(1, *shape), secret=True), secret=True)
+        self._searched = lambda: graph.trace(settled(net, torch.empty(1, *shape)))
         found = [Problem(step.name, "its weights have no values", "load them") for step in self._net if _is_meta(step)]
         if found:
             raise ModelError(found)
@@ -96,7 +97,7 @@ class TracedNet:
         """The plan under these windows; errors as of `make_plan`."""
         if garbler not in GARBLERS:
             raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
-        check_windows(self._net, config)
+        check_windows(self._net, config, self._searched)
         lowering = Lowering(self.steps, self.shapes, config)
         last = lowering.run()
         input_range = RANGE if config.input_range is None else config.input_range
@@ -114,8 +115,13 @@ class TracedNet:
         }
 
 
-def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
-    """ConfigError for windows of layers that the net lacks, or found for another net, or with a q, and for rows."""
+def check_windows(
+    steps: Sequence[graph.Step], config: BitConfig, searched: Callable[[], Sequence[graph.Step]] | None = None
+) -> None:
+    """ConfigError for windows of layers that the net lacks, or found for another net, or with a q, and for rows.
+
+    searched: gives the steps that a search sees, with the numbers that forward() reads from weights; None: `steps`.
+    """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
         raise ConfigError(what, where="bits", hint="leave q out, BitWindow(k, m)")
@@ -123,7 +129,7 @@ def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
         what = f"rows of {', '.join(sorted(config.rows))}: a net without a dealer has no softmax and no norm"
         raise ConfigError(what, where="bits", hint="leave rows out, BitConfig(default, layers)")
     config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
-    config.check_use(lambda: [graph.fingerprint(steps)], PROTOCOL, None)
+    config.check_use(lambda: [graph.fingerprint(steps if searched is None else searched())], PROTOCOL, None)
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
