@@ -67,7 +67,7 @@ def save(
         hint = f"party {owner} saves the net, and gives net.json to the others"
         raise InputError(what, where="save", hint=hint)
     convert.build(net, config, weights, protocol, example=example)  # raises whatever convert_model raises
-    steps, tensors = _named(_savable(net, example))
+    steps, tensors = _named(_savable(net, example, owner))
     if owner is not None:
         config.check_use(lambda: fingerprints(net, graph.trace(net, example=example), example), protocol, None)
         # How windows were found may tell of the weights, which they have just been compared with.
@@ -129,9 +129,11 @@ def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
     return replace(step, attrs=attrs)
 
 
-def _savable(net: nn.Module, example: Any) -> list[Step]:
-    """The net's steps; ModelError with all those that only code can express."""
-    steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example)
+def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
+    """The net's steps; ModelError with all those that only code can express. No number of private weights is in them:
+    all parties are given them.
+    """
+    steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example, secret=owner is not None)
     hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
     own = [
         Problem(step.name, f"{type(step.attrs['module']).__name__}, a layer of register_converter, is code", hint)

@@ -120,6 +120,29 @@ def test_private_weights_are_in_the_owners_file_alone(tmp_path: Path) -> None:
 # Real parties ---------------------------------------------------------------------------------------------------------
 
 
+class Reads(nn.Module):
+    """A linear layer, and a number that forward() reads from a buffer."""
+
+    def __init__(self, t: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("t", torch.tensor([t]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.t.item() - self.t.tolist()[0]
+
+
+def test_numbers_that_are_read_from_private_weights_are_in_the_owners_file_alone(tmp_path: Path) -> None:
+    """The file that all parties are given is the same, whatever the number is."""
+    for name, t in (("one", 0.34567), ("other", 5.25)):
+        hummingbird.save(Reads(t).eval(), tmp_path / name, weights=0)
+    one, other = (json.loads((tmp_path / name / NET).read_text()) for name in ("one", "other"))
+    assert one["net"].pop("seal") != other["net"].pop("seal")  # each is salted
+    assert one["net"] == other["net"] and "0.345" not in str(one)
+    assert hummingbird.load(tmp_path / "one").facts == convert.build(Reads(0.34567).eval(), weights=0).facts
+
+
 def test_parties_without_the_code_run_it(tmp_path: Path) -> None:
     net, x = secret()
     save_file({"x": x}, tmp_path / "x.safetensors")
