@@ -19,10 +19,11 @@ from hummingbird.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
+    from hummingbird.channel.meter import meter
     from hummingbird.convert import convert_model, register_converter, validate_model
     from hummingbird.launching.launch import launch
-    from hummingbird.mpc.launch import init, uninit
-    from hummingbird.mpc.sharing import cryptensor
+    from hummingbird.mpc.session.launch import init, uninit
+    from hummingbird.mpc.session.sharing import cryptensor
     from hummingbird.report import estimate
     from hummingbird.saving import load, load_net, save
     from hummingbird.serving.client import Client
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
     from hummingbird.window_search.study import Study
-    from hummingbird.wire.meter import meter
 
 _HOMES = {
     "BitConfig": "bits",
@@ -40,21 +40,21 @@ _HOMES = {
     "Client": "serving.client",
     "Study": "window_search.study",
     "convert_model": "convert",
-    "cryptensor": "mpc.sharing",
+    "cryptensor": "mpc.session.sharing",
     "estimate": "report",
     "find_rows": "simulation.row_ranges",
-    "init": "mpc.launch",
+    "init": "mpc.session.launch",
     "launch": "launching.launch",
     "load": "saving",
     "load_net": "saving",
-    "meter": "wire.meter",
+    "meter": "channel.meter",
     "prepare": "window_search.prepare",
     "register_converter": "convert",
     "save": "saving",
     "search_bits": "window_search",
     "serve": "serving.serve",
     "simulate": "simulation.simulate",
-    "uninit": "mpc.launch",
+    "uninit": "mpc.session.launch",
     "validate_model": "convert",
 }
 

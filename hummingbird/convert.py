@@ -20,23 +20,24 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
-from hummingbird.graph import Step, whole
-from hummingbird.graph.at_hand import fingerprints
-from hummingbird.mpc import columns
-from hummingbird.mpc import session as sessions
-from hummingbird.mpc.aim import Aim
-from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
-from hummingbird.mpc.exchanged import Exchanged
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.graph import Step, integer_values
+from hummingbird.graph.example_shapes import fingerprints
+from hummingbird.mpc.plan import columns
+from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rounding_plan import Planner, digest
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.rounding_plan import Planner, digest
+from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.session import session as sessions
 
 
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
     """Teach `convert_model` a layer: `build(module)` returns a module from CrypTen tensors (scale 2^16) to one of them.
 
-    Return a `hummingbird.mpc.layer.Layer` with a `cost` method to have it priced and metered exactly. The module's
+    Return a `hummingbird.mpc.layers.layer.Layer` with a `cost` method to have it priced and metered exactly. The
+    module's
     parameters and buffers are public: with private weights it must have none. ConfigError for other arguments.
     """
     if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
@@ -64,7 +65,7 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 def _problems(steps: list[Step], owner: int | None, config: BitConfig) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
-    found = whole.rounded(steps) + columns.fine(steps, config)
+    found = integer_values.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
     elif not sessions.is_initialized() or sessions.current().rank == owner:
@@ -164,7 +165,7 @@ def build(
     config = BitConfig.of(bits)
     owner = owner_of(weights)
     named(protocol)
-    chosen = Aim.of(aim)
+    chosen = TableChoice.of(aim)
     try:
         # Numbers of private weights must not be in the steps, which all parties have.
         steps = graph.trace(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
@@ -183,7 +184,7 @@ def build(
         for sentence in columns.coarse(steps):
             warnings.warn(sentence, stacklevel=3)
         config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)
-    order = Exchanged.of(steps, protocol, None if owner is None else config)
+    order = Rewritten.of(steps, protocol, None if owner is None else config)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = {
         "architecture": graph.fingerprint([bare(step) for step in steps], weights=False),

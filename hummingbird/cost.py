@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
+HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def lifted_rows(n: int, rows: int, value: int, factor: int, sums: int, product: 
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """CrypTen's private product of n elements, truncated here (mpc/fixed_point.py)."""
+    """CrypTen's private product of n elements, truncated here (crypten/fixed_point.py)."""
     return product(n, n, n, parties) + truncate(n, parties)
 
 
@@ -337,7 +337,7 @@ def crypten_shipped_relu(n: int, parties: int) -> Cost:
     return Cost(here.rounds, here.bits - 8 * HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
 
 
-# Oblivious transfers of two parties (gc/base_ot.py, gc/cot.py); bytes without frames ---------------------------------
+# Oblivious transfers of two parties (hybrid/gc/base_ot.py, hybrid/gc/cot.py); bytes without frames ---
 
 BASE_OT_CHOICE, BASE_OT_ANSWER = 128 * 2 * 32, 32  # public keys of X25519
 COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's message, the receiver's, once a session
@@ -368,7 +368,7 @@ def bfv_reply(replies: int, values: int) -> int:
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
 
 
-# Garbled gates of two parties (gc/relu.py); bytes without frames ----------------------------------------------------
+# Garbled gates of two parties (hybrid/gc/relu.py); bytes without frames ---
 
 LABEL_BYTES, TILE = 16, 16  # of a wire; instances whose rows are packed together
 

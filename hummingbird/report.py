@@ -15,12 +15,12 @@ from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu, opening, sharing, to_one
 from hummingbird.errors import ConfigError, InputError, shown
-from hummingbird.graph.at_hand import batch_of, saved, settled
-from hummingbird.mpc.agreement import text_of
-from hummingbird.mpc.aim import Aim
-from hummingbird.mpc.builders import CUSTOM, MOVES
-from hummingbird.mpc.layer import FLOOR
-from hummingbird.mpc.net import PlannedCost, PrivateNet
+from hummingbird.graph.example_shapes import batch_of, saved, settled
+from hummingbird.mpc.layers.layer import FLOOR
+from hummingbird.mpc.plan.builders import CUSTOM, MOVES
+from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
+from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.session.agreement import text_of
 from hummingbird.table import text_table
 from hummingbird.version import VERSION
 
@@ -210,7 +210,7 @@ def estimate(
     else:
         sizes, words = batch_of(net, example)
         net = saved(net, example, custom=tuple(CUSTOM), secret=weights != "public")
-    aims = ["latency", str(Aim("throughput", bandwidth / dealer_bandwidth))]
+    aims = ["latency", str(TableChoice("throughput", bandwidth / dealer_bandwidth))]
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)

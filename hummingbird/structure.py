@@ -2,7 +2,7 @@
 
 A structure is ("tensor",), ("public",) for a tensor that is no secret, ("constant", value), ("numbers", type, shape,
 values) for a tensor that stays as it is, or (kind, keys, parts) for a container; kind is "tuple", "list", "dict" or
-"object" (a dataclass, or a library's ModelOutput, which comes back as a `Result`).
+"object" (a dataclass, or a library's ModelOutput, which comes back as a `NamedResults`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PUBLIC: Structure = ("public",)
 DEEPEST = 16  # of results that may come from anybody
 
 
-class Result(dict[str, Any]):
+class NamedResults(dict[str, Any]):
     """The fields of a net's result by name: `result.logits` is `result["logits"]`."""
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +71,7 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
     kind, keys, structures = structure
     parts = [rebuild(part, leaves) for part in structures]
     if kind in ("dict", "object"):
-        return (Result if kind == "object" else dict)(zip(keys, parts, strict=True))
+        return (NamedResults if kind == "object" else dict)(zip(keys, parts, strict=True))
     return parts if kind == "list" else tuple(parts)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from hummingbird.capacity import paper
 from hummingbird.capacity.compose import composed, describe, lphe
-from hummingbird.capacity.published import FORMAT, VERSION, Net, Profile, parse
+from hummingbird.capacity.published import FORMAT, VERSION, Net, PublishedProfile, parse
 from hummingbird.capacity.units import Units
 from hummingbird.commands.program import end
 from models import get_model
@@ -160,7 +160,7 @@ def _fit(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]
     return found
 
 
-def errors(profile: Profile) -> dict[str, dict[str, float]]:
+def errors(profile: PublishedProfile) -> dict[str, dict[str, float]]:
     """The largest relative errors of T_off and T_on by net, over SG, CG and threads, when the net is composed."""
     found = {}
     for name, measured in profile.nets.items():
@@ -176,7 +176,7 @@ def errors(profile: Profile) -> dict[str, dict[str, float]]:
     return found
 
 
-def _seconds(kind: str, net: Net, he: int, profile: Profile, phase: str) -> float:
+def _seconds(kind: str, net: Net, he: int, profile: PublishedProfile, phase: str) -> float:
     at = paper.service(kind, net, paper.Threads(4, he, 32), up=5e8, down=5e8, profile=profile)
     return at.seconds(at.phases()[phase])
 

@@ -25,7 +25,7 @@ import torch
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
-from hummingbird.gc import relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.kernels import heap
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import fresh, new_seed

@@ -100,7 +100,7 @@ def contestants(product: dict[str, Any], bits: int, device: torch.device, with_t
     weight = torch.randint(-(2**18), 2**18, product["weight"], generator=generator).to(device)
     options, conv = product["options"], product["op"] == "conv"
     op = f"conv{x.dim() - 2}d" if conv else "matmul"
-    held = weight if conv else weight.t().contiguous()  # as mpc/linear.py holds it
+    held = weight if conv else weight.t().contiguous()  # as mpc/layers/linear.py holds it
     factor = Factor(ring.arranged(op, held, options.get("groups", 1)))
     runs: dict[str, Run] = {_MARK: lambda: ring.bilinear(op, x, held, **options)}
     read = lambda: ring.bilinear(op, x, factor, bits, **options)  # noqa: E731

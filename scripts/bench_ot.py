@@ -2,8 +2,8 @@
 
     python -m scripts.bench_ot --json ot.json
 
-A time is the least of several calls for --count transfers, messages included: what `gc.cot` does between two sides but
-for the network. Before it is timed, the keys of both sides are compared.
+A time is the least of several calls for --count transfers, messages included: what `hybrid.gc.cot` does between two
+sides but for the network. Before it is timed, the keys of both sides are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
-from hummingbird.gc import cot
+from hummingbird.hybrid.gc import cot
 from hummingbird.kernels import heap, pack_bits
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.cpu import library

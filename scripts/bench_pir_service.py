@@ -38,7 +38,7 @@ from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
-from hummingbird.pir.link import Remote
+from hummingbird.pir.table_server import Remote
 from hummingbird.table import text_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -41,8 +41,8 @@ from hummingbird.capacity.profile import load as load_profile
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
+from hummingbird.rpc.options import count, positive
 from hummingbird.table import text_table
-from hummingbird.wire.options import count, positive
 from scripts import serve_reality
 from scripts.party import on_this_host
 from scripts.serve_load import Load, Served, lone_seconds, offer, saturate

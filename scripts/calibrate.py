@@ -36,18 +36,18 @@ from tqdm import tqdm
 
 from hummingbird import convert_model
 from hummingbird.bits import EXACT, BitWindow
-from hummingbird.capacity import lookups, shipped, turns
+from hummingbird.capacity import lookups, rounds, shipped
 from hummingbird.capacity.measure import measure, samples
-from hummingbird.capacity.profile import STEADY, Profile, Row, spread
+from hummingbird.capacity.profile import STEADY, Measurement, Profile, spread
 from hummingbird.commands.files import check_outputs, write_together
 from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
-from hummingbird.gc import relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.cost_model import price
+from hummingbird.rpc.options import count
 from hummingbird.table import text_table
-from hummingbird.wire.options import count
 from scripts import calibrate_crypten, calibrate_he
 from scripts.bench_garble import Inputs
 from scripts.link import Link, places
@@ -79,7 +79,7 @@ def _nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
     yield "a small net, 4 images", head, (4, 3, 32, 32)
 
 
-def _mpc(repeats: int) -> Iterator[Row]:
+def _mpc(repeats: int) -> Iterator[Measurement]:
     """A row for each net, window and protocol; nets without a ReLU have no window."""
     for name, net, shape in _nets():
         windows = _WINDOWS if any(isinstance(part, nn.ReLU) for part in net.modules()) else {"": EXACT}
@@ -89,7 +89,7 @@ def _mpc(repeats: int) -> Iterator[Row]:
                 yield measure(f"{name} {title}".strip(), private, shape, repeats=repeats)
 
 
-def _gc(repeats: int) -> Iterator[Row]:
+def _gc(repeats: int) -> Iterator[Measurement]:
     """Garbled ReLUs, garbled by the side of the data; an AND has two blocks."""
     for width, ring in ((8, 20), (16, 32), (24, 32)):
         circuit, number = relu.Circuit("relu", width, ring, "data"), 1 << 13
@@ -99,10 +99,10 @@ def _gc(repeats: int) -> Iterator[Row]:
         evaluating = partial(relu.evaluate, *head, x.held, garbling())
         seconds = {"garble": samples(garbling, repeats), "evaluate": samples(evaluating, repeats)}
         amounts = {"and_gates": number * circuit.blocks / 2, "instances": float(number)}
-        yield Row("gc", f"{circuit}", "", amounts, seconds)
+        yield Measurement("gc", f"{circuit}", "", amounts, seconds)
 
 
-def _pir(repeats: int) -> Iterator[Row]:
+def _pir(repeats: int) -> Iterator[Measurement]:
     """Seconds of an inference in a server's passes over tables, for one client and for several."""
     for size, width, clients in itertools.product((1 << 12, 1 << 16, 1 << 20), (64, 256), (1, 8)):
         for buckets, keys in ((1, 8), (8, 2), (32, 1)):
@@ -111,10 +111,10 @@ def _pir(repeats: int) -> Iterator[Row]:
             times = samples(partial(answer_together, server, queries), repeats)
             name = f"{size} rows of {width} B, {code.keys} keys, {clients} client(s)"
             work = lookups.amounts(price([code], width), clients)
-            yield Row(lookups.KIND, name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
+            yield Measurement(lookups.KIND, name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
 
 
-def _crypten(args: argparse.Namespace) -> Iterator[Row]:
+def _crypten(args: argparse.Namespace) -> Iterator[Measurement]:
     """Rows of two parties' processes on this host."""
     options = ["--repeats", str(args.repeats), "--threads", str(args.threads), "--only"]
     options += ["crypten"] if "crypten" in args.only else []
@@ -124,7 +124,9 @@ def _crypten(args: argparse.Namespace) -> Iterator[Row]:
         options += ["--weights", str(args.weights)] if args.weights else []
     with places(Link(), shipped.PARTIES) as where:
         for found in launch(where, "scripts.calibrate", ["--worker", *options]):
-            yield Row(**{**found, "seconds": {part: tuple(samples) for part, samples in found["seconds"].items()}})
+            yield Measurement(
+                **{**found, "seconds": {part: tuple(samples) for part, samples in found["seconds"].items()}}
+            )
 
 
 def _work(args: argparse.Namespace) -> None:
@@ -137,7 +139,7 @@ def _work(args: argparse.Namespace) -> None:
         args.result.write_text(json.dumps(found))
 
 
-def rows(args: argparse.Namespace) -> Iterator[Row]:
+def rows(args: argparse.Namespace) -> Iterator[Measurement]:
     """All rows that are asked for."""
     if "mpc" in args.only:
         yield from _mpc(args.repeats)
@@ -152,7 +154,7 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
     if SERVICES in args.only:
         yield from calibrated_rows(max(1, args.repeats // 4))
     if args.protocol == "he":
-        yield from turns.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
+        yield from rounds.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
     elif (args.model or args.saved) and args.protocol != "crypten":
         yield measure("the net", private_net(args), args.input, args.parties, args.repeats)
 

@@ -14,23 +14,23 @@ from torch import nn
 
 from hummingbird import convert_model, graph
 from hummingbird.capacity import shipped
-from hummingbird.capacity.profile import Row
+from hummingbird.capacity.profile import Measurement
+from hummingbird.channel import meter
+from hummingbird.crypten.adapter import crypten
 from hummingbird.errors import HummingbirdError
-from hummingbird.mpc._crypten import crypten
-from hummingbird.wire import meter
 from scripts.crypten_baseline import infer, start
 
 Nets = Iterable[tuple[str, nn.Module, Sequence[int]]]
 
 
-def rows(nets: Nets, repeats: int, threads: int) -> list[Row]:
+def rows(nets: Nets, repeats: int, threads: int) -> list[Measurement]:
     """A row for each net, at one of two parties: both call this, each in a process with torchrun's variables."""
     start()
     torch.set_num_threads(threads)
     return [_row(name, net.eval(), tuple(shape), repeats) for name, net, shape in nets]
 
 
-def _row(name: str, net: nn.Module, shape: tuple[int, ...], repeats: int) -> Row:
+def _row(name: str, net: nn.Module, shape: tuple[int, ...], repeats: int) -> Measurement:
     private, steps = convert_model(net), graph.trace(net)
     expected = shipped.cost(private, shape)
     seconds: dict[str, list[float]] = {"compute": [], "triples": []}
@@ -48,7 +48,7 @@ def _row(name: str, net: nn.Module, shape: tuple[int, ...], repeats: int) -> Row
                 seconds["compute"].append(taken - total.wait_seconds - total.offline_seconds)
                 seconds["triples"].append(total.offline_seconds)
     kept = {part: tuple(samples) for part, samples in seconds.items() if min(samples) > 0}
-    return Row(shipped.KIND, name, shipped.digest(private, shape), shipped.amounts(private, shape), kept)
+    return Measurement(shipped.KIND, name, shipped.digest(private, shape), shipped.amounts(private, shape), kept)
 
 
 def check(name: str, counted: tuple[int, int], priced: tuple[int, int]) -> None:

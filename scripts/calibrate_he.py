@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import he
-from hummingbird.capacity.profile import Row
-from hummingbird.capacity.turns import measure
+from hummingbird.capacity.profile import Measurement
+from hummingbird.capacity.rounds import measure
 
 Nets = dict[str, tuple[nn.Module, tuple[int, ...]]]
 
@@ -50,7 +50,7 @@ def _polynomial() -> Nets:
     }
 
 
-def rows(repeats: int) -> Iterator[Row]:
+def rows(repeats: int) -> Iterator[Measurement]:
     """A row for each turn of each net, for a batch of one image and for a full one."""
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.bits import EXACT, BitWindow
+from hummingbird.channel.meter import Meter, layer, meter
 from hummingbird.cost import Cost
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.wire.meter import Meter, layer, meter
 from scripts.link import Link
 
 LINEAR = {"conv", "conv_transpose", "linear", "affine"}
@@ -134,7 +134,7 @@ Runs = Iterator[tuple[BitWindow, Sample, Tensor]]
 def _crypten(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
     """CrypTen as shipped, which has no windows."""
     from hummingbird import graph
-    from hummingbird.mpc._crypten import MPCTensor, crypten
+    from hummingbird.crypten.adapter import MPCTensor, crypten
     from scripts.crypten_baseline import infer, start
 
     start()
@@ -157,7 +157,7 @@ def _crypten(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
 
 def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
     import hummingbird
-    from hummingbird.mpc import launch
+    from hummingbird.mpc.session import launch
 
     for text in args.windows:
         window = window_of(text)

@@ -22,12 +22,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hummingbird import cost, graph
+from hummingbird.channel import meter
 from hummingbird.commands.files import check_outputs
 from hummingbird.commands.program import end
+from hummingbird.crypten.adapter import MPCTensor, crypten
 from hummingbird.errors import InputError
 from hummingbird.graph import Step
-from hummingbird.mpc._crypten import MPCTensor, crypten
-from hummingbird.wire import meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load
 

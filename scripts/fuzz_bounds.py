@@ -25,10 +25,10 @@ from torch import Tensor
 
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
-from hummingbird.graph.norms import rows
-from hummingbird.graph.resize_rules import exact_bits
-from hummingbird.mpc import builders
-from hummingbird.mpc.columns import largest_of_columns, measured
+from hummingbird.graph.ops.norms import rows
+from hummingbird.graph.ops.resize import exact_bits
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.columns import largest_of_columns, measured
 
 UNIT = 2.0**-16
 HALF = UNIT / 2

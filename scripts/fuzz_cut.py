@@ -23,9 +23,9 @@ from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.graph import OPS, Step
-from hummingbird.hybrid.draft import INPUT_FRACTION
 from hummingbird.hybrid.lowering import SLOPE
 from hummingbird.hybrid.plan import Gate, Linear, Model
+from hummingbird.hybrid.plan_builder import INPUT_FRACTION
 from hummingbird.hybrid.scales import FACTOR, HELD
 from hummingbird.ring import SCALE
 from scripts.fuzz_bounds import carried

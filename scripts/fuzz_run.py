@@ -22,18 +22,18 @@ from torch import Tensor, nn
 
 from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.channel import interleave
+from hummingbird.crypten.adapter import MPCTensor
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import Ref, Step
-from hummingbird.graph.public import HIDDEN
-from hummingbird.mpc import builders
-from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import MPCTensor
-from hummingbird.mpc.exchanged import Exchanged
-from hummingbird.mpc.layer import FLOOR
-from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.rounding_plan import Planner
+from hummingbird.graph.ops.public import HIDDEN
+from hummingbird.mpc.layers.layer import FLOOR
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rounding_plan import Planner
+from hummingbird.mpc.session import session as sessions
 from hummingbird.simulation.exact import Parties
-from hummingbird.wire import turns
 from scripts.fuzz_bounds import walk
 from scripts.fuzz_make import Recipe, recipe
 
@@ -162,7 +162,7 @@ class _Party(nn.Module):
         if self.owner is not None and sessions.current().rank != self.owner:
             for weight in self.net._fixed_weights:
                 weight.code = torch.zeros_like(weight.code)
-        turns.Turns().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
+        interleave.Interleave().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
         out: MPCTensor = self.net(x)
         return out
 
@@ -266,7 +266,7 @@ def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     steps, owner = _cut(known.steps, index), convert.owner_of(made.weights)
     config = BitConfig.of(_windows(made, known.largest_inside))
     try:
-        order = Exchanged.of(steps, made.protocol, None if owner is None else config)
+        order = Rewritten.of(steps, made.protocol, None if owner is None else config)
         build = builders.builder(made.protocol, order.windows(config), owner)
         plan = Planner(build, made.protocol).plan(order.steps)
         facts = {"weights": "public" if owner is None else f"private to party {owner}"}

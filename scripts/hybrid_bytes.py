@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from hummingbird import cost
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.gc import cot, relu
 from hummingbird.hybrid import make_plan
+from hummingbird.hybrid.gc import cot, relu
 from models import get_model
 from scripts.hybrid_rows import Row, row
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 
 from hummingbird import cost
-from hummingbird.gc import cot, relu
+from hummingbird.hybrid.gc import cot, relu
 from hummingbird.kernels.cpu import library
 from scripts import bench_garble, bench_ot
 from scripts.hybrid_rows import Row, row

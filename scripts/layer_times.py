@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import hummingbird
+from hummingbird.channel.meter import MeterRow
 from hummingbird.commands.program import end
 from hummingbird.errors import InputError
-from hummingbird.wire.meter import Row
 from models import MODELS, get_model, load_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ def measured(
     return found[1:]
 
 
-def by_stage(rows: Iterable[Row], images: int) -> Times:
+def by_stage(rows: Iterable[MeterRow], images: int) -> Times:
     """The rows of a batch by stage: an outermost module that holds ReLUs, a ReLU of its own, and all other layers."""
     rows, found = list(rows), Times()
     stages = {row.layer.partition(".")[0] for row in rows if row.window and "." in row.layer}
@@ -56,12 +56,12 @@ def by_stage(rows: Iterable[Row], images: int) -> Times:
     return {**{name: times for name, times in found.items() if name != REST}, REST: found.get(REST, [0.0] * 3)}
 
 
-def quickest(batches: Iterable[Sequence[Row]]) -> Sequence[Row]:
+def quickest(batches: Iterable[Sequence[MeterRow]]) -> Sequence[MeterRow]:
     """The batch that took the least time in all."""
     return min(batches, key=lambda rows: sum(sum(_seconds(row)) for row in rows))
 
 
-def _seconds(row: Row) -> tuple[float, float, float]:
+def _seconds(row: MeterRow) -> tuple[float, float, float]:
     return row.compute_seconds, row.wait_seconds, row.offline_seconds
 
 
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     net = load_checkpoint(ROOT / "checkpoints" / weights, get_model(args.model, 10)).eval()
     shape = (args.batch, *MODELS[args.model].input_shape)
     first, _ = hummingbird.launch(measured, net, shape, ROOT / "checkpoints" / bits, args.batches)
-    rows = quickest([[Row(**row) for row in rows] for rows in first])
+    rows = quickest([[MeterRow(**row) for row in rows] for rows in first])
     print(markdown(by_stage(rows, args.batch)))
 
 

@@ -18,9 +18,9 @@ import torch
 
 from hummingbird.errors import HummingbirdError, InputError, PeerError
 from hummingbird.lookup import LookedUp
+from hummingbird.rpc.options import add_caller, caller_of, positive
 from hummingbird.serving.client import Client
 from hummingbird.table import text_table
-from hummingbird.wire.options import add_caller, caller_of, positive
 from models import load_checkpoint
 from models.recommender import PADDING, Recommender
 from scripts.movielens_data import HISTORY, Questions, load_questions

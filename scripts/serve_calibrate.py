@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hummingbird.capacity.profile import Profile, Row
-from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, Step
+from hummingbird.capacity.profile import Measurement, Profile
+from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, WorkStep
 from hummingbird.errors import ConfigError
 from scripts.serve_offered import ask_alone
 from scripts.serve_watched import Watched
@@ -47,11 +47,11 @@ class Calibrated:
         """Seconds of a lone request's latency that are not in the service's plan: before the line, after the answer."""
         return max(0.0, statistics.median(self.alone) - plan.seconds(plan.request))
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> Measurement:
         """The row of a profile."""
         seconds = {"alone": self.alone, "inside": self.inside, "busy": self.busy, "cores": (self.cores,)}
         dealt = {"refill": self.refill, "deal": self.deal} if self.refill else {}
-        return Row(KIND, name, "", {"requests": 1.0}, seconds | dealt)
+        return Measurement(KIND, name, "", {"requests": 1.0}, seconds | dealt)
 
     @classmethod
     def joined(cls, parts: Sequence[Calibrated]) -> Calibrated:
@@ -108,15 +108,15 @@ class Calibrated:
         mean, shared = statistics.fmean(self.busy), min(cores, _PARTIES)
         lone = min(statistics.fmean(self.inside), at_once * mean) if at_once > 1 else mean
         # On one core both take turns, and are one step.
-        parties = tuple(Step(f"party {rank}", Compute("host", lone)) for rank in range(shared))
+        parties = tuple(WorkStep(f"party {rank}", Compute("host", lone)) for rank in range(shared))
         hosts, refill = {"host": Host(cores=shared, store=kept)}, None
         if kept:
             keeper, used = ("host", min(1.0, self.cores / (shared * mean))) if cores <= _PARTIES else ("keeper", 1.0)
             hosts |= {} if keeper in hosts else {keeper: Host(cores=cores - _PARTIES)}
             dealing = used * statistics.median(self.deal)
             beside = Rounds(max(0.0, statistics.median(self.refill) - dealing))
-            deals = (Step(f"deal {number}", Compute(keeper, dealing), ("beside",)) for number in range(keepers))
-            refill = Phase((Step("beside", beside), *deals))
+            deals = (WorkStep(f"deal {number}", Compute(keeper, dealing), ("beside",)) for number in range(keepers))
+            refill = Phase((WorkStep("beside", beside), *deals))
         return Service(
             name=name,
             hosts=hosts,

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
+from hummingbird.rpc.event_loop import run
 from hummingbird.serving.client import Client
-from hummingbird.wire.loop import run
 from scripts.serve_net import PAUSE
 
 _LONE = 30  # lone requests, of which the median counts

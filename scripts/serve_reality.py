@@ -18,7 +18,7 @@ from tqdm import tqdm
 from hummingbird.capacity.arrivals import constant
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.limit import limits
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.capacity.service import Service
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.table import text_table
@@ -75,7 +75,7 @@ def check_link(names: Iterable[str]) -> None:
         raise EnvironmentProblem(f"no link of {LINK} between parties: {why}", where="--services", hint=hint)
 
 
-def calibrated_rows(repeats: int) -> Iterator[Row]:
+def calibrated_rows(repeats: int) -> Iterator[Measurement]:
     """Rows of a profile for those of these services that this host can run, of `repeats` short calibrations each."""
     makers = services()
     try:

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import hummingbird.commands.deal as dealing
 import hummingbird.pir.serving.service as lookups
-import hummingbird.serving.desk as desks
+import hummingbird.serving.dispatcher as dispatching
 import hummingbird.serving.party as parties
 from hummingbird.__main__ import main as command
 from hummingbird.mpc.dealer.kept import set_folder
@@ -33,8 +33,8 @@ _times: dict[bytes, list[float]] = {}
 _out: TextIO
 
 
-class Order(desks.Order):
-    """Party 0's order, with the times at which requests stand in line, and are to be run."""
+class Scheduler(dispatching.Scheduler):
+    """Party 0's scheduler, with the times at which requests stand in line, and are to be run."""
 
     def _line_up(self, id: bytes, held: Any) -> None:
         _times[id] = [time.perf_counter()]
@@ -129,7 +129,7 @@ def main(words: Sequence[str], keeper: type[dealing.Keeper] = Keeper) -> int:
     """Run a command with its times; its exit code."""
     global _out
     file, *words = words
-    desks.Order, parties.Worker = Order, Worker  # type: ignore[misc]
+    dispatching.Scheduler, parties.Worker = Scheduler, Worker  # type: ignore[misc]
     dealing.Keeper, lookups.Batcher = keeper, Batcher  # type: ignore[misc]
     with open(file, "a", buffering=1) as _out:
         return command(words)

@@ -40,8 +40,8 @@ from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
+from hummingbird.rpc.options import count, positive, shape
 from hummingbird.table import text_table
-from hummingbird.wire.options import count, positive, shape
 from scripts.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import hummingbird
-from hummingbird.mpc import builders
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.session import session as sessions
 from tests.support.dealers import Running
 from tests.support.nursery import Nursery, open_dealer, open_nursery
 from tests.support.parties import init_alone

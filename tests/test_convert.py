@@ -13,7 +13,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import convert_model, register_converter, validate_model
 from hummingbird.cost import FREE
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc.session import session as sessions
 
 UNIT = 2.0**-16
 SMALL = BitWindow(24, 0)

@@ -13,14 +13,14 @@ import torch
 
 from hummingbird import cost
 from hummingbird.cost import FREE, HEADER_BYTES, Cost
-from hummingbird.mpc.comparing import Prices
+from hummingbird.mpc.layers.comparing import CostTensor
 from hummingbird.ring import SCALE
 
 
 def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
     """The price of `Arithmetic.maximum` over `length` places for n results, with comparisons at this price."""
     comparison: Any = SimpleNamespace(cost=lambda count, scale, parties, knots: relu(count), undecided=0.0)
-    prices = Prices(comparison, SCALE, 2)
+    prices = CostTensor(comparison, SCALE, 2)
     prices.maximum(torch.empty(length, n, device="meta"))
     return prices.total
 

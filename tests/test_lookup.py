@@ -19,13 +19,13 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.lookup import LookedUp
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.pir import dpf
 from hummingbird.prg import new_seed
-from hummingbird.serving.description import Part
+from hummingbird.serving.description import TensorSpec
 from hummingbird.serving.message import Question, Request
 from hummingbird.serving.plan import describe
-from hummingbird.serving.rows import Rows
+from hummingbird.serving.served_table import ServedTable
 from models.recommender import Recommender
 from scripts import recommend
 from tests.serving.test_message import SERVICE as OTHER
@@ -72,7 +72,7 @@ def test_the_net_in_clear_is_the_recommender() -> None:
 def test_two_parties_hold_shares_of_rows_and_weights_up_to_one_sign(opened: list[Session]) -> None:
     """Products of integers, so there is no error to allow for: (s * weight) * (s * row) = weight * row."""
     net = looked_up()
-    rows = [Rows(net.table.weight, session) for session in opened]
+    rows = [ServedTable(net.table.weight, session) for session in opened]
     private = build(net.after, BitWindow(30, 0), example=net.example())
     service = describe(private, net.shapes, 8, opened[0], NAME, rows[0])
     assert [(part.name, part.shape, part.rows) for part in service.inputs] == [
@@ -102,7 +102,7 @@ def test_two_parties_hold_shares_of_rows_and_weights_up_to_one_sign(opened: list
         each.close()
 
 
-LOOKS = replace(OTHER, inputs=(Part("indices", (4,), ROWS), Part("weights", (4,))), parties=2, most=20_000)
+LOOKS = replace(OTHER, inputs=(TensorSpec("indices", (4,), ROWS), TensorSpec("weights", (4,))), parties=2, most=20_000)
 
 
 def test_what_a_party_gets_has_one_size_and_is_uniform_whatever_is_asked() -> None:
@@ -155,20 +155,20 @@ def test_tables_and_bags_that_cannot_be_looked_up() -> None:
 
 def test_sessions_and_nets_that_cannot_serve_lookups(opened: list[Session]) -> None:
     net = looked_up()
-    rows = Rows(net.table.weight, opened[0])
+    rows = ServedTable(net.table.weight, opened[0])
     with pytest.raises(InputError, match=r"a table of 1,100 rows of 4"):
         describe(build(nn.ReLU()), (4,), 8, opened[0], NAME, rows)
     rows.close()
     opened[0].dealer.slice_shape = (8, 20)  # type: ignore[misc]
     with pytest.raises(ConfigError, match="a store for a net of lookups"):
-        Rows(net.table.weight, opened[0])
+        ServedTable(net.table.weight, opened[0])
     three = sessions(3)
     with pytest.raises(ConfigError, match="3 parties for a table of lookups"):
-        Rows(net.table.weight, three[0])
+        ServedTable(net.table.weight, three[0])
     for each in three:
         each.channel.close()
     with pytest.raises(InputError, match="NaN"):
-        Rows(torch.tensor([[torch.nan]]), opened[1])
+        ServedTable(torch.tensor([[torch.nan]]), opened[1])
 
 
 def test_the_table_is_part_of_what_parties_and_clients_agree_on(opened: list[Session]) -> None:
@@ -176,7 +176,7 @@ def test_the_table_is_part_of_what_parties_and_clients_agree_on(opened: list[Ses
     private = build(net.after, example=net.example())
     found = []
     for table in (net.table.weight, net.table.weight + 1):
-        rows = Rows(table, opened[0])
+        rows = ServedTable(table, opened[0])
         found.append(describe(private, net.shapes, 8, opened[0], NAME, rows).net)
         rows.close()
     assert found[0] != found[1]

@@ -18,7 +18,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.cost import FREE, HEADER_BYTES, crypten_shipped_relu
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.mpc.builders import MOVES
+from hummingbird.mpc.plan.builders import MOVES
 from hummingbird.report import CRYPTEN
 from hummingbird.serving.plan import shapes_of
 from models import get_model

@@ -13,7 +13,7 @@ from torch.nn import Linear, ReLU, Sequential
 import hummingbird
 from hummingbird import BitConfig, BitWindow, he, hybrid, pir
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 

@@ -16,8 +16,8 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid.convert import make_plan
-from hummingbird.mpc import launch
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session import launch
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.simulation.simulate import InputRange
 from hummingbird.simulation.windows import traced

@@ -8,7 +8,7 @@ from hummingbird.capacity.lookups import pir
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.result import Result
-from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
+from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, WorkStep, chain
 from hummingbird.capacity.service_json import from_text, to_text
 from hummingbird.capacity.shipped import crypten
 from hummingbird.capacity.solving import Solution, solve
@@ -26,7 +26,7 @@ __all__ = [
     "Send",
     "Service",
     "Solution",
-    "Step",
+    "WorkStep",
     "Trace",
     "Users",
     "chain",

@@ -20,11 +20,11 @@ from torch import nn
 
 from hummingbird import graph
 from hummingbird.capacity.profile import Profile as Measured
-from hummingbird.capacity.published import Garbler, Line, Net, Profile, asplos23
-from hummingbird.capacity.units import Layer, Units
+from hummingbird.capacity.published import Garbler, LinearFit, Net, PublishedProfile, asplos23
+from hummingbird.capacity.units import LayerUnits, Units
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import calls
-from hummingbird.graph.at_hand import settled
+from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.steps import refs
 
 _LAYERS = frozenset(("conv", "linear"))
@@ -37,7 +37,7 @@ _LOCAL = frozenset(
 _GATE_BYTES = 32  # of a garbled AND (half gates: Zahur, Rosulek and Evans, EUROCRYPT 2015)
 
 
-def composed(net: nn.Module, shape: Sequence[int], profile: Profile | None = None, name: str = "net") -> Net:
+def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | None = None, name: str = "net") -> Net:
     """The net on images of `shape`, (C, H, W), by the profile's units; by default those of `asplos23`.
 
     Raises ModelError with all layers that are neither linear nor a ReLU, and what tracing raises.
@@ -47,7 +47,7 @@ def composed(net: nn.Module, shape: Sequence[int], profile: Profile | None = Non
     return assembled(name, units, layers, relus, results)
 
 
-def garbled_here(measured: Measured, profile: Profile | None = None) -> tuple[Profile, str]:
+def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
     """The profile with this kind of machine's seconds of garbled circuits, at both sides, and a note on their origin.
 
     A ReLU has as many AND gates as its bytes of circuit make. ConfigError where `measured` has no rows "gc".
@@ -55,11 +55,13 @@ def garbled_here(measured: Measured, profile: Profile | None = None) -> tuple[Pr
     profile = profile or asplos23()
     work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}
     each = {verb: measured.seconds("gc", part, work) for verb, part in (("garble", "garble"), ("eval", "evaluate"))}
-    lines = {name: Line(measured.compute("", each[name.partition("_")[0]]).core_seconds, 0.0) for name in profile.lines}
+    lines = {
+        name: LinearFit(measured.compute("", each[name.partition("_")[0]]).core_seconds, 0.0) for name in profile.lines
+    }
     return dataclasses.replace(profile, lines=lines), f"garbled circuits: AND gates, {measured.origin(*each.values())}"
 
 
-def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[Layer], int, int]:
+def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], int, int]:
     """A net's layers with weights in order, its ReLUs and its results, for one image; errors as of `composed`."""
     steps = graph.trace(settled(net, torch.empty(1, *shape)))
     hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
@@ -77,11 +79,11 @@ def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[Layer], int, in
     return layers, relus, values[-1].numel()
 
 
-def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> Layer:
+def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> LayerUnits:
     """The layer that a step is; values: of all steps, for one image; made: its own."""
     weight, source = step.attrs["weight"], next(refs(step.inputs)).index
     given = values[source]
-    return Layer(
+    return LayerUnits(
         step.name,
         source,
         inputs=given.numel(),
@@ -93,7 +95,7 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
     )
 
 
-def assembled(name: str, units: Units, layers: Sequence[Layer], relus: int, results: int) -> Net:
+def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
     """The net of these layers; several that read one value take it from one message, of the widest kernel."""
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}

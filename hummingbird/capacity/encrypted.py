@@ -11,8 +11,8 @@ the server's link has one. Up to `slots` images of one client share a batch, whi
 from __future__ import annotations
 
 from hummingbird.capacity.profile import Profile, Seconds
-from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step
-from hummingbird.capacity.turns import PARTS, amounts, check_images, digest, kind_of
+from hummingbird.capacity.rounds import PARTS, amounts, check_images, digest, kind_of
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.model import HEModel
 from hummingbird.he.service.server import TURNS
@@ -48,23 +48,23 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
     )
 
 
-def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[Step, ...]:
+def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
     """The steps of all turns, one after the other."""
-    steps, before = list[Step](), tuple[str, ...]()
+    steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):
         up, down = public.turn_bytes(turn)
         there = [
-            Step(f"encrypt {number}", profile.compute(CLIENT, seconds["encrypt"]), before),
-            Step(f"up {number}", Send(CLIENT, SERVER, up), before),
-            Step(f"receive {number}", profile.compute(SERVER, seconds["receive"]), before),
+            WorkStep(f"encrypt {number}", profile.compute(CLIENT, seconds["encrypt"]), before),
+            WorkStep(f"up {number}", Send(CLIENT, SERVER, up), before),
+            WorkStep(f"receive {number}", profile.compute(SERVER, seconds["receive"]), before),
         ]
-        asked = Step(f"there {number}", Rounds(1), tuple(step.name for step in there))
+        asked = WorkStep(f"there {number}", Rounds(1), tuple(step.name for step in there))
         back = [
-            Step(f"evaluate {number}", profile.compute(SERVER, seconds["evaluate"]), (asked.name,)),
-            Step(f"down {number}", Send(SERVER, CLIENT, down), (asked.name,)),
-            Step(f"decrypt {number}", profile.compute(CLIENT, seconds["decrypt"]), (asked.name,)),
+            WorkStep(f"evaluate {number}", profile.compute(SERVER, seconds["evaluate"]), (asked.name,)),
+            WorkStep(f"down {number}", Send(SERVER, CLIENT, down), (asked.name,)),
+            WorkStep(f"decrypt {number}", profile.compute(CLIENT, seconds["decrypt"]), (asked.name,)),
         ]
-        answered = Step(f"back {number}", Rounds(1), tuple(step.name for step in back))
+        answered = WorkStep(f"back {number}", Rounds(1), tuple(step.name for step in back))
         steps += [*there, asked, *back, answered]
         before = (answered.name,)
     return tuple(steps)

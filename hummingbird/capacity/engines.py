@@ -13,7 +13,7 @@ from hummingbird.capacity.arrivals import Arrivals, Trace
 from hummingbird.capacity.drawing import choices
 from hummingbird.capacity.limit import Resource, capacity_of, limits
 from hummingbird.capacity.result import EVENTS, RECURRENCE, Result
-from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, Step
+from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, WorkStep
 from hummingbird.capacity.system import Draws, Floats, Load, System, system_of, transits
 from hummingbird.errors import ConfigError
 
@@ -119,7 +119,7 @@ def _peak(service: Service, phase: Phase, resource: Resource) -> float:
     return max(together, default=0.0)
 
 
-def _rate(service: Service, step: Step, resource: Resource) -> float:
+def _rate(service: Service, step: WorkStep, resource: Resource) -> float:
     role, kind = resource
     work = step.work
     if isinstance(work, Compute) and (work.host, "cores") == resource:

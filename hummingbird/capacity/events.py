@@ -16,7 +16,7 @@ import numpy as np
 
 from hummingbird.capacity.machine import ARRIVES, BEGINS, ENDS_ALONE, GIVES_UP, Machine
 from hummingbird.capacity.service import Service
-from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Floats, Load, Outcome, System
+from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Floats, Load, LoadOutcome, System
 from hummingbird.errors import HummingbirdError, InputError
 
 Group = tuple[int, ...]  # requests that are served as one
@@ -24,7 +24,7 @@ Group = tuple[int, ...]  # requests that are served as one
 
 def simulate(
     service: Service, system: System, load: Load, factors: Draws, told: Callable[[int], None] | None = None
-) -> Outcome:
+) -> LoadOutcome:
     """Follow every request of `load` through `system`, whose phases are those of `service`.
 
     factors: of the core-seconds of each phase. told: how many requests have left, after each.
@@ -46,7 +46,7 @@ def simulate(
     fates = np.array([run.fate for run in runs], dtype=np.int8)
     tokens = np.where(fates == SERVED, need if system.tokens is not None else 0, 0)
     arrived, began, went, left = (times[:, kind] for kind in range(4))
-    return Outcome(arrived, began, went, left, fates, tokens, ends)
+    return LoadOutcome(arrived, began, went, left, fates, tokens, ends)
 
 
 _A, _S, _G, _C = range(4)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hummingbird.capacity.profile import Profile
-from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, check_count
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep, check_count
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.cost_model import Price, price
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT
@@ -54,7 +54,9 @@ def pir(
     return Service(
         name=f"pir, {cost.keys} key(s) to tables of {rows} records of {record_bytes} B",
         hosts={CLIENT: Host(), **dict.fromkeys(SERVERS, server)},
-        request=Phase(tuple(Step(f"answer {name}", profile.compute(name, alone)) for name in SERVERS), alone.factors),
+        request=Phase(
+            tuple(WorkStep(f"answer {name}", profile.compute(name, alone)) for name in SERVERS), alone.factors
+        ),
         transit=_transit(cost),
         batch=batch,
         hold=max_wait,
@@ -66,7 +68,7 @@ def pir(
 
 def _transit(cost: Price) -> Phase:
     """Keys up to both servers, then records down."""
-    up = [Step(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
-    there = Step("there", Rounds(1), tuple(step.name for step in up))
-    down = [Step(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]
-    return Phase((*up, there, *down, Step("back", Rounds(1), tuple(step.name for step in down))))
+    up = [WorkStep(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
+    there = WorkStep("there", Rounds(1), tuple(step.name for step in up))
+    down = [WorkStep(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]
+    return Phase((*up, there, *down, WorkStep("back", Rounds(1), tuple(step.name for step in down))))

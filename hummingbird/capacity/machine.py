@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from hummingbird.capacity.limit import capacity_of
-from hummingbird.capacity.service import Compute, Phase, Rounds, Service, Step
+from hummingbird.capacity.service import Compute, Phase, Rounds, Service, WorkStep
 from hummingbird.capacity.sharing import Flow, shares
 
 Then = Callable[[], None]
@@ -151,7 +151,7 @@ class Machine:
         self._phases[id(phase)] = made
         return made
 
-    def _work(self, step: Step) -> tuple[float, int | None]:
+    def _work(self, step: WorkStep) -> tuple[float, int | None]:
         """The amount of a step, and its flow."""
         work, flow = step.work, self.service.flow(step)
         if isinstance(work, Rounds) or flow is None:

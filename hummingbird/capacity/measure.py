@@ -1,6 +1,7 @@
 """Seconds of a slice of a private net on this machine, without a link: one party computes and the others say zeros.
 
-What a party sends and receives depends on shapes alone, and so does its work (mpc/dry_run.py). Three parts are timed
+What a party sends and receives depends on shapes alone, and so does its work (mpc/plan/dry_run.py). Three parts are
+timed
 apart: computing, expanding a party's seeds, and the dealer's work.
 """
 
@@ -14,16 +15,16 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from hummingbird.capacity.profile import Row
+from hummingbird.capacity.profile import Measurement
 from hummingbird.cost import FREE
 from hummingbird.graph import calls
 from hummingbird.graph.run import run_all
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation
 from hummingbird.mpc.correlations.request import Request, corrections, expand
-from hummingbird.mpc.correlations.turns import Turns
-from hummingbird.mpc.dry_run import Zeros, alone, dry_run, run_alone
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run, run_alone
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.prg import new_seed
 
 
@@ -81,13 +82,13 @@ def amounts(
     }
 
 
-def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Row:
+def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
     """Measure a slice of `shape`, each part so many times after once to warm up, on torch's threads.
 
     InputError as `dry_run`.
     """
     requests = dry_run(private, shape, parties).batch
-    turns, seeds = Turns(parties).take(requests), [new_seed() for _ in range(parties)]
+    turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
 
     def expanded() -> None:
         for turn, request in zip(turns, requests, strict=True):
@@ -111,7 +112,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
     if requests:
         seconds |= {"expand": samples(expanded, repeats), "deal": samples(dealt, repeats)}
     work = amounts(private, shape, parties, requests)
-    return Row(kind_of(private), name, digest(private, shape, parties), work, seconds)
+    return Measurement(kind_of(private), name, digest(private, shape, parties), work, seconds)
 
 
 def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer those of its dry run, and a
 token is a slot of a store, whose corrections go to the parties in turn. Seconds come from a profile. A request is one
-slice: two slices are under way at a time, one computes while the other one is on the wire (mpc/microbatch.py).
+slice: two slices are under way at a time, one computes while the other one is on the wire (mpc/plan/microbatch.py).
 
 Before and after, a request is on its way: its client sends every party a share of the inputs, and gets one of the
 results from each, all over the client's own link (`cost.asking`; serving/message.py).
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 from hummingbird.capacity.measure import amounts, digest, kind_of
 from hummingbird.capacity.profile import Profile, Seconds
-from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, chain, check_count
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep, chain, check_count
 from hummingbird.cost import FREE, Cost, asking
 from hummingbird.errors import ConfigError
-from hummingbird.mpc import microbatch
-from hummingbird.mpc.correlations.turns import received_by
+from hummingbird.mpc.correlations.receiver_rotation import received_by
 from hummingbird.mpc.dealer.folder import places
-from hummingbird.mpc.dry_run import dry_run
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan import microbatch
+from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.report import BANDWIDTH, RTT
 from hummingbird.serving.plan import input_bits, result_bits
 
@@ -84,10 +84,10 @@ def _service(
     received = {role: received_by(rank, parties, requests) for rank, role in enumerate(roles)}
     slots = {role: size for role, own in received.items() if (size := places(own)[1])}
     stored = dealer == "store" and bool(slots)
-    dealing = [Step("deal", profile.compute(DEALER, seconds["deal"]))] if requests else []
+    dealing = [WorkStep("deal", profile.compute(DEALER, seconds["deal"]))] if requests else []
     sent = {role: sum(request.correction_bits for request in own) / 8 for role, own in received.items()}
     correcting = [
-        Step(f"corrections {role}", Send(DEALER, role, size), ("deal",) if stored else ())
+        WorkStep(f"corrections {role}", Send(DEALER, role, size), ("deal",) if stored else ())
         for role, size in (slots if stored else sent).items()  # a slot is padded to whole pages
         if size
     ]
@@ -129,19 +129,19 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
         raise ConfigError(f"a batch of {shape[0]} images runs as {len(slices)} slices", where="shape", hint=hint)
 
 
-def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[Step]:
+def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
     """Steps of the parties: all compute, then all bits and rounds; seeds are expanded beside it, a slot ahead."""
-    computing = [Step(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
+    computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)
     sending = [
-        Step(f"{one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)), after)
+        WorkStep(f"{one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)), after)
         for one in roles
         for other in roles
         if one != other
     ]
-    steps = [*computing, *sending, Step("rounds", Rounds(cost.rounds), tuple(step.name for step in sending))]
+    steps = [*computing, *sending, WorkStep("rounds", Rounds(cost.rounds), tuple(step.name for step in sending))]
     if "expand" in seconds:
-        steps += [Step(f"expand {role}", profile.compute(role, seconds["expand"])) for role in roles]
+        steps += [WorkStep(f"expand {role}", profile.compute(role, seconds["expand"])) for role in roles]
     return steps
 
 
@@ -171,9 +171,9 @@ def _setup(roles: list[str], cost: Cost) -> Phase | None:
     if cost == FREE:
         return None
     sends = [
-        Step(f"weights {one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)))
+        WorkStep(f"weights {one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)))
         for one in roles
         for other in roles
         if one != other
     ]
-    return Phase((*sends, Step("rounds", Rounds(cost.rounds), tuple(step.name for step in sends))))
+    return Phase((*sends, WorkStep("rounds", Rounds(cost.rounds), tuple(step.name for step in sends))))

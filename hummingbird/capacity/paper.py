@@ -26,8 +26,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hummingbird.capacity.published import Net, Profile, asplos23
-from hummingbird.capacity.service import Compute, Host, Phase, Send, Service, Step, Work, chain, check_count
+from hummingbird.capacity.published import Net, PublishedProfile, asplos23
+from hummingbird.capacity.service import Compute, Host, Phase, Send, Service, Work, WorkStep, chain, check_count
 from hummingbird.errors import ConfigError
 
 KINDS = {"sg": "evaluator", "cg": "garbler"}  # what the client keeps of the circuits
@@ -58,7 +58,7 @@ def service(
     up: float,
     down: float,
     store: float = 0,
-    profile: Profile | None = None,
+    profile: PublishedProfile | None = None,
 ) -> Service:
     """The service "sg" or "cg" for a net: one client of `store` bytes, one server, a refill and a request at a time.
 
@@ -88,12 +88,12 @@ def service(
     )
 
 
-def token_bytes(kind: str, net: Net, profile: Profile) -> int:
+def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
     """Bytes of a token at the client."""
     return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
 
 
-def _phases(kind: str, net: Net, threads: Threads, profile: Profile) -> tuple[Phase, Phase]:
+def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:
     """A refill and a request."""
     garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
     width = {"client": threads.client, "server": threads.gc}
@@ -153,7 +153,7 @@ def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
 def faster(at: Service, times: Mapping[str, float]) -> Service:
     """The service with these steps so many times faster, wherever they stand, or with so many times fewer bytes."""
 
-    def step(one: Step) -> Step:
+    def step(one: WorkStep) -> WorkStep:
         work, factor = one.work, times.get(one.name, 1.0)
         if isinstance(work, Compute):
             work = dataclasses.replace(work, core_seconds=work.core_seconds / factor)

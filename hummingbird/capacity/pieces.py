@@ -15,9 +15,9 @@ import math
 
 import numpy as np
 
-from hummingbird.capacity.places import Start
-from hummingbird.capacity.system import SERVED, Draws, Floats, Ints, Load, Outcome, System
-from hummingbird.capacity.walks import Singles
+from hummingbird.capacity.replay import Singles
+from hummingbird.capacity.system import SERVED, Draws, Floats, Ints, Load, LoadOutcome, System
+from hummingbird.capacity.workers import Start
 
 _ROWS = 1000  # pieces at a time: more cost more than they save
 _SHORTEST = 500  # requests of a piece: fewer forget too little
@@ -40,7 +40,7 @@ def _window(system: System) -> int:
     return system.store // system.per_refill + 1 + system.workers
 
 
-def simulate(system: System, load: Load, seconds: Draws, need: Ints) -> Outcome | None:
+def simulate(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOutcome | None:
     """Follow every request of `load` through `system`, as `recurrence.simulate` does; None where nothing is won."""
     return _Pieces(system, load, seconds, need).run()
 
@@ -83,7 +83,7 @@ class _Pieces:
         begun = (before + system.store - system.stored) // system.per_refill
         return np.where(self.first_piece, 0, begun), before
 
-    def run(self) -> Outcome | None:
+    def run(self) -> LoadOutcome | None:
         """Simulate pieces until all begin as the ones before them end; None where too many rounds do not get there."""
         state = np.repeat(self.due[:, :1], self.system.slots + self.window, axis=1)
         state[self.first_piece] = -math.inf
@@ -116,13 +116,13 @@ class _Pieces:
                 self.made[row] = values
         return np.hstack([np.sort(walk.slots.free, axis=1), ends])
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> LoadOutcome:
         whole = self.times.reshape(4, self.runs, -1)[:, :, : self.requests]
         arrived, began, went, left = whole
         fate = np.full(arrived.shape, SERVED, dtype=np.int8)
         needs = self.need.reshape(self.runs, -1)[:, : self.requests]
         tokens = needs if self.system.tokens is not None else np.zeros_like(needs)
-        return Outcome(arrived, began, went, left, fate, tokens, self._refilled())
+        return LoadOutcome(arrived, began, went, left, fate, tokens, self._refilled())
 
     def _refilled(self) -> Floats:
         """When each refill of every run ended: pieces tell of theirs, and how those under way before fall between."""

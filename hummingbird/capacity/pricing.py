@@ -9,7 +9,7 @@ from hummingbird.capacity.result import Result
 HOURS_PER_MONTH = 730.0
 
 
-class Cost(NamedTuple):
+class HostCost(NamedTuple):
     """Money in an hour: for cores, for bytes sent, for bytes stored; and for 1,000 images."""
 
     cores: float
@@ -23,7 +23,7 @@ class Cost(NamedTuple):
         return self.cores + self.sent + self.stored
 
 
-def cost_of(run: Result) -> Cost:
+def cost_of(run: Result) -> HostCost:
     """The cost of the hosts of all replicas, which are rented all the time, and of the bytes that were sent."""
     service, replicas = run.service, run.system.replicas
     per_hour = 3600 * run.goodput * float(run.load.sizes().mean())  # requests of the service
@@ -38,4 +38,4 @@ def cost_of(run: Result) -> Cost:
     )
     hour = cores + sent + stored
     images = 3600 * run.goodput * run.arrivals.mean_images
-    return Cost(cores, sent, stored, 1000 * hour / images if images else 0.0)
+    return HostCost(cores, sent, stored, 1000 * hour / images if images else 0.0)

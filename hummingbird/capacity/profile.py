@@ -34,7 +34,7 @@ STEADY = 0.25  # the largest spread of a measurement: beyond that the machine wa
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One piece of work that was measured. kind: of the rows that it is composed with. digest: names this very work.
 
     amounts: of each kind of work in it. seconds: samples by part, as in "compute", "expand", "deal".
@@ -82,7 +82,7 @@ class Profile:
 
     machine: Mapping[str, str]
     threads: int
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
 
     def __post_init__(self) -> None:
         check_count(self.threads, "threads", 1, "threads")
@@ -131,7 +131,7 @@ def command(kind: str) -> str:
     return f"python -m scripts.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
-def _composed(rows: Sequence[Row], part: str, amounts: Mapping[str, float]) -> float:
+def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
     """Seconds of this much work by the coefficients that fit the rows."""
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
@@ -141,7 +141,7 @@ def _composed(rows: Sequence[Row], part: str, amounts: Mapping[str, float]) -> f
     return sum(each * amounts.get(name, 0.0) for each, name in zip(found, names, strict=True))
 
 
-def _error(rows: Sequence[Row], part: str) -> float:
+def _error(rows: Sequence[Measurement], part: str) -> float:
     """Mean relative error of the rows, each composed of the others."""
     errors = []
     for row in rows:
@@ -198,8 +198,8 @@ def _check_machine(machine: Mapping[str, Any], where: str) -> None:
             raise InputError(what, where=where, hint=hint)
 
 
-def _row(data: Mapping[str, Any]) -> Row:
+def _row(data: Mapping[str, Any]) -> Measurement:
     seconds = {part: tuple(samples) for part, samples in data["seconds"].items()}
     if set(data) != {"kind", "name", "digest", "amounts", "seconds"}:
         raise ValueError(f"the fields of a row are {sorted(data)}")
-    return Row(data["kind"], data["name"], data["digest"], dict(data["amounts"]), seconds)
+    return Measurement(data["kind"], data["name"], data["digest"], dict(data["amounts"]), seconds)

@@ -62,7 +62,7 @@ class Net:
     cg: Garbler
 
 
-class Line(NamedTuple):
+class LinearFit(NamedTuple):
     """Seconds of x ReLUs: slope x + intercept."""
 
     slope: float
@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Profile:
+class PublishedProfile:
     """Measurements of a client and a server. lines: of garbling and evaluating at either; units: to compose other nets.
 
     bytes_per_relu: kept by who garbles and by who evaluates. error: by net, of its "refill" and its "request", the
@@ -83,7 +83,7 @@ class Profile:
 
     name: str
     source: str
-    lines: Mapping[str, Line]
+    lines: Mapping[str, LinearFit]
     bytes_per_relu: Mapping[str, int]
     nets: Mapping[str, Net]
     units: Units
@@ -97,20 +97,20 @@ class Profile:
 
 
 @cache
-def asplos23() -> Profile:
+def asplos23() -> PublishedProfile:
     """The authors' measurements, an Atom of 4 cores as client and a server of 32; shipped with the package."""
     text = resources.files("hummingbird.capacity").joinpath("profiles/asplos23.json").read_text(encoding="utf-8")
     return parse(json.loads(text))
 
 
-def parse(data: Mapping[str, Any]) -> Profile:
+def parse(data: Mapping[str, Any]) -> PublishedProfile:
     """The profile of a JSON object; ConfigError for another format or version."""
     if (data["format"], data["version"]) != (FORMAT, VERSION):
         raise ConfigError("no such profile", where="format", hint=f"this release reads {FORMAT} {VERSION}")
-    return Profile(
+    return PublishedProfile(
         name=data["name"],
         source=data["source"],
-        lines={name: Line(*line) for name, line in data["lines"].items()},
+        lines={name: LinearFit(*line) for name, line in data["lines"].items()},
         bytes_per_relu=data["bytes_per_relu"],
         nets={name: _net(name, net) for name, net in data["nets"].items()},
         units=Units(**data["units"]),

@@ -17,12 +17,12 @@ from __future__ import annotations
 import numpy as np
 
 from hummingbird.capacity import pieces
-from hummingbird.capacity.system import Draws, Load, Outcome, System
-from hummingbird.capacity.walks import Batches, Singles
+from hummingbird.capacity.replay import BatchReplay, Singles
+from hummingbird.capacity.system import Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError, InputError
 
 
-def simulate(system: System, load: Load, seconds: Draws) -> Outcome:
+def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
     """Follow every request of `load` through `system`; `seconds`: of each phase, with sizes already counted in.
 
     10^6 requests take about 0.5 s of one core, as one run or as many; half a minute as a run whose queue never empties,
@@ -33,7 +33,7 @@ def simulate(system: System, load: Load, seconds: Draws) -> Outcome:
     system.check_tokens(need)
     _check(system, load, seconds)
     if system.batch > 1:
-        return Batches(system, load, seconds, need).run()
+        return BatchReplay(system, load, seconds, need).run()
     found = pieces.simulate(system, load, seconds, need) if pieces.of_each(system, load) > 1 else None
     return Singles(system, load, seconds, need).run() if found is None else found
 

@@ -13,8 +13,8 @@ from hummingbird.capacity import statistics
 from hummingbird.capacity.arrivals import Arrivals, Trace
 from hummingbird.capacity.limit import Limit, Resource, asked, binding, capacity_of
 from hummingbird.capacity.service import Service
-from hummingbird.capacity.statistics import Estimate
-from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System, transits
+from hummingbird.capacity.statistics import Interval
+from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, LoadOutcome, System, transits
 from hummingbird.errors import ConfigError
 from hummingbird.table import text_table
 
@@ -32,7 +32,7 @@ class Result:
     system: System
     arrivals: Arrivals
     load: Load
-    outcome: Outcome
+    outcome: LoadOutcome
     engine: str
     why: str
     limits: list[Limit]
@@ -47,7 +47,7 @@ class Result:
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
     @cached_property
-    def growth(self) -> Estimate:
+    def growth(self) -> Interval:
         """Seconds by which latency grows in a second."""
         return statistics.growth(self.outcome)
 
@@ -69,7 +69,7 @@ class Result:
     def _steady(self, values: Floats) -> Floats:
         return np.where(self.outcome.served, values, math.nan)[:, self.cut :]
 
-    def quantile(self, q: float) -> Estimate:
+    def quantile(self, q: float) -> Interval:
         """The quantile of latency in seconds; ConfigError above the limit, and for too few requests to know it."""
         if self.overloaded:
             limit, rate = self.limit, self.arrivals.per_second()
@@ -86,7 +86,7 @@ class Result:
         return self.outcome.arrived + transits(self.service, self.load)
 
     @cached_property
-    def means(self) -> dict[str, Estimate]:
+    def means(self) -> dict[str, Interval]:
         """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase; the transit."""
         o = self.outcome
         parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
@@ -193,7 +193,7 @@ class Result:
         return np.sort(values[np.isfinite(values)])
 
     @cached_property
-    def estimates(self) -> dict[str, Estimate]:
+    def estimates(self) -> dict[str, Interval]:
         """Means of latency and its parts and the quantiles that are known; above the limit growth alone."""
         if self.overloaded:
             return {"growth": self.growth}

@@ -130,7 +130,7 @@ Work = Compute | Send | Rounds
 
 
 @dataclass(frozen=True)
-class Step:
+class WorkStep:
     """A piece of work that begins when all the steps named in `after` have ended."""
 
     name: str
@@ -158,7 +158,7 @@ class Phase:
     cycle.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[WorkStep, ...]
     factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -179,12 +179,12 @@ class Phase:
     def computing(self) -> Phase:
         """Its core-seconds alone, one step after the other as here: what a batch takes longer is such work."""
         before: dict[str, set[str]] = {}
-        found: list[Step] = []
+        found: list[WorkStep] = []
         for step in self.steps:
             before[step.name] = set(step.after).union(*(before[name] for name in step.after))
             if isinstance(step.work, Compute):
                 after = tuple(one.name for one in found if one.name in before[step.name])
-                found.append(Step(step.name, step.work, after))
+                found.append(WorkStep(step.name, step.work, after))
         return Phase(tuple(found))
 
     def times(self, count: int) -> Phase:
@@ -199,9 +199,9 @@ class Phase:
         return dataclasses.replace(self, steps=steps)
 
 
-def _ordered(steps: Iterable[Step]) -> list[Step]:
+def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
     """The steps, each after those it waits for, else in the order given; ConfigError for a cycle."""
-    left, done, out = list(steps), set[str](), list[Step]()
+    left, done, out = list(steps), set[str](), list[WorkStep]()
     while left:
         free = next((step for step in left if done.issuperset(step.after)), None)
         if free is None:
@@ -217,7 +217,7 @@ def _ordered(steps: Iterable[Step]) -> list[Step]:
 def chain(*steps: tuple[str, Work]) -> Phase:
     """A phase whose steps, (name, work), follow one another."""
     names = [name for name, _ in steps]
-    return Phase(tuple(Step(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
+    return Phase(tuple(WorkStep(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class Service:
         share = there.seconds(self.request.computing) / alone if alone else 1.0
         return dataclasses.replace(there, each=share * self.each)
 
-    def step_seconds(self, step: Step, factor: float = 1.0) -> float:
+    def step_seconds(self, step: WorkStep, factor: float = 1.0) -> float:
         """Seconds of a step that has its hosts and links to itself; `factor` multiplies core-seconds."""
         work = step.work
         if isinstance(work, Compute):
@@ -335,7 +335,7 @@ class Service:
         Where no two of its steps need one core or link at a time, this is the longest path.
         """
         now, ends, waiting = 0.0, dict[str, float](), list(phase.steps)
-        running: dict[str, tuple[Step, float, float, float]] = {}  # seconds left at a time, if alone; at what speed
+        running: dict[str, tuple[WorkStep, float, float, float]] = {}  # seconds left at a time, if alone; at what speed
         while waiting or running:
             for step in [step for step in waiting if all(ends.get(name, math.inf) <= now for name in step.after)]:
                 waiting.remove(step)
@@ -350,7 +350,7 @@ class Service:
             running = {name: state for name, state in running.items() if ends[name] > now}
         return now
 
-    def _speeds(self, steps: Sequence[Step]) -> dict[str, float]:
+    def _speeds(self, steps: Sequence[WorkStep]) -> dict[str, float]:
         """The speed of every step while all of them run, 1 for that of a step alone."""
         flows = {step.name: flow for step in steps if (flow := self.flow(step)) is not None}
         alone = {n: min(f.cap, *(self._capacity(resource) for resource in f.resources)) for n, f in flows.items()}
@@ -361,7 +361,7 @@ class Service:
         speeds = {n: rate / alone[n] if alone[n] < math.inf else 1.0 for n, rate in zip(flows, rates, strict=True)}
         return {step.name: speeds.get(step.name, 1.0) for step in steps}
 
-    def flow(self, step: Step) -> Flow | None:
+    def flow(self, step: WorkStep) -> Flow | None:
         """The cores or links that a step uses; None for rounds."""
         work = step.work
         if isinstance(work, Compute):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from hummingbird.capacity.service import Compute, Host, Phase, Prices, Rounds, Send, Service, Step, Work
+from hummingbird.capacity.service import Compute, Host, Phase, Prices, Rounds, Send, Service, Work, WorkStep
 from hummingbird.errors import ConfigError, InputError
 
 FORMAT = "hummingbird-service"
@@ -131,7 +131,7 @@ def _phase(value: Any, where: str) -> Phase:
     return _made(Phase, where, steps=steps, factors=tuple(data.get("factors", [])))
 
 
-def _step(value: Any, where: str) -> Step:
+def _step(value: Any, where: str) -> WorkStep:
     data = _object(value, where)
     _known(data, {"name", "after", *_WORKS}, where)
     works = [name for name in _WORKS if name in data]
@@ -142,7 +142,7 @@ def _step(value: Any, where: str) -> Step:
     if not isinstance(after, list) or not all(isinstance(name, str) for name in after):
         raise InputError("`after` is no list of names", where=where, hint="the steps that end before this one begins")
     work = _work(works[0], data[works[0]], f"{where}.{works[0]}")
-    return _made(Step, where, name=data.get("name"), work=work, after=tuple(after))
+    return _made(WorkStep, where, name=data.get("name"), work=work, after=tuple(after))
 
 
 def _work(name: str, value: Any, where: str) -> Work:

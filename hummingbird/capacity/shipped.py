@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from hummingbird.capacity.profile import Profile
-from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep
 from hummingbird.cost import FREE, Cost, crypten_shipped_relu
 from hummingbird.errors import ConfigError, ModelError, Problem
 from hummingbird.graph import calls
 from hummingbird.graph.run import run_all
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.report import BANDWIDTH, RTT
 
 KIND, PARTIES = "crypten", 2
@@ -76,20 +76,20 @@ def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Serv
     results = private.costs(shape, PARTIES)[-1].elements
     names = ("compute", "triples") if priced != FREE else ("compute",)
     seconds = {part: profile.seconds(KIND, part, work, mark) for part in names}
-    steps = list[Step]()
+    steps = list[WorkStep]()
     for role in _ROLES:
         before: tuple[str, ...] = ()
         for part in reversed(names):
-            steps.append(Step(f"{part} {role}", profile.compute(role, seconds[part]), before))
+            steps.append(WorkStep(f"{part} {role}", profile.compute(role, seconds[part]), before))
             before = (steps[-1].name,)
     computed = tuple(f"compute {role}" for role in _ROLES)
     sends = [
-        Step(f"{one} to {other}", Send(one, other, priced.bits / 8), computed)
+        WorkStep(f"{one} to {other}", Send(one, other, priced.bits / 8), computed)
         for one, other in (_ROLES, reversed(_ROLES))
     ]
-    steps += [*sends, Step("rounds", Rounds(priced.rounds), tuple(step.name for step in sends))]
-    steps.append(Step("result", Send(_ROLES[1], _ROLES[0], _WORD * results), ("rounds",)))
-    steps.append(Step("opening", Rounds(1), ("result",)))
+    steps += [*sends, WorkStep("rounds", Rounds(priced.rounds), tuple(step.name for step in sends))]
+    steps.append(WorkStep("result", Send(_ROLES[1], _ROLES[0], _WORD * results), ("rounds",)))
+    steps.append(WorkStep("opening", Rounds(1), ("result",)))
     host = Host(cores=profile.threads, up=BANDWIDTH, down=BANDWIDTH)
     return Service(
         name=f"crypten, triples within, batches of {shape}",

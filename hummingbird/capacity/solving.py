@@ -19,7 +19,7 @@ import numpy as np
 from hummingbird.capacity import engines
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
 from hummingbird.capacity.limit import binding, limits
-from hummingbird.capacity.pricing import Cost, cost_of
+from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_rate
 from hummingbird.capacity.result import RECURRENCE, Result
 from hummingbird.capacity.service import Compute, Hosts, Service, check_count, check_number
@@ -60,7 +60,7 @@ class Solution:
     trials: int
     elasticities: Mapping[str, float]
     next_token: int
-    cost: Cost
+    cost: HostCost
 
 
 class Trial(NamedTuple):

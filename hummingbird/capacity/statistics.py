@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hummingbird.capacity.system import Floats, Outcome
+from hummingbird.capacity.system import Floats, LoadOutcome
 from hummingbird.errors import ConfigError
 
 BATCH = 5
@@ -24,7 +24,7 @@ SECTIONS = 10
 LIKELY = 0.99  # that the largest of the requests is above a quantile that is told
 
 
-class Estimate(NamedTuple):
+class Interval(NamedTuple):
     """A number with the ends of its 95 % interval."""
 
     value: float
@@ -73,7 +73,7 @@ def sections(values: Floats) -> list[Floats]:
     return [found for part in parts if (found := part[np.isfinite(part)]).size]
 
 
-def estimate(values: Floats, of: Callable[[Floats], float]) -> Estimate:
+def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
     """A number `of` all values (runs, requests), without NaN, and its interval.
 
     Where all are above 0 the interval is that of the logarithm: the errors of a queue are factors, and not symmetric.
@@ -81,19 +81,19 @@ def estimate(values: Floats, of: Callable[[Floats], float]) -> Estimate:
     """
     parts = sections(values)
     if not parts:
-        return Estimate(math.nan, math.nan, math.nan)
+        return Interval(math.nan, math.nan, math.nan)
     value, values_of = of(np.concatenate(parts)), [of(part) for part in parts]
     if len(parts) < 5:
-        return Estimate(value, math.nan, math.nan)
+        return Interval(value, math.nan, math.nan)
     scale = min(value, *values_of) > 0
     errors = [math.log(part / value) if scale else part - value for part in values_of]
     spread = math.fsum(error**2 for error in errors) / (len(parts) - 1)
     half = student(len(parts) - 1) * math.sqrt(spread / len(parts))
     low, high = (value / math.exp(half), value * math.exp(half)) if scale else (value - half, value + half)
-    return Estimate(value, low, high)
+    return Interval(value, low, high)
 
 
-def mean(values: Floats) -> Estimate:
+def mean(values: Floats) -> Interval:
     """The mean of values (runs, requests)."""
     return estimate(values, lambda part: float(part.mean()))
 
@@ -103,7 +103,7 @@ def least_requests(q: float) -> int:
     return math.ceil(math.log(1 - LIKELY) / math.log(q))
 
 
-def quantile(values: Floats, q: float) -> Estimate:
+def quantile(values: Floats, q: float) -> Interval:
     """The quantile q of values (runs, requests); ConfigError where they are too few to know it."""
     if not 0 < q < 1:
         raise ConfigError(f"{q!r} is no quantile", where="q", hint="between 0 and 1: 0.99")
@@ -114,7 +114,7 @@ def quantile(values: Floats, q: float) -> Estimate:
     return estimate(values, lambda part: float(np.quantile(part, q)))
 
 
-def growth(outcome: Outcome) -> Estimate:
+def growth(outcome: LoadOutcome) -> Interval:
     """Seconds by which latency grows in a second, over the later half of every run: above 0 above the limit."""
     half = outcome.arrived.shape[1] // 2
     arrived, latency = outcome.arrived[:, half:], outcome.latency[:, half:]
@@ -129,7 +129,7 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(centred @ y / (centred @ centred))
 
 
-def little(outcome: Outcome, cut: int = 0) -> float:
+def little(outcome: LoadOutcome, cut: int = 0) -> float:
     """Little's law L = lambda W from the arrival of request `cut` to that of the last: L / (lambda W) - 1.
 
     L counts who is there in that time, W is the time there of those who come in it. About 0 in a steady state; below

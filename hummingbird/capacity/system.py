@@ -187,7 +187,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoadOutcome:
     """The course of a load: float64 (runs, requests), seconds, in order of arrival; NaN for what did not happen.
 
     arrived: A. began: S, in a slot. went: G, with its tokens. left: C, or when it was turned away or gave up.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Layer(NamedTuple):
+class LayerUnits(NamedTuple):
     """A convolution, or a linear layer, which has a single pixel.
 
     source: number of the value that it reads. inputs, outputs: values. channels: of the output; pixels: of the input;
@@ -68,25 +68,25 @@ class Units:
     encode: float
     multiply: float
 
-    def up(self, layer: Layer) -> int:
+    def up(self, layer: LayerUnits) -> int:
         """Ciphertexts of a layer's input."""
         return math.ceil(layer.inputs / self.slots) * layer.area
 
-    def down(self, layer: Layer) -> int:
+    def down(self, layer: LayerUnits) -> int:
         """Ciphertexts of a layer's reply."""
         return math.ceil(layer.channels * layer.pixels / self.slots)
 
-    def products(self, layer: Layer) -> float:
+    def products(self, layer: LayerUnits) -> float:
         """Products of a ciphertext and a plaintext."""
         if layer.pixels == 1:
             return layer.multiplications / self.slots
         return self.up(layer) * layer.channels / layer.groups
 
-    def doublings(self, layer: Layer) -> float:
+    def doublings(self, layer: LayerUnits) -> float:
         """Doublings from one channel to those that share a ciphertext."""
         return math.log2(max(1.0, self.slots / layer.pixels))
 
-    def evaluation(self, layer: Layer) -> float:
+    def evaluation(self, layer: LayerUnits) -> float:
         """One thread's seconds for a layer's products."""
         each = self.row if layer.pixels == 1 else self.product + self.rotation * self.doublings(layer)
         return self.products(layer) * each

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hummingbird import ranks
 from hummingbird.errors import InputError
-from hummingbird.simulation.simulate import FastTwin
+from hummingbird.simulation.simulate import FastSimulator
 from hummingbird.window_search.answers import fitting
 
 
@@ -39,8 +39,8 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """`FastTwin.passes`, of any model."""
-    return model.passes(image) if isinstance(model, FastTwin) else lambda number: None
+    """`FastSimulator.passes`, of any model."""
+    return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
 
 def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:

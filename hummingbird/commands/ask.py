@@ -10,10 +10,10 @@ from typing import Any
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.rpc import options
+from hummingbird.rpc.options import positive
 from hummingbird.serving.client import Client
 from hummingbird.structure import leaf
-from hummingbird.wire import options
-from hummingbird.wire.options import positive
 
 HELP = "Have the parties of `serve` run their net on images that none of them sees."
 _EPILOG = """example:

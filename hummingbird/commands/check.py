@@ -10,7 +10,7 @@ from typing import Any
 from hummingbird import selftest
 from hummingbird.errors import LaunchError
 from hummingbird.launching.launch import launch
-from hummingbird.wire.options import positive
+from hummingbird.rpc.options import positive
 
 HELP = "Run a small net between two parties and a dealer on this host, and compare with plain PyTorch."
 _TIMEOUT = 600.0  # seconds: a busy machine is no failure

@@ -12,10 +12,10 @@ from hummingbird.bits import BitWindow
 from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
-from hummingbird.graph.at_hand import settled
+from hummingbird.graph.example_shapes import settled
 from hummingbird.lookup import LookedUp
-from hummingbird.mpc.builders import CUSTOM
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
 

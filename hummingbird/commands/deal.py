@@ -18,10 +18,10 @@ from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.figures import KeeperFigures
 from hummingbird.mpc.dealer.keeper import Keeper, keep
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.dry_run import DryRun, dry_run
+from hummingbird.mpc.plan.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of
-from hummingbird.wire.front import Front, ServiceConfig
-from hummingbird.wire.options import count
+from hummingbird.rpc.options import count
+from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
 _DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
-    told: list[int] = []  # to stop, by these signals: a handler does no more than to note them (wire/flag.py)
+    told: list[int] = []  # to stop, by these signals: a handler does no more than to note them (rpc/flag.py)
     before = [(each, signal.signal(each, lambda number, _: told.append(number))) for each in _SIGNALS]
     try:
         with _bar(what) as bar:
@@ -136,12 +136,12 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
         # They last as long as a store, and a party would have to open its weights again for each set.
         hint = "public weights, a store of one set (no --keep), or a dealer"
         raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)
-    with Front("keeper", ServiceConfig((), metrics=args.metrics, log=args.log)) as front:
+    with ServiceProgram("keeper", ServiceConfig((), metrics=args.metrics, log=args.log)) as front:
         _keep(args, what, front)
     return 0
 
 
-def _keep(args: argparse.Namespace, what: dict[str, Any], front: Front) -> None:
+def _keep(args: argparse.Namespace, what: dict[str, Any], front: ServiceProgram) -> None:
     keeper = None
     try:
         keeper = Keeper(args.out, **what)

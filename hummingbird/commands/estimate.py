@@ -8,7 +8,7 @@ from typing import Any
 from hummingbird.commands.planned import add_arguments, planned
 from hummingbird.commands.program import add_command
 from hummingbird.report import BANDWIDTH, RTT, estimate
-from hummingbird.wire.options import count, positive
+from hummingbird.rpc.options import count, positive
 
 HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
 _EPILOG = """examples:

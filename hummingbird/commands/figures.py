@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from hummingbird.channel.meter import Meter
 from hummingbird.commands.program import without_folders
 from hummingbird.window_search.answers import Answers
-from hummingbird.wire.meter import Meter
 
 
-class Run(NamedTuple):
+class RunFigures(NamedTuple):
     """Results and costs of a run: outputs (N, ...) of all lanes, those of the plain net, labels; None where unknown.
 
     meter: of all lanes of party 0. seconds: until the last lane was done. lanes: by lane its seconds and those of the
@@ -29,7 +29,7 @@ class Run(NamedTuple):
     parties: int
 
 
-def figures(args: argparse.Namespace, run: Run) -> dict[str, object]:
+def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
     """Flat figures of a run with the options of `infer`."""
     count, total = len(run.outputs), run.meter.total
     out: dict[str, object] = {

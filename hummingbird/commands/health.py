@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.wire import health
-from hummingbird.wire.options import add_tls, positive, tls_of
-from hummingbird.wire.service import Tls
+from hummingbird.rpc import health
+from hummingbird.rpc.options import add_tls, positive, tls_of
+from hummingbird.rpc.service import Tls
 
 HELP = "Ask a service (serve, dealer, he-server and others) whether it is ready."
 _DESCRIPTION = """Print SERVING or NOT_SERVING, what a service's gRPC health says; the exit status is 0 for SERVING

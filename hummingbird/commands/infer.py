@@ -19,17 +19,17 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird.commands.converted import add_converted_arguments, nets_of
-from hummingbird.commands.figures import Run, figures, show
+from hummingbird.commands.figures import RunFigures, figures, show
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.commands.program import add_command
 from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.errors import InputError
-from hummingbird.mpc import launch
 from hummingbird.mpc.dealer.kept_store import STORES
-from hummingbird.mpc.gathering import part
-from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session.gathering import part
+from hummingbird.mpc.session.session import Session
 from hummingbird.window_search.answers import fitting
 
 HELP = "Run a net on images that no other party reads: as one party of `run`, or of torchrun on several hosts."
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         # With private weights party 0 has no net to compare with, unless they are its own.
         plain = net(images) if args.owner in (None, 0) else None
     batches = sum(-(-count // args.batch) for count in counts)
-    found = figures(args, Run(logits, plain, labels, merged, seconds, by_lane, batches, session.parties))
+    found = figures(args, RunFigures(logits, plain, labels, merged, seconds, by_lane, batches, session.parties))
     show(found, merged, args.layers)
     if args.json:
         write_json(args.json, found)

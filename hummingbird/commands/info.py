@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hummingbird import kernels
-from hummingbird.mpc import _crypten
+from hummingbird.crypten import adapter
 from hummingbird.version import VERSION
 
 HELP = "Print versions, devices, kernels, and whether CrypTen needed its shim."
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         *((name, version(name)) for name in ("torch", "crypten", "torchvision", "numpy", "cryptography", "grpcio")),
         (
             "CrypTen shim",
-            "in use: this torch lacks a module that CrypTen imports" if _crypten.SHIMMED else "not needed",
+            "in use: this torch lacks a module that CrypTen imports" if adapter.SHIMMED else "not needed",
         ),
         ("CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads for torch"),
         ("GPU", ", ".join(gpus) or "none"),

@@ -10,10 +10,10 @@ from typing import Any
 
 from hummingbird.errors import HummingbirdError
 from hummingbird.launching.run import may_speak
-from hummingbird.mpc import launch
-from hummingbird.mpc.lanes import environment
-from hummingbird.wire.options import add_tls, tls_of
-from hummingbird.wire.service import Tls
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session.lanes import environment
+from hummingbird.rpc.options import add_tls, tls_of
+from hummingbird.rpc.service import Tls
 
 
 def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool = True) -> None:

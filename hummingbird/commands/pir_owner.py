@@ -17,12 +17,12 @@ from hummingbird.commands.files import check_writable
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Owner, read_key
-from hummingbird.pir.link import ask, connected, disconnect
 from hummingbird.pir.pair import descriptions
 from hummingbird.pir.table import DTYPES, Facts, Source
+from hummingbird.pir.table_server import ask, connected, disconnect
 from hummingbird.pir.updating import Updater
-from hummingbird.wire import options
-from hummingbird.wire.options import array_of, positive
+from hummingbird.rpc import options
+from hummingbird.rpc.options import array_of, positive
 
 HELP = "Keys, signed rows, updates and figures, for the owner of a table at two pir-servers."
 _DESCRIPTION = """For the owner of a table that two pir-servers hold.

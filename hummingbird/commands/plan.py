@@ -14,7 +14,7 @@ from tqdm import tqdm
 from hummingbird.capacity import solving
 from hummingbird.capacity.arrivals import Gaps
 from hummingbird.capacity.engines import run
-from hummingbird.capacity.pricing import Cost, cost_of
+from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.result import Result
 from hummingbird.capacity.service_json import to_text
@@ -23,8 +23,8 @@ from hummingbird.commands.files import check_writable, write_json, write_togethe
 from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of
 from hummingbird.commands.plan_service import add_service, service_of
 from hummingbird.commands.program import add_command
+from hummingbird.rpc.options import count
 from hummingbird.table import text_table
-from hummingbird.wire.options import count
 
 HELP = "Plan a private-inference service: latencies, what limits them, and the least that meets a goal."
 _DESCRIPTION = """Plan a private-inference service before it is paid for.
@@ -272,7 +272,7 @@ def _answer(found: solving.Solution, *, money: bool) -> str:
     return "\n".join(lines) + f"\n\n{table}" + (f"\n\n{_money(found.cost)}" if money else "")
 
 
-def _money(cost: Cost) -> str:
+def _money(cost: HostCost) -> str:
     return (
         f"{cost.hour:.4g} an hour: cores {cost.cores:.4g}, sent {cost.sent:.4g}, stored {cost.stored:.4g}; "
         f"{cost.per_thousand_images:.4g} for 1,000 images"

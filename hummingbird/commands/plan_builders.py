@@ -12,7 +12,7 @@ from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.lookups import pir
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.published import Net, asplos23
-from hummingbird.capacity.published import Profile as Published
+from hummingbird.capacity.published import PublishedProfile as Published
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.shipped import crypten
 from hummingbird.commands.planned import encrypted_net, private_net

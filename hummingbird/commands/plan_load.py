@@ -13,7 +13,7 @@ from hummingbird.capacity.arrivals import Arrivals, Gaps, Hourly, Users, trace
 from hummingbird.capacity.result import EVENTS, RECURRENCE
 from hummingbird.capacity.service import Service
 from hummingbird.errors import InputError
-from hummingbird.wire.options import count
+from hummingbird.rpc.options import count
 
 
 def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | None) -> None:

@@ -13,7 +13,7 @@ from hummingbird.capacity.service import Hosts, Prices, Service
 from hummingbird.commands.plan_builders import BUILDERS, MEASURED, OTHERS, measured, refuse
 from hummingbird.commands.planned import add_arguments
 from hummingbird.errors import InputError
-from hummingbird.wire.options import count, shape
+from hummingbird.rpc.options import count, shape
 
 _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Prices)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hummingbird.capacity.limit import limits, mean_seconds
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
-from hummingbird.capacity.service import Compute, Send, Service, Step
+from hummingbird.capacity.service import Compute, Send, Service, WorkStep
 from hummingbird.table import text_table
 
 
@@ -39,7 +39,7 @@ def figures(service: Service) -> dict[str, Any]:
     }
 
 
-def _work(step: Step) -> dict[str, Any]:
+def _work(step: WorkStep) -> dict[str, Any]:
     work = step.work
     if isinstance(work, Compute):
         return {"host": work.host, "core_seconds": work.core_seconds, "width": work.width}

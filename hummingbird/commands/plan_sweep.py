@@ -16,8 +16,8 @@ from hummingbird.capacity.service import Hosts, Service
 from hummingbird.commands.plan_load import options_of, scaled
 from hummingbird.commands.plots import drawing
 from hummingbird.errors import InputError
+from hummingbird.rpc.options import count
 from hummingbird.table import text_table
-from hummingbird.wire.options import count
 
 LATENCIES = ("latency_mean", "p50", "p95", "p99")
 Change = Callable[[Service, Arrivals, Any], tuple[Service, Arrivals]]

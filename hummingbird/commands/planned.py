@@ -20,14 +20,14 @@ from hummingbird.commands.sources import (
 )
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
-from hummingbird.graph.at_hand import batch_of, saved, settled
+from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.he import HEModel
 from hummingbird.he.runtime.client_spec import MODES
-from hummingbird.mpc.builders import CUSTOM
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.rpc.options import count, shape
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
-from hummingbird.wire.options import count, shape
 
 
 def add_arguments(

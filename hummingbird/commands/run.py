@@ -10,8 +10,8 @@ from hummingbird.commands.program import add_command
 from hummingbird.errors import InputError
 from hummingbird.launching import host
 from hummingbird.launching.run import run as run_parties
-from hummingbird.mpc.lanes import VARIABLE, lanes_of
-from hummingbird.wire.options import count
+from hummingbird.mpc.session.lanes import VARIABLE, lanes_of
+from hummingbird.rpc.options import count
 
 HELP = "Run a script or a module as all parties on this host."
 _DESCRIPTION = """Run a script, or a module after -m, as all parties on this host: a process for each party, or for each

@@ -14,18 +14,18 @@ from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
-from hummingbird.mpc import launch
-from hummingbird.mpc.lanes import environment
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session.lanes import environment
 from hummingbird.ranks.elastic import refuse_dynamic
+from hummingbird.rpc.flag import check
+from hummingbird.rpc.options import add_service, count, positive, service_of, shape
+from hummingbird.rpc.server import ServiceProgram
 from hummingbird.serving.figures import Figures
-from hummingbird.serving.inbox import Limits
-from hummingbird.serving.lives import Lives
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Party, join
-from hummingbird.wire.flag import check
-from hummingbird.wire.front import Front
-from hummingbird.wire.options import add_service, count, positive, service_of, shape
+from hummingbird.serving.reconnect import ReconnectLoop
+from hummingbird.serving.request_queue import QueueLimits
 
 HELP = "Run a net for clients that are not parties: as one party of `run`, or of torchrun on several hosts."
 _DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> None:
     if place.lane:  # no client reaches it
         config = replace(config, metrics=None, log=None)
     most = config.limits
-    limits = Limits(requests=most.requests, requests_each=most.per_client, named=most.named)
-    with Front("serve", config, second=False) as front:
+    limits = QueueLimits(requests=most.requests, requests_each=most.per_client, named=most.named)
+    with ServiceProgram("serve", config, second=False) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
 
         def begin() -> Party | Lane:
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
             if place.lane == 0:
                 print(f"[{launch.name()}] {front.line}", flush=True)
 
-        lives = Lives(methods, begin, front.told, begun, lambda reason: front.say("interrupted", reason=reason))
+        lives = ReconnectLoop(methods, begin, front.told, begun, lambda reason: front.say("interrupted", reason=reason))
         if place.lane == 0:
             front.serve(methods.handlers())
         try:

@@ -17,8 +17,8 @@ from hummingbird.commands.sources import (
     place,
 )
 from hummingbird.errors import InputError
-from hummingbird.graph.at_hand import example_of, settled
-from hummingbird.mpc.builders import CUSTOM
+from hummingbird.graph.example_shapes import example_of, settled
+from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.protocols.registry import PROTOCOLS
 from hummingbird.window_search.images import fingerprint
 

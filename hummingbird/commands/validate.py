@@ -89,7 +89,7 @@ def mean_error(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Validation:
     """Accuracies, shares of `images`, and predictions that windows change, per run; means of `runs` runs."""
 
     images: int
@@ -103,7 +103,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Room:
+class WindowRange:
     """A layer's window and the largest |x| that it compared; both ends are real numbers."""
 
     layer: str
@@ -116,7 +116,7 @@ class Room:
     warning: str
 
 
-def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Outcome:
+def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
     """Predictions of the net, and of `args.repeat` twins of different seeds, with tqdm's bar. Errors of `simulate`."""
     net, images, labels = subject.net, subject.images, subject.labelled
     hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut)  # warns of another protocol
@@ -130,7 +130,7 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Ou
     right, total = plain == labels, len(labels)
     hits = [int((found == labels).sum()) for found in predicted]
     error = mean_error([hit / total for hit in hits])
-    return Outcome(
+    return Validation(
         total,
         len(runs),
         int(right.sum()) / total,
@@ -157,7 +157,7 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
     return {name: most for name, most in found.items() if not args.cut or config.window(name) != EXACT}
 
 
-def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[Room]:
+def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
     """How far each layer's window reaches; largest: |x| by layer, in ring units.
 
     A warning for |x| beyond the window, and with m = q = 0, which is to change nothing, for less than `margin` bits.
@@ -172,7 +172,7 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
             warning = f"|x| reaches {seen:.4g}, beyond the window's {limit:g}: such values have wrong signs"
         elif bits is not None and bits < margin and window.low == 0:
             warning = f"{bits:.2f} bits from |x| = {seen:.4g} to the window's {limit:g}: other images may leave it"
-        found.append(Room(name, window.k, window.m, window.q, seen, limit, bits, warning))
+        found.append(WindowRange(name, window.k, window.m, window.q, seen, limit, bits, warning))
     return found
 
 
@@ -186,7 +186,7 @@ def beyond(images: Tensor, config: BitConfig) -> str:
     return f"{far} of {len(images)} images: {reach}"
 
 
-def show(result: Outcome, found: Sequence[Room], images: str) -> None:
+def show(result: Validation, found: Sequence[WindowRange], images: str) -> None:
     """Print accuracies, flips, the layers and the warnings."""
     n, lost, won = result.images, result.right_to_wrong, result.wrong_to_right
     plain, spread = result.accuracy_plain, result.accuracy_error_of_runs

@@ -17,7 +17,7 @@ class BatchFixed(InputError):
     """forward() does something with the batch's size that other sizes may not answer alike."""
 
 
-class Batch:
+class TracedBatch:
     """The batch of a trace; asked: what forward() did with its size that fixes it, even if it caught the error."""
 
     def __init__(self, size: int) -> None:
@@ -34,9 +34,9 @@ class BatchSize(int):
     """`factor` times the batch's size."""
 
     factor: int
-    batch: Batch
+    batch: TracedBatch
 
-    def __new__(cls, factor: int, batch: Batch) -> BatchSize:
+    def __new__(cls, factor: int, batch: TracedBatch) -> BatchSize:
         size = super().__new__(cls, factor * batch.size)
         size.factor, size.batch = factor, batch
         return size

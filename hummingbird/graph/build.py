@@ -35,7 +35,7 @@ class Unsupported(Exception):
         self.what, self.hint = what, hint
 
 
-class Builder:
+class StepBuilder:
     """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted.
 
     root: the net, a copy whose tensors may be kept. plain: whether all of torch's elementwise functions are taken, for

@@ -26,9 +26,9 @@ from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
 from hummingbird.graph.example import Example, Running, leaves
 from hummingbird.graph.hints import ANY, is_unsupported, module_hint
-from hummingbird.graph.recurrent import LAYERS, unrolled
+from hummingbird.graph.ops.recurrent import LAYERS, unrolled
+from hummingbird.graph.ops.vocabulary import module_rule
 from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
-from hummingbird.graph.vocabulary import module_rule
 from hummingbird.structure import TENSOR, Structure, flatten
 
 _HINTS = {  # by words of errors that torch.fx and Python raise

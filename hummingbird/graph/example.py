@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hummingbird.errors import InputError
-from hummingbird.graph.batch import Batch, BatchSize
+from hummingbird.graph.batch import BatchSize, TracedBatch
 from hummingbird.structure import Structure, flatten, rebuild
 
 # Types of public tensors.
@@ -148,7 +148,7 @@ class Running:
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
         self.root, self.sizes = root, tuple(sizes)
-        self.batch = Batch(self.sizes[0]) if len(self.sizes) > 1 else None
+        self.batch = TracedBatch(self.sizes[0]) if len(self.sizes) > 1 else None
         self.values: dict[fx.Node, tuple[Any, ...]] = {}
         self.busy = False  # whether a module is computed, and not traced
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)

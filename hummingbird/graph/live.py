@@ -26,7 +26,7 @@ from hummingbird.structure import TENSOR, Structure, rebuild
 
 
 @dataclass(frozen=True)
-class Call:
+class LiveCall:
     """A node of the traced net; `step` is what it becomes. renamed: nodes that stand for its result from here on.
 
     training: arguments where they differ in training mode. dead: values that nothing reads any more.
@@ -43,7 +43,7 @@ class Call:
 class LiveNet:
     """All calls in order; wrapped: the net is a single layer, named "0"."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[LiveCall, ...]
     wrapped: bool
     trains: bool  # whether forward() makes the same calls in training
     constants: dict[str, Tensor]  # tensors that forward() makes itself
@@ -84,7 +84,12 @@ class LiveNet:
         return rebuild(self.structure, iter([out] if self.structure == TENSOR else out))
 
     def _value(
-        self, net: nn.Module, call: Call, x: Any, values: dict[fx.Node, Any], instead: Mapping[str, Callable[..., Any]]
+        self,
+        net: nn.Module,
+        call: LiveCall,
+        x: Any,
+        values: dict[fx.Node, Any],
+        instead: Mapping[str, Callable[..., Any]],
     ) -> Any:
         node = call.node
         if node.op == "placeholder":
@@ -167,7 +172,7 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
         if node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
     }
     calls = tuple(
-        Call(
+        LiveCall(
             node,
             _without_weights(walked.made.get(node)),
             renamed(node),
@@ -202,7 +207,7 @@ def _saved(net: SavedNet) -> LiveNet:
         nodes.append(graph.create_node(kind, step.name, arguments))
     last = {source: node for node in nodes for source in node.all_input_nodes}
     calls = tuple(
-        Call(
+        LiveCall(
             node,
             _without_weights(step),
             (),

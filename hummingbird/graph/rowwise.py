@@ -35,7 +35,7 @@ class Mixed(Exception):
     """A step of which it is not proven that images stay apart."""
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """Dimension `axis` of a value is outer * batch * inner."""
 
     axis: int
@@ -48,7 +48,7 @@ class _Known(NamedTuple):
     value: Any
 
 
-Where = Layout | None  # None: the value is the same whatever the batch holds
+Where = BatchLayout | None  # None: the value is the same whatever the batch holds
 Shape = tuple[int, ...]
 Rule = Callable[[dict[str, Any], list[Where], list[Shape], Shape], Where]
 
@@ -92,9 +92,9 @@ def _layout(
     step: Step, where: list[Where], shapes: list[Shape], value: Any, found: Sequence[Any], values: Sequence[Any]
 ) -> Any:
     if step.op == "input":
-        return Layout(0)
+        return BatchLayout(0)
     if step.op == "public":
-        return Layout(0) if step.attrs["shape"][:1] == (None,) else None
+        return BatchLayout(0) if step.attrs["shape"][:1] == (None,) else None
     if step.op in ("share_public", "embedding"):  # what they read beside the public value tells a type alone
         return where[0]
     if not isinstance(value, (Tensor, tuple, list)) or step.op in ("size", "int"):
@@ -102,7 +102,7 @@ def _layout(
     if step.op == "getitem" and isinstance(values[step.inputs[0].index], (tuple, list)):
         return found[step.inputs[0].index][step.attrs["index"]]
     if step.op == "output":
-        if any(layout != Layout(0) for layout in where):
+        if any(layout != BatchLayout(0) for layout in where):
             raise Mixed(step.name)
         return where[0]
     if step.op == "expand" and where == [None]:
@@ -150,7 +150,7 @@ def _same(layout: Any, value: Any, probe: Any, images: int) -> None:
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
-def _one(where: list[Where]) -> Layout:
+def _one(where: list[Where]) -> BatchLayout:
     layout = where[0]
     assert layout is not None
     return layout
@@ -197,7 +197,7 @@ def _broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
 
 
-def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> Layout:
+def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
     """The batch is in one dimension of the result, and what does not depend on it has no size there."""
     aligned = [
         None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))
@@ -239,7 +239,7 @@ def _einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
     ((index, outer, inner),) = found
     if index not in result or any(w is None and index in names[i] for i, w in enumerate(where)):
         raise Mixed
-    return Layout(result.index(index), outer, inner)
+    return BatchLayout(result.index(index), outer, inner)
 
 
 def _permute(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
@@ -264,7 +264,7 @@ def _reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: S
         before, after = math.prod(out[:axis]), math.prod(out[axis + 1 :])
         if not before * after or inner % after or outer % before:
             continue
-        found = Layout(axis, outer // before, inner // after)
+        found = BatchLayout(axis, outer // before, inner // after)
         if size == found.outer * _PROBE * found.inner:
             return found
     raise Mixed
@@ -321,7 +321,7 @@ def _padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 def _repeated(step: Step, values: Sequence[Any]) -> Where:
     """A constant, once for each image where a size is that of the batch."""
     sizes = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
-    return Layout(sizes.index(_PROBE)) if _PROBE in sizes else None
+    return BatchLayout(sizes.index(_PROBE)) if _PROBE in sizes else None
 
 
 def _expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
@@ -333,7 +333,7 @@ def _expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: S
 
 
 def _packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    if any(layout != Layout(0) for layout in where):
+    if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]
 

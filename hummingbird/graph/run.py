@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import attention, elementwise, norms, public, resize_rules
 from hummingbird.graph.interpreter import Interpreter
+from hummingbird.graph.ops import attention, elementwise, norms, public, resize
 from hummingbird.graph.steps import Step
 
 Attrs = dict[str, Any]
@@ -235,13 +235,13 @@ OPS: dict[str, Callable[..., Any]] = {
     "maximum": _extreme(torch.maximum, "min"),
     "minimum": _extreme(torch.minimum, "max"),
     "greater": _greater,
-    "resize": resize_rules.resize,
+    "resize": resize.resize,
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["factor"]),
     "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["factor"]),
     "channel_shuffle": _channel_shuffle,
     "flip": lambda a, x: x.flip(a["dims"]),
     "roll": lambda a, x: x.roll(a["shifts"], a["dims"]),
-    "edge_pad": resize_rules.pad_with_own,
+    "edge_pad": resize.pad_with_own,
     "expand": lambda a, x, *sizes: x.expand(sizes),
     "constant": lambda a: a["value"],
     "flatten": lambda a, x: torch.flatten(x, a["start"], a["end"]),

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.graph.build import INT, PUBLIC, SIZE, TENSOR, TUPLE
-from hummingbird.graph.public import FUNCTIONS, MOST_NUMBERS, TYPES
-from hummingbird.graph.resize_rules import MODES
+from hummingbird.graph.ops.public import FUNCTIONS, MOST_NUMBERS, TYPES
+from hummingbird.graph.ops.resize import MODES
 from hummingbird.graph.steps import Ref, Step
 
 _MOST = 1 << 31  # what sizes and positions stay below

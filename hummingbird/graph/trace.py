@@ -18,22 +18,22 @@ import torch
 from torch import Tensor, fx, nn
 
 from hummingbird.errors import ModelError, Problem
-from hummingbird.graph import elementwise, public
 from hummingbird.graph.alias import VIEWS, Aliases
 from hummingbird.graph.batch import BatchSize
-from hummingbird.graph.build import BOOL, INT, PUBLIC, SIZE, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.build import BOOL, INT, PUBLIC, SIZE, UNKNOWN, StepBuilder, Unsupported
 from hummingbird.graph.build import TENSOR as TENSOR_KIND
 from hummingbird.graph.capture import Capture, capture, is_leaf
-from hummingbird.graph.chance import Chance
 from hummingbird.graph.example import Example, given, is_private, leaves, plain
-from hummingbird.graph.fold import fold
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
-from hummingbird.graph.layer_rules import check_variance
-from hummingbird.graph.reading import Secret
+from hummingbird.graph.ops import elementwise, public
+from hummingbird.graph.ops.layers import check_variance
+from hummingbird.graph.ops.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
+from hummingbird.graph.randomness_check import RandomnessCheck
+from hummingbird.graph.rewrite.fold import fold
 from hummingbird.graph.saved import SavedNet
+from hummingbird.graph.scalar_reads import HiddenNumbers
 from hummingbird.graph.steps import Ref, Step, compact
 from hummingbird.graph.unwrap import plain_copy, unwrapped
-from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 from hummingbird.graph.writes import function_name, in_place
 from hummingbird.structure import TENSOR, spelled
 
@@ -80,7 +80,7 @@ def problems(
     return _convert(net, custom, False, example, secret)[1]
 
 
-def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> Walk:
+def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> TraceState:
     """The walk behind `trace`, before batch norms are folded: which step each traced call became. Raises as `trace`."""
     walked, found = _walk(net, custom, False, example)
     if found or walked is None:
@@ -101,7 +101,7 @@ def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
     """The steps of a `SavedNet`, whose tensors are held to what the rules ask of a net's own."""
     twin = plain_copy(net)
     assert isinstance(twin, SavedNet)
-    builder, steps, found = Builder(twin), [], _around(twin)
+    builder, steps, found = StepBuilder(twin), [], _around(twin)
     for step in twin.steps:
         attrs = dict(step.attrs)
         try:
@@ -118,18 +118,18 @@ def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
 
 def _walk(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any, secret: bool = False
-) -> tuple[Walk | None, list[Problem]]:
+) -> tuple[TraceState | None, list[Problem]]:
     try:
         twin = plain_copy(net)  # forward() runs once below, and may write to anything
     except ModelError as error:
         return None, error.problems
     found = [] if is_leaf(twin, tuple(custom)) else _around(twin)
     readings: list[Example | None] = [None] if example is None else [*given(net, example).readings()]
-    best: tuple[Walk | None, list[Problem]] | None = None
+    best: tuple[TraceState | None, list[Problem]] | None = None
     for reading in readings:
         if best is not None and not best[1] and reading is not None and not reading.any_batch:
             break  # it is traced for one batch already
-        with Secret(twin) if secret else nullcontext() as hidden:
+        with HiddenNumbers(twin) if secret else nullcontext() as hidden:
             walked, problems = _walked(twin, custom, elementwise, reading, hidden)
         if walked is not None and not problems and not walked.captured.fixed:
             return walked, found
@@ -141,13 +141,13 @@ def _walk(
 
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
-) -> tuple[Walk | None, list[Problem]]:
+) -> tuple[TraceState | None, list[Problem]]:
     """The net read in one way: with these of its inputs free."""
-    with torch.no_grad(), Chance() as chance:
+    with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)
         if captured.graph is None:
             return None, captured.problems
-        walked = Walk(captured, tuple(custom), elementwise)
+        walked = TraceState(captured, tuple(custom), elementwise)
         walked.builder.hidden = hidden
         walked.nodes()
     found = captured.problems + walked.problems
@@ -178,14 +178,14 @@ _UNHOOK = "remove the hooks first (for weight_norm and spectral_norm, the remove
 _SUBCLASS = "write a subclass with this forward(), or delete the replacement: del module.forward"
 
 
-class Walk:
+class TraceState:
     """made: the step of each call that became one. renamed: the nodes that a call in place gives a new value."""
 
     def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...], elementwise: bool = False) -> None:
         assert captured.graph is not None
         self.captured, self.custom, self.elementwise = captured, custom, elementwise
         self.live = _live(captured)
-        self.builder, self.aliases = Builder(captured.root, elementwise), Aliases(self.live)
+        self.builder, self.aliases = StepBuilder(captured.root, elementwise), Aliases(self.live)
         self.problems: list[Problem] = []
         self.values: dict[fx.Node, Any] = {}
         self.calls: Counter[str] = Counter()
@@ -423,7 +423,7 @@ def _attribute(root: nn.Module, path: str) -> Any:
     return value
 
 
-def _apply(rule: Rule, builder: Builder, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+def _apply(rule: Rule, builder: StepBuilder, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     kwargs = {KEYWORDS.get(name, name): value for name, value in kwargs.items()}
     try:
         bound = inspect.signature(rule).bind(builder, *args, **kwargs)

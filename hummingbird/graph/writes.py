@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS
+from hummingbird.graph.ops.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS
 
 
 def in_place(root: nn.Module, node: fx.Node) -> bool:

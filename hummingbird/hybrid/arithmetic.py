@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.graph import Interpreter
-from hummingbird.hybrid.plan import Gate, Linear, Parameters, Plan, Step, at_rest, reduced
+from hummingbird.hybrid.plan import Gate, Linear, LinearWeights, Plan, Step, at_rest, reduced
 from hummingbird.kernels.shares import products
 
 LinearStep = Callable[[int, Linear, Tensor], Tensor]  # (number, step, share of its input, B first) -> share
@@ -134,13 +134,13 @@ def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
     return walk(plan, x, linear, gate, _model_side)
 
 
-def factors(parameters: Mapping[int, Parameters]) -> dict[int, products.Factor]:
+def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
     """Weights as factors of many products, by number."""
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 
 def model_linear(
-    parameters: Mapping[int, Parameters], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
+    parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
     """The model's side of all layers, `online`'s linear: W x + s + bias; masks: s int64 (B, *step.shape), by number."""
 

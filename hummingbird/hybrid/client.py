@@ -21,10 +21,10 @@ from torch import Tensor
 from hummingbird.errors import ConfigError, InputError, NotFoundError, PeerError
 from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.data_side import DataSide
-from hummingbird.hybrid.link import TIMEOUT, Link, called
+from hummingbird.hybrid.message_stream import TIMEOUT, MessageStream, called
 from hummingbird.hybrid.session import set_up_data
 from hummingbird.hybrid.store import SlotError, Store, there_is
-from hummingbird.wire import service
+from hummingbird.rpc import service
 
 IN_FLIGHT = 2
 TRIES = 8  # slots for one image, where the first are damaged
@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 class Connection:
     """The data's side of one session with the server at `address`: a new one where the folder holds none.
 
-    folder: this side's store, for this process alone. tls, token: see `wire.service.connect`. timeout: longest silence
+    folder: this side's store, for this process alone. tls, token: see `rpc.service.connect`. timeout: longest silence
     of the server, seconds. offline, online: bytes of all messages so far, by name, both ways.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; StoreError and
     AgreementError for a store that is damaged, in use, or of another net.
@@ -79,7 +79,7 @@ class Connection:
             raise service.explain(error, self._where) from None
 
     @contextmanager
-    def call(self, method: str, count: Counter[str]) -> Iterator[Link]:
+    def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
         """The end of a call of the server's; `count` has the bytes afterwards. A malformed answer is a PeerError."""
         with called(self._channel, method, self._where, self._timeout) as link:
             try:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from hummingbird.errors import InputError
 from hummingbird.hybrid.client import IN_FLIGHT, Connection, RemoteNet
 from hummingbird.hybrid.convert import make_plan
-from hummingbird.hybrid.link import TIMEOUT
+from hummingbird.hybrid.message_stream import TIMEOUT
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.hybrid.proxy import Proxy
 from hummingbird.hybrid.service import Service
@@ -24,11 +24,11 @@ from hummingbird.hybrid.sessions import DAYS
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
+from hummingbird.rpc import options
+from hummingbird.rpc.options import count, positive
+from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.service import Exchange, Method
 from hummingbird.structure import leaf, places
-from hummingbird.wire import options
-from hummingbird.wire.front import Front, ServiceConfig
-from hummingbird.wire.options import count, positive
-from hummingbird.wire.service import Exchange, Method
 
 _SERVER = """Offer a private net to clients, which have the images: two parties, no dealer.
 
@@ -72,7 +72,7 @@ def run_service(
     measure: Callable[[CollectorRegistry], object] = lambda registry: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; says that it is ready. measure: adds figures to the program's metrics."""
-    with Front(name, config) as front:
+    with ServiceProgram(name, config) as front:
         measure(front.metrics.registry)
         front.serve(handlers)
         front.ready()

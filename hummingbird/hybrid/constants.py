@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph import Step
-from hummingbird.graph.fold import scaled_outputs
+from hummingbird.graph.rewrite.fold import scaled_outputs
 from hummingbird.graph.steps import compact, refs
-from hummingbird.hybrid.draft import Draft
+from hummingbird.hybrid.plan_builder import UnfinishedStep
 
 ARITHMETIC = frozenset({"add", "sub", "mul"})
 
@@ -77,7 +77,7 @@ def _of_channels(x: Tensor) -> Tensor | None:
 # Rules of lowering.py -------------------------------------------------------------------------------------------------
 
 
-def scale_last(to: Any, number: int, step: Step, x: Draft) -> Draft:
+def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
     """A factor and a shift for each number of an image."""
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
@@ -89,7 +89,7 @@ def scale_last(to: Any, number: int, step: Step, x: Draft) -> Draft:
     return out if len(x.shape) == 1 else to.drafts.local(f"{step.name}.view", "reshape", out, x.shape, {})
 
 
-def summed(to: Any, number: int, step: Step, *parts: Draft) -> Draft:
+def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
     """A sum of two values, or of a value and a number of the net's code."""
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
@@ -98,7 +98,7 @@ def summed(to: Any, number: int, step: Step, *parts: Draft) -> Draft:
     return to.drafts.sum(step.name, parts, (of_x,), of_value * step.attrs["value"])
 
 
-def multiplied(to: Any, number: int, step: Step, x: Draft) -> Draft:
+def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
     """A number of the net's code: the same integers, in another unit."""
     factor = step.attrs.get("value", -1.0)
     if factor < 0:

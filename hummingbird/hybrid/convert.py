@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem, shown
-from hummingbird.graph.at_hand import settled
 from hummingbird.graph.calls import separate
+from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.steps import refs
 from hummingbird.he.compile import magnitudes
 from hummingbird.hybrid import description

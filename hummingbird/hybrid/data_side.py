@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hummingbird.gc import cot
-from hummingbird.gc.relu import evaluate_model, garble
 from hummingbird.he import bfv
 from hummingbird.hybrid import arithmetic, messages
 from hummingbird.hybrid.encrypted import layers
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.gc import cot
+from hummingbird.hybrid.gc.relu import evaluate_model, garble
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.messages import octets
-from hummingbird.hybrid.numbering import Numbering, Place, hash_key, slot_seed
+from hummingbird.hybrid.numbering import GatePosition, Numbering, hash_key, slot_seed
 from hummingbird.hybrid.plan import Plan, reduced
 from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
 from hummingbird.hybrid.store import Store
@@ -56,10 +56,10 @@ class DataSide:
 
     # Offline ----------------------------------------------------------------------------------------------------------
 
-    def prepare(self, link: Link, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
+    def prepare(self, link: MessageStream, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
         """Have `count` slots dealt in one call; each that is ready stays so whatever becomes of the next.
 
-        Errors of `Link.receive` and `Store.deal`. progress: told of every slot that is ready.
+        Errors of `MessageStream.receive` and `Store.deal`. progress: told of every slot that is ready.
         """
         secret = bfv.Secret.new()
         session = self.store.header.session
@@ -74,7 +74,7 @@ class DataSide:
             progress(1)
         link.send("end", messages.END)
 
-    def _deal(self, link: Link, secret: bfv.Secret, slot: int) -> list[Tensor]:
+    def _deal(self, link: MessageStream, secret: bfv.Secret, slot: int) -> list[Tensor]:
         seed = slot_seed(self.store.seed, slot)
         masks = {number: self._mask(seed, number) for number in self.plan.masked}
         for number, r in arithmetic.requests(self.plan, masks).items():
@@ -90,7 +90,7 @@ class DataSide:
         return [*self._take_tables(link, slot, values), last]
 
     def _garble(
-        self, link: Link, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
+        self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
         """Send the tables of all gates; L ^ Q, int64 (bits, 2)."""
         bits, sender = self._numbering.bits, sender_of(self.store)
@@ -104,7 +104,7 @@ class DataSide:
             link.send(f"{place.gate.name}: tables", tables)
         return labels ^ keys
 
-    def _take_tables(self, link: Link, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
+    def _take_tables(self, link: MessageStream, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
         """Take labels of all own bits, int64 (bits, 2), and the tables of every gate."""
         bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
         choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
@@ -128,7 +128,7 @@ class DataSide:
         """r of the input, int64 (1, *shape)."""
         return self._mask(slot.seed, self.plan.input_number)
 
-    def infer(self, link: Link, slot: Slot, x: Tensor) -> Tensor:
+    def infer(self, link: MessageStream, slot: Slot, x: Tensor) -> Tensor:
         """The logits mod 2^ring, int64 (1, *shape), of an encoded image (1, *shape) with a slot of `take`."""
         step, output = self.plan.input, self.plan.output
         self.open(link, slot)
@@ -137,12 +137,12 @@ class DataSide:
         share = link.receive("logits", messages.words_bytes(output.count, output.ring))
         return reduced(slot.share + messages.unpack(share, output.shape, output.ring), output.ring)
 
-    def open(self, link: Link, slot: Slot, **fields: str) -> None:
+    def open(self, link: MessageStream, slot: Slot, **fields: str) -> None:
         """Begin an online call."""
         session = self.store.header.session
         link.send("opening", messages.opening(self._digest, session=session, slot=slot.number, **fields))
 
-    def answer(self, link: Link, slot: Slot) -> None:
+    def answer(self, link: MessageStream, slot: Slot) -> None:
         """One message each way for every layer of gates, each answered once."""
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
@@ -156,7 +156,7 @@ class DataSide:
                 y = self._evaluate(slot, position, place, messages.labels_of(received))
                 link.send(f"{place.gate.name}: result", messages.pack(y, place.gate.ring))
 
-    def _evaluate(self, slot: Slot, position: int, place: Place, labels: Tensor) -> Tensor:
+    def _evaluate(self, slot: Slot, position: int, place: GatePosition, labels: Tensor) -> Tensor:
         """y + offset - r of a gate, int64 (n,)."""
         tile = self._numbering.first_tile(slot.number) + place.tile
         own, tables = place.part(slot.kept[0]), slot.kept[1 + position]

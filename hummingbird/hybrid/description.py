@@ -11,7 +11,7 @@ import hashlib
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.hybrid import public
+from hummingbird.hybrid import plan_json
 from hummingbird.hybrid.plan import Model, Plan
 
 _TAG = 64  # digits
@@ -22,14 +22,14 @@ def describe(model: Model, secret: bytes) -> bytes:
     state = hashlib.blake2b(key=secret, digest_size=_TAG // 2)
     for number, found in sorted(model.parameters.items()):
         state.update(number.to_bytes(8, "little") + _octets(found.weight) + _octets(found.bias))
-    return state.hexdigest().encode() + public.to_json(model.plan).encode()
+    return state.hexdigest().encode() + plan_json.to_json(model.plan).encode()
 
 
 def read(text: bytes) -> Plan:
     """The plan of a description; InputError for anything malformed."""
     if len(text) < _TAG or not set(text[:_TAG]) <= set(b"0123456789abcdef"):
         raise InputError("a description that is cut short", where="plan", hint="is it a server of two-party inference?")
-    return public.from_json(text[_TAG:])
+    return plan_json.from_json(text[_TAG:])
 
 
 def digest(text: bytes) -> str:

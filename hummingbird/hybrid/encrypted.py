@@ -13,7 +13,7 @@ from hummingbird.cost import bfv_fresh
 from hummingbird.he import bfv
 from hummingbird.he.bfv import noise
 from hummingbird.he.bfv.layout import Layout
-from hummingbird.hybrid.plan import Linear, Parameters, Plan
+from hummingbird.hybrid.plan import Linear, LinearWeights, Plan
 from hummingbird.prg import Stream, derive
 
 KEY_BYTES = bfv_fresh(1)  # of a public key
@@ -26,7 +26,7 @@ def layout(step: Linear) -> Layout:
     return Layout.of(step.image, step.weight, step.stride, step.padding, step.dilation, step.groups)
 
 
-class Layer:
+class MessageSizes:
     """The sizes of a layer's two messages in bytes: `up`, Enc(r), and `down`, the reply."""
 
     def __init__(self, step: Linear) -> None:
@@ -51,9 +51,9 @@ class Layer:
         return self.layout.unpack(self.masks(seed)).view(1, *self.step.shape)
 
 
-def layers(plan: Plan) -> dict[int, Layer]:
+def layers(plan: Plan) -> dict[int, MessageSizes]:
     """All layers of a plan, by number."""
-    return {number: Layer(step) for number, step in plan.linears.items()}
+    return {number: MessageSizes(step) for number, step in plan.linears.items()}
 
 
 class Weights:
@@ -63,7 +63,7 @@ class Weights:
     """
 
     def __init__(
-        self, found: Mapping[int, Layer], parameters: Mapping[int, Parameters], where: str = "weights"
+        self, found: Mapping[int, MessageSizes], parameters: Mapping[int, LinearWeights], where: str = "weights"
     ) -> None:
         self._layers, self._parameters = found, parameters
         self._kept: dict[int, Tensor] = {}

@@ -16,11 +16,11 @@ from torch import Tensor
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, Problem
 from hummingbird.graph import Step as NetStep
-from hummingbird.graph.pooling import equal_windows, places
+from hummingbird.graph.ops.pooling import equal_windows, places
 from hummingbird.graph.steps import refs
 from hummingbird.hybrid.constants import ARITHMETIC, multiplied, scale_last, summed
-from hummingbird.hybrid.draft import Draft, Drafts
 from hummingbird.hybrid.plan import WIDTHS
+from hummingbird.hybrid.plan_builder import PlanBuilder, UnfinishedStep
 from hummingbird.hybrid.scales import joined
 from hummingbird.ring import SCALE
 
@@ -38,12 +38,12 @@ class Lowering:
 
     def __init__(self, steps: Sequence[NetStep], shapes: Sequence[Any], config: BitConfig) -> None:
         self.steps, self.shapes, self.config = steps, shapes, config
-        self.drafts = Drafts()
-        self.values: dict[int, Draft] = {}
-        self._lifts: dict[int, Draft] = {}
+        self.drafts = PlanBuilder()
+        self.values: dict[int, UnfinishedStep] = {}
+        self._lifts: dict[int, UnfinishedStep] = {}
         self.behind = moved(steps)
 
-    def run(self) -> Draft:
+    def run(self) -> UnfinishedStep:
         """All steps; the result of the last one."""
         self._check_windows()
         for number, step in enumerate(self.steps):
@@ -53,7 +53,7 @@ class Lowering:
             self.values[number] = _RULES[step.op](self, number, step, *given)
         return self.values[next(refs(self.steps[-1].inputs)).index]
 
-    def results(self, name: str, parts: Sequence[Draft]) -> Draft:
+    def results(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
         """Several results as one value in a row, of one unit; each with the window that bits name for it, if any."""
         scale = joined([part.scale for part in parts])
         rows = []
@@ -101,7 +101,7 @@ class Lowering:
         window = self.config.window(self.steps[relu].name)
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
-    def resting(self, x: Draft) -> Draft:
+    def resting(self, x: UnfinishedStep) -> UnfinishedStep:
         """A value that a layer may read: x, or x behind a `lift`, one for all layers that read it."""
         if x.rests:
             return x
@@ -118,7 +118,7 @@ class Lowering:
         self._lifts[id(x)] = self.drafts.gate(f"{x.name}.lift", cut, "lift", window)
         return self._lifts[id(x)]
 
-    def relu(self, name: str, x: Draft) -> Draft:
+    def relu(self, name: str, x: UnfinishedStep) -> UnfinishedStep:
         window = self.config.window(name)
         return self.drafts.gate(name, self.drafts.cut(f"{name}.cut", x, window), "relu", window)
 
@@ -139,7 +139,7 @@ def moved(steps: Sequence[NetStep]) -> dict[int, int]:
     return found
 
 
-def _conv(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _conv(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     a, shape = step.attrs, to.shapes[number]
     flat = (1,) * (2 - len(a["stride"]))
     weight: Tensor = a["weight"]
@@ -156,13 +156,13 @@ def _conv(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
     return to.drafts.linear(step.name, to.resting(x), shape, weight, a["bias"], geometry)
 
 
-def _linear(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     weight = step.attrs["weight"][:, :, None, None]
     geometry = {"image": (weight.shape[1], 1, 1), "weight": tuple(weight.shape)}
     return to.drafts.linear(step.name, to.resting(x), to.shapes[number], weight, step.attrs["bias"], geometry)
 
 
-def _affine(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """A batch norm that follows no layer: a convolution of 1x1 for each channel."""
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
@@ -170,11 +170,11 @@ def _affine(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
     return to.drafts.linear(step.name, to.resting(x), x.shape, weight, step.attrs["shift"], geometry)
 
 
-def _relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     return x if number in to.behind else to.relu(step.name, x)
 
 
-def _hardtanh(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """low + relu(x - low) - relu(x - high), on the same numbers; both ReLUs are one gate's, for one round trip."""
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
@@ -191,7 +191,7 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
     return drafts.weighted(name, above, scale, signs=(1, -1), real=low, limit=limit)
 
 
-def _leaky_relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """(c lift(x) + (2^f - c) relu(x)) / 2^f, c / 2^f the slope."""
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
@@ -204,7 +204,7 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
     return drafts.weighted(name, [lift, relu], relu.scale.times(2.0**-f), factors=(c, 2**f - c))
 
 
-def _prelu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """relu(x) - slope relu(-x): both ReLUs are one gate's, and the slopes, which are weights, a layer's."""
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
@@ -219,7 +219,7 @@ def _prelu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
     return drafts.sum(name, [above, drafts.linear(f"{name}.slope", below, x.shape, weight, None, geometry)])
 
 
-def _cat(to: Lowering, number: int, step: NetStep, *parts: Draft) -> Draft:
+def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> UnfinishedStep:
     """Parts brought to one unit, along the first dimension of an image, or with another turned to its place."""
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
@@ -233,14 +233,14 @@ def _cat(to: Lowering, number: int, step: NetStep, *parts: Draft) -> Draft:
     return _turned(to, f"{name}.back", found, back)
 
 
-def _turned(to: Lowering, name: str, x: Draft, order: Sequence[int]) -> Draft:
+def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) -> UnfinishedStep:
     if list(order) == sorted(order):
         return x
     shape = tuple(x.shape[d - 1] for d in order)
     return to.drafts.local(name, "permute", x, shape, {"dims": tuple(order)})
 
 
-def _max_pool(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """max(a, b) = a + relu(b - a) in a tree for every window, a dimension after the other; then the ReLU before it."""
     a, drafts, name = step.attrs, to.drafts, step.name
     window, n = to.pool_window(number), len(a["kernel"])
@@ -258,12 +258,12 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
     return x if relu is None else to.relu(to.steps[relu].name, x)
 
 
-def _maximum(drafts: Drafts, name: str, x: Draft, window: BitWindow) -> Draft:
+def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
     """The largest of the first dimension."""
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
 
-        def part(what: str, start: int, stop: int, x: Draft = x) -> Draft:
+        def part(what: str, start: int, stop: int, x: UnfinishedStep = x) -> UnfinishedStep:
             shape = (stop - start, *x.shape[1:])
             return drafts.local(f"{name}.{x.shape[0]}.{what}", "rows", x, shape, {"start": start, "stop": stop})
 
@@ -281,7 +281,9 @@ def _maximum(drafts: Drafts, name: str, x: Draft, window: BitWindow) -> Draft:
     return drafts.local(f"{name}.max", "reshape", x, x.shape[1:], {})
 
 
-def _sum_pool(to: Lowering, name: str, x: Draft, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]) -> Draft:
+def _sum_pool(
+    to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
+) -> UnfinishedStep:
     """Sums over windows of (kernel, stride, padding), in units so many times smaller."""
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
@@ -295,28 +297,28 @@ def _sum_pool(to: Lowering, name: str, x: Draft, shape: tuple[int, ...], divisor
     return out if out.shape == shape else to.drafts.local(f"{name}.view", "reshape", out, shape, {})
 
 
-def _avg_pool(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _avg_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     a = step.attrs
     divisor = a.get("divisor") or math.prod(a["kernel"])
     return _sum_pool(to, step.name, x, to.shapes[number], divisor, a["kernel"], a["stride"], a["padding"])
 
 
-def _adaptive(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _adaptive(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     kernel = equal_windows(x.shape, step.attrs["output_size"])
     return _sum_pool(to, step.name, x, to.shapes[number], math.prod(kernel), kernel, kernel, [0] * len(kernel))
 
 
-def _mean(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _mean(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     kernel = x.shape[1:]
     return _sum_pool(to, step.name, x, to.shapes[number], math.prod(kernel), kernel, kernel, [0] * len(kernel))
 
 
-def _reshape(to: Lowering, number: int, step: NetStep, x: Draft, *sizes: Draft) -> Draft:
+def _reshape(to: Lowering, number: int, step: NetStep, x: UnfinishedStep, *sizes: UnfinishedStep) -> UnfinishedStep:
     shape = to.shapes[number]
     return x if shape == x.shape else to.drafts.local(step.name, "reshape", x, shape, {})
 
 
-def _permute(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+def _permute(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     order = list(range(len(x.shape) + 1))
     if step.op == "permute":
         order = [dim % len(order) for dim in step.attrs["dims"]]

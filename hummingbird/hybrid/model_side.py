@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from hummingbird.gc import cot
-from hummingbird.gc.relu import evaluate, garble_model
 from hummingbird.he import bfv
 from hummingbird.hybrid import arithmetic, messages
 from hummingbird.hybrid.encrypted import KEY_BYTES, Weights, layers, mask_seed
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.gc import cot
+from hummingbird.hybrid.gc.relu import evaluate, garble_model
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.messages import octets
-from hummingbird.hybrid.numbering import Numbering, Place, hash_key, slot_seed
+from hummingbird.hybrid.numbering import GatePosition, Numbering, hash_key, slot_seed
 from hummingbird.hybrid.plan import Gate, Model, reduced
 from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
 from hummingbird.hybrid.store import Store
@@ -48,9 +48,10 @@ class ModelSide:
         return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
 
     def prepare(
-        self, link: Link, store: Store, room: Callable[[], AbstractContextManager[object]] = nullcontext
+        self, link: MessageStream, store: Store, room: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Deal slots until the data's side says END. Errors of `Link.receive`, `Link.send` and `Store.deal`.
+        """Deal slots until the data's side says END. Errors of `MessageStream.receive`, `MessageStream.send` and
+        `Store.deal`.
 
         room: a context in which there is room for another slot; raises where there is none.
         """
@@ -62,7 +63,7 @@ class ModelSide:
                 store.keep(slot, kept)
             link.send("done", messages.DONE)
 
-    def _deal(self, link: Link, store: Store, public: bfv.PublicKey, slot: int) -> list[Tensor]:
+    def _deal(self, link: MessageStream, store: Store, public: bfv.PublicKey, slot: int) -> list[Tensor]:
         seed = slot_seed(store.seed, slot)
         for number, layer in self.layers.items():
             asked = link.receive(f"{layer.step.name}: Enc(r)", layer.up).numpy().tobytes()
@@ -74,7 +75,7 @@ class ModelSide:
         link.send("OT", message)
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
-    def _garble(self, link: Link, store: Store, slot: int) -> list[Tensor]:
+    def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
         """Send the tables of all gates; their offsets."""
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
@@ -93,7 +94,7 @@ class ModelSide:
         """Labels of 0 of this side's bits, as garbler: int64 (bits, 2)."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
-    def begin(self, link: Link, store: Store, slot: int) -> Online:
+    def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
         """One image with a slot, which is marked as used before anything is sent; StoreError where it is not ready."""
         _, kept = store.use(slot)
         return Online(self, link, store, slot, kept)
@@ -102,7 +103,7 @@ class ModelSide:
 class Online:
     """One image at the model's side. kept: what its slot holds."""
 
-    def __init__(self, side: ModelSide, link: Link, store: Store, slot: int, kept: list[Tensor]) -> None:
+    def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
         self._plan, self._link, self._slot, self._seed = side.plan, link, slot, slot_seed(store.seed, slot)
         self._numbering, self._key = side.numbering, hash_key(store.header.session)
         self._places = {
@@ -110,7 +111,7 @@ class Online:
         }
         hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
         self._linear = arithmetic.model_linear(side.parameters, side.factors, hidden)
-        self._gate: Callable[[Place, Tensor, Tensor], Tensor] = self._send_labels
+        self._gate: Callable[[GatePosition, Tensor, Tensor], Tensor] = self._send_labels
         if side.plan.garbler == "data":
             receiver, first = receiver_of(store), side.numbering.first_ot(slot)
             _, self._choices, self._keys = receiver.random(first, side.numbering.bits)
@@ -119,7 +120,9 @@ class Online:
             self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
     def infer(self, x: Tensor) -> Tensor:
-        """The share of the logits, int64 (1, *shape), from X - r. Errors of `Link.receive` and `Link.send`."""
+        """The share of the logits, int64 (1, *shape), from X - r. Errors of `MessageStream.receive` and
+        `MessageStream.send`.
+        """
         return arithmetic.online(self._plan, x, self._linear, self._answer)
 
     def _answer(self, number: int, step: Gate, share: Tensor) -> Tensor:
@@ -127,7 +130,7 @@ class Online:
         place, kept = self._places[number]
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
 
-    def _evaluate(self, place: Place, tables: Tensor, bits: Tensor) -> Tensor:
+    def _evaluate(self, place: GatePosition, tables: Tensor, bits: Tensor) -> Tensor:
         """As evaluator: ask for labels by p ^ e, and evaluate."""
         name = place.gate.name
         choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
@@ -136,7 +139,7 @@ class Online:
         labels = place.part(self._keys) ^ answer.view(place.gate.count, place.gate.width, 2)
         return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
 
-    def _send_labels(self, place: Place, offset: Tensor, bits: Tensor) -> Tensor:
+    def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
         """As garbler: send labels of p, and take the offset off the result."""
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.data_side import DataSide
-from hummingbird.hybrid.link import Link, both
+from hummingbird.hybrid.message_stream import MessageStream, both
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.session import set_up_data, set_up_model
@@ -52,11 +52,11 @@ class HybridNet:
     def prepare(self, count: int) -> None:
         """Deal so many slots, each for one image."""
 
-        def data(link: Link) -> None:
+        def data(link: MessageStream) -> None:
             self._data.prepare(link, count)
             _count(self.offline, link)
 
-        def model(link: Link) -> None:
+        def model(link: MessageStream) -> None:
             link.receive_text("opening")
             self._model.prepare(link, self._store)
 
@@ -84,12 +84,12 @@ class HybridNet:
         step, output = self.plan.input, self.plan.output
         slot = self._data.take()
 
-        def data(link: Link) -> Tensor:
+        def data(link: MessageStream) -> Tensor:
             logits = self._data.infer(link, slot, x)
             _count(self.online, link)
             return logits
 
-        def model(link: Link) -> None:
+        def model(link: MessageStream) -> None:
             link.receive_text("opening")
             online = self._model.begin(link, self._store, slot.number)
             given = link.receive("input", messages.words_bytes(step.count, step.ring))
@@ -101,6 +101,6 @@ class HybridNet:
         return logits
 
 
-def _count(total: Counter[str], link: Link) -> None:
+def _count(total: Counter[str], link: MessageStream) -> None:
     total.update(link.sent)
     total.update(link.received)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hummingbird.gc import cot
-from hummingbird.gc.relu import Circuit, tiles
+from hummingbird.hybrid.gc import cot
+from hummingbird.hybrid.gc.relu import Circuit, tiles
 from hummingbird.hybrid.plan import Gate, Plan
 from hummingbird.prg import derive
 
 
 @dataclass(frozen=True)
-class Place:
+class GatePosition:
     """A gate with its circuit; its instances' bits are [bit, bit + bits) of the slot's, `tile` is its first tile."""
 
     number: int
@@ -44,11 +44,11 @@ class Numbering:
     """Where everything of a slot stands. bits, tiles: of one slot."""
 
     def __init__(self, plan: Plan) -> None:
-        self.places: list[Place] = []
+        self.places: list[GatePosition] = []
         self.bits = self.tiles = 0
         for number, gate in plan.gates.items():
             circuit = Circuit(gate.kind, gate.width, gate.ring, plan.garbler)
-            self.places.append(Place(number, gate, circuit, self.bits, self.tiles))
+            self.places.append(GatePosition(number, gate, circuit, self.bits, self.tiles))
             self.bits += self.places[-1].bits
             self.tiles += tiles(gate.count)
 

@@ -7,7 +7,7 @@ A value x is a whole number X, x = X * unit, of which the data's side holds r an
     gate      relu or lift (the identity) of the low `width` bits, under a new mask r           garbled, a round trip
     else      LOCAL, on both shares alike: sums, views, pools, and the cut that drops low bits (arithmetic.py)
 
-Weights are apart, at the model's side alone (`Parameters`). What a plan tells: shapes, windows, rings and units.
+Weights are apart, at the model's side alone (`LinearWeights`). What a plan tells: shapes, windows, rings and units.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class LinearWeights:
     """The model's secret integers for a `Linear`: weight int64 of its shape, bias int64 (O,), in the step's unit."""
 
     weight: Tensor
@@ -185,7 +185,7 @@ class Model:
     """A plan, and its layers' parameters by the number of the step: all that the model's side needs."""
 
     plan: Plan
-    parameters: Mapping[int, Parameters]
+    parameters: Mapping[int, LinearWeights]
 
 
 def reduced(x: Tensor, ring: int) -> Tensor:

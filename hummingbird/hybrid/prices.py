@@ -9,10 +9,10 @@ from __future__ import annotations
 from hummingbird.cost import COT_SET_UP, cot_message, garbled_online
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.encrypted import KEY_BYTES, layers
-from hummingbird.hybrid.ends import ends
 from hummingbird.hybrid.messages import DIGEST_BYTES, SLOT_HEAD, TICKET_BYTES
 from hummingbird.hybrid.numbering import Numbering
 from hummingbird.hybrid.plan import Plan, Step
+from hummingbird.hybrid.proxy_view import proxy_view
 from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
@@ -50,7 +50,7 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
     """A proxy's user before its first image, by method; of the plan it needs the ends alone."""
     digest = "0" * (2 * DIGEST_BYTES)
-    found = {"Public": len(messages.opening()), "Public: answer": len(ends(plan, digest))}
+    found = {"Public": len(messages.opening()), "Public: answer": len(proxy_view(plan, digest))}
     if kind == "switched":
         found |= {"Key": len(messages.opening(digest)), "Key: answer": KEY_BYTES}
         found |= {"Keys": DIGEST_BYTES + KEYS_BYTES, "Keys: answer": TICKET_BYTES}

@@ -24,15 +24,15 @@ from hummingbird.he import bfv
 from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.client import Connection, by_a_sound_slot
 from hummingbird.hybrid.data_side import Slot, mask_seed
-from hummingbird.hybrid.ends import ends
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.plan import reduced
+from hummingbird.hybrid.proxy_view import proxy_view
 from hummingbird.hybrid.store import SlotError
 from hummingbird.hybrid.switched import Image
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
-from hummingbird.wire.gate import Places, caller_name
-from hummingbird.wire.service import WORKERS, Method
+from hummingbird.rpc.admission import NamedSlots, caller_name
+from hummingbird.rpc.service import WORKERS, Method
 
 _US, _THEM = "the proxy", "the user"
 _PAUSE = 2.0  # seconds after a failure to prepare
@@ -51,11 +51,11 @@ class Proxy:
 
     def __init__(self, connection: Connection, slots: int) -> None:
         self._connection, self._side, self._slots = connection, connection.side, slots
-        self._text = ends(connection.plan, connection.digest)
+        self._text = proxy_view(connection.plan, connection.digest)
         self._secret = bfv.Secret.new()
         self._public = self._secret.public().to_bytes()
         self._wanted, self._ended = threading.Event(), threading.Event()
-        self._users = Places(MAX_USERS, "users", _US, _PAUSE)
+        self._users = NamedSlots(MAX_USERS, "users", _US, _PAUSE)
         self.served: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._problem = ""
@@ -63,7 +63,7 @@ class Proxy:
         self._thread.start()
 
     def handlers(self) -> dict[str, Method]:
-        """The methods for `wire.service.serve`."""
+        """The methods for `rpc.service.serve`."""
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class _Call:
             if announced:
                 self._leave(late)
 
-    def _mask(self, link: Link, secret: bfv.Secret) -> None:
+    def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
         """Turn an encrypted X - rho into X - rho - r."""
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())

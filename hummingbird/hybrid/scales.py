@@ -27,7 +27,7 @@ _FRACTIONS = range(-32, 64)
 
 
 @dataclass(eq=False)
-class Group:
+class UnitGroup:
     """Values of one unit, each up to a known ratio; unit: None until it is resolved.
 
     demands: functions of the unit that say whether it is fine enough. anchored: whether the unit is a power of two.
@@ -35,7 +35,7 @@ class Group:
 
     unit: float | None = None
     anchored: bool = False
-    scales: list[Scale] = field(default_factory=list)
+    scales: list[ValueScale] = field(default_factory=list)
     demands: list[Callable[[], bool]] = field(default_factory=list)
 
     def resolve(self, name: str) -> None:
@@ -49,10 +49,10 @@ class Group:
 
 
 @dataclass(eq=False)
-class Scale:
+class ValueScale:
     """The unit of a value: `ratio` times its group's."""
 
-    group: Group
+    group: UnitGroup
     ratio: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,14 +69,14 @@ class Scale:
         assert self.group.unit is not None
         return self.group.unit * self.ratio
 
-    def times(self, factor: float) -> Scale:
+    def times(self, factor: float) -> ValueScale:
         """The scale of a value whose unit is so many times this one."""
-        return Scale(self.group, self.ratio * factor)
+        return ValueScale(self.group, self.ratio * factor)
 
 
-def known(unit: float) -> Scale:
+def known(unit: float) -> ValueScale:
     """A scale that is not to be chosen."""
-    return Scale(Group(unit, anchored=True))
+    return ValueScale(UnitGroup(unit, anchored=True))
 
 
 def fraction(unit: float) -> int:
@@ -100,7 +100,7 @@ def finest(units: Sequence[float]) -> float:
     return least / 2**j
 
 
-def power(scale: Scale) -> Scale:
+def power(scale: ValueScale) -> ValueScale:
     """A scale whose unit is a power of two, as a cut needs it: this one, where it is one or may still be chosen so.
 
     Else a finer one, of which this unit is a whole multiple, closely: the value has to be multiplied.
@@ -117,7 +117,7 @@ def power(scale: Scale) -> Scale:
     return scale if size == 2.0**exponent else scale.times(2.0**exponent / size)
 
 
-def joined(scales: Sequence[Scale]) -> Scale:
+def joined(scales: Sequence[ValueScale]) -> ValueScale:
     """The scale of a sum: one group from now on, whose unit is fine enough for all parts."""
     pending = [scale for scale in scales if not scale.known]
     if not pending:
@@ -126,14 +126,14 @@ def joined(scales: Sequence[Scale]) -> Scale:
     for other in pending[1:]:
         if other.group is not first.group:
             _merge(first.group, other.group, first.ratio / other.ratio)
-    out = Scale(first.group, finest([scale.ratio for scale in pending]))
+    out = ValueScale(first.group, finest([scale.ratio for scale in pending]))
     for scale in scales:
         if scale.known:
             out.group.demands.append(lambda scale=scale: precise(scale.unit / out.unit))  # type: ignore[misc]
     return out
 
 
-def _merge(into: Group, group: Group, ratio: float) -> None:
+def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
     if into.anchored and group.anchored:
         ratio = 2.0 ** round(math.log2(ratio))
     elif group.anchored:  # the unit that has to be a power of two stays one
@@ -147,11 +147,11 @@ def _merge(into: Group, group: Group, ratio: float) -> None:
     into.demands += group.demands
 
 
-def holds_weights(rms: float, source: Scale, result: Scale) -> Callable[[], bool]:
+def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
     """The demand of a layer whose weights have this root mean square."""
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
-def holds_window(m: int, source: Scale) -> Callable[[], bool]:
+def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
     """The demand of a window that begins at bit m of units of 2^-16."""
     return lambda: source.unit <= 2.0 ** (m - SCALE)

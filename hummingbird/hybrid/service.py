@@ -18,16 +18,16 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.errors import NotFoundError, StoreError
 from hummingbird.hybrid import description, messages
-from hummingbird.hybrid.link import HELD, TIMEOUT, Link, answered
+from hummingbird.hybrid.message_stream import HELD, TIMEOUT, MessageStream, answered
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.session import set_up_model
 from hummingbird.hybrid.sessions import DAYS, WHERE, Sessions
 from hummingbird.hybrid.store import SlotError, Store
-from hummingbird.hybrid.users import Users
+from hummingbird.hybrid.users import ConnectedUsers
 from hummingbird.prg import SEED_BYTES, new_seed
-from hummingbird.wire.gate import Places, caller_name
-from hummingbird.wire.service import WORKERS, Exchange, Method
+from hummingbird.rpc.admission import NamedSlots, caller_name
+from hummingbird.rpc.service import WORKERS, Exchange, Method
 
 MAX_CALLS = 2 * WORKERS  # calls at work
 _RETRY = 5.0  # seconds after which a client that found no room may try again
@@ -55,8 +55,8 @@ class Service:
         except BaseException:
             os.close(self._locked)
             raise
-        self._users = Users(model.plan, self.digest, idle)
-        self._calls = Places(MAX_CALLS, "calls", _US, _RETRY)
+        self._users = ConnectedUsers(model.plan, self.digest, idle)
+        self._calls = NamedSlots(MAX_CALLS, "calls", _US, _RETRY)
 
     @property
     def dealing_bytes(self) -> int:
@@ -64,7 +64,7 @@ class Service:
         return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:
-        """The methods for `wire.service.serve`."""
+        """The methods for `rpc.service.serve`."""
         roles = {"Session": self._session, "Offline": self._offline, "Online": self._online}
         held = {"Offline": self.dealing_bytes}
         calls: dict[str, Method | Exchange] = {
@@ -96,9 +96,9 @@ class Service:
         return self._text
 
     def _call(
-        self, role: Callable[[Link, str], None]
+        self, role: Callable[[MessageStream, str], None]
     ) -> Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]:
-        def admitted(link: Link, name: str | None) -> None:
+        def admitted(link: MessageStream, name: str | None) -> None:
             try:
                 role(link, name or "")
             except StoreError as error:  # without paths of this host
@@ -113,16 +113,16 @@ class Service:
 
         return method
 
-    def _session(self, link: Link, owner: str) -> None:
+    def _session(self, link: MessageStream, owner: str) -> None:
         make = lambda: set_up_model(link, self._plan.garbler, self.digest, self._folder, owner)  # noqa: E731
         self._sessions.begin(owner, make)
 
-    def _offline(self, link: Link, owner: str) -> None:
+    def _offline(self, link: MessageStream, owner: str) -> None:
         with self._opened(link, owner) as (store, fields):
             store.discard_before(messages.number_of(fields, "first"))
             self._side.prepare(link, store, lambda: self._sessions.room(owner, self._side.slot_bytes))
 
-    def _online(self, link: Link, owner: str) -> None:
+    def _online(self, link: MessageStream, owner: str) -> None:
         with self._opened(link, owner) as (store, fields):
             try:
                 online = self._side.begin(link, store, messages.number_of(fields, "slot"))
@@ -137,7 +137,7 @@ class Service:
             link.send("logits", messages.pack(online.infer(x), output.ring))
 
     @contextmanager
-    def _opened(self, link: Link, owner: str) -> Iterator[tuple[Store, dict[str, Any]]]:
+    def _opened(self, link: MessageStream, owner: str) -> Iterator[tuple[Store, dict[str, Any]]]:
         """The store that an opening names, which is this client's, and the opening's fields."""
         fields = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM)
         with self._sessions.use(messages.text_of(fields, "session", messages.SESSION_BYTES), owner) as store:

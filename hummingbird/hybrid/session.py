@@ -12,17 +12,19 @@ from torch import Tensor
 
 from hummingbird.cost import COT_SET_UP
 from hummingbird.errors import AccessError, AgreementError
-from hummingbird.gc import cot
 from hummingbird.hybrid import messages
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.gc import cot
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.store import Header, Store
 from hummingbird.prg import new_seed
 
 _OURS = ("the data's side", "the model's side")
 
 
-def set_up_data(link: Link, garbler: str, plan: str, folder: Path) -> Store:
-    """The data's side of a new session with a plan of this digest. Errors of `Store.create` and of `Link.receive`."""
+def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> Store:
+    """The data's side of a new session with a plan of this digest. Errors of `Store.create` and of
+    `MessageStream.receive`.
+    """
     link.send("opening", messages.opening(plan))
     fields = messages.read_opening(link.receive_text("opening"), plan, *_OURS)
     session = messages.text_of(fields, "session", messages.SESSION_BYTES)
@@ -31,7 +33,7 @@ def set_up_data(link: Link, garbler: str, plan: str, folder: Path) -> Store:
     return Store.create(folder, Header("data", session, plan), new_seed(), material)
 
 
-def set_up_model(link: Link, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
+def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
     """The model's side; `folder` is that of all sessions. owner: the client's name, of its certificate or token."""
     messages.read_opening(link.receive_text("opening"), plan, *reversed(_OURS))
     session = new_seed(messages.SESSION_BYTES).hex()
@@ -42,7 +44,7 @@ def set_up_model(link: Link, garbler: str, plan: str, folder: Path, owner: str =
     return store
 
 
-def _transfers(link: Link, garbles: bool) -> list[Tensor]:
+def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
     """This side's secrets for all OTs: of a garbler delta and leaves, of an evaluator leaves."""
     if garbles:
         start = cot.SetUp()

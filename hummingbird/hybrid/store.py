@@ -35,8 +35,8 @@ from hummingbird import ledger
 from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.ledger import Ledger
 from hummingbird.prg import SEED_BYTES, derive
+from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 from hummingbird.version import VERSION
-from hummingbird.wire.frame import pack_tensors, unpack_tensors
 
 FORMAT, FORMAT_VERSION = "hummingbird two-party store", 2
 HEADER, SEED, MATERIAL, DEALT, USED, SLOT = "header.json", "seed", "material", "dealt", "used", "slot-"

@@ -19,20 +19,20 @@ from hummingbird.he import bfv
 from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.data_side import expand
 from hummingbird.hybrid.encrypted import KEY_BYTES
-from hummingbird.hybrid.ends import MOST_VALUES, read_ends
-from hummingbird.hybrid.link import TIMEOUT
+from hummingbird.hybrid.message_stream import TIMEOUT
 from hummingbird.hybrid.messages import SLOT_HEAD
 from hummingbird.hybrid.plan import reduced
+from hummingbird.hybrid.proxy_view import MOST_VALUES, read_proxy_view
 from hummingbird.hybrid.switched import Image, keys_of
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES
-from hummingbird.wire import service
+from hummingbird.rpc import service
 
 
 class ProxiedNet:
     """The net of `server`, by the slots of `proxy`: `net(images)` gives its logits.
 
-    input: "shares" or "switched". tls, token: see `wire.service.connect`, the same for both. timeout: longest wait for
+    input: "shares" or "switched". tls, token: see `rpc.service.connect`, the same for both. timeout: longest wait for
     an answer, seconds. once, online: bytes so far, before the first image and for images, by method, both ways.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind, refuses, or is silent.
 
@@ -60,7 +60,7 @@ class ProxiedNet:
         self._channels = {"proxy": service.connect(proxy, tls, timeout, token=token)}
         try:
             self._channels["server"] = service.connect(server, tls, timeout, token=token)
-            self.plan, self._digest = read_ends(self._call(self.once, "proxy", "Public", messages.opening()))
+            self.plan, self._digest = read_proxy_view(self._call(self.once, "proxy", "Public", messages.opening()))
             if max(self.plan.input.count, self.plan.output.count) > MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])
             self._image, self._secret = Image(self.plan.input), bfv.Secret.new()

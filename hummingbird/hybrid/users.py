@@ -19,12 +19,12 @@ from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, PeerError, StoreError
 from hummingbird.hybrid import messages
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.plan import Plan, reduced
 from hummingbird.hybrid.switched import KEYS_BYTES, Image, Keys
 from hummingbird.prg import new_seed
-from hummingbird.wire.gate import caller_name
-from hummingbird.wire.service import Method
+from hummingbird.rpc.admission import caller_name
+from hummingbird.rpc.service import Method
 
 INPUTS = ("shares", "switched")
 MOST_KEYS = 256  # users' keys that are kept, 1.3 MB each
@@ -32,7 +32,7 @@ USER_SECONDS = 30.0  # for a user who has its ticket to bring its input
 _US, _USER = "the model's side", "the user"
 
 
-class Users:
+class ConnectedUsers:
     """All users of a server. digest: of the plan. idle: longest wait of a user, seconds, and for one, where less than
     `USER_SECONDS`.
     """
@@ -82,7 +82,7 @@ class Users:
             del self._waiting[ticket]
         return met.bring(body, self._idle)
 
-    def serve(self, link: Link, fields: dict[str, Any], infer: Callable[[Tensor], Tensor]) -> None:
+    def serve(self, link: MessageStream, fields: dict[str, Any], infer: Callable[[Tensor], Tensor]) -> None:
         """Run the call of a proxy that waits for its user. infer: the share of the logits, from X - r, with a slot that
         is marked as used.
 
@@ -106,7 +106,7 @@ class Users:
                 raise
             link.send("done", messages.DONE)
 
-    def _switched(self, link: Link, data: bytes) -> Tensor:
+    def _switched(self, link: MessageStream, data: bytes) -> Tensor:
         """X - r of a user's ciphertexts, by the proxy's help."""
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:

@@ -33,7 +33,7 @@ from hummingbird.kernels.shares import (
     to_planes,
     unpack_words,
 )
-from hummingbird.kernels.twin import Cut, twin_relu
+from hummingbird.kernels.simulation import Cut, twin_relu
 
 __all__ = [
     "Cut",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.kernels.devices import processors
-from hummingbird.mpc.lanes import VARIABLE, Place
+from hummingbird.mpc.session.lanes import VARIABLE, LanePosition
 
 KILLED = "the system may have ended it, for memory or from outside: look at this host's log"
 _HOST = "127.0.0.1"
@@ -36,9 +36,9 @@ def refuse_inside_a_run(where: str, hint: str) -> None:
         raise EnvironmentProblem(what, where=where, hint=f"{hint}; in a party, call hummingbird.init()")
 
 
-def places(parties: int, lanes: int) -> list[Place]:
+def places(parties: int, lanes: int) -> list[LanePosition]:
     """The place of each process, by rank."""
-    return [Place(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
+    return [LanePosition(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def store(timeout: float) -> Iterator[int]:
         del held  # it listens while anybody knows it, and a notebook keeps the last error's frames
 
 
-def variables(place: Place, port: int) -> dict[str, str]:
+def variables(place: LanePosition, port: int) -> dict[str, str]:
     """The environment of one process: this one's, with torchrun's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {

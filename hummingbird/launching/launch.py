@@ -11,8 +11,8 @@ import torch
 from hummingbird.errors import EnvironmentProblem, InputError, LaunchError
 from hummingbird.launching import host, sending
 from hummingbird.launching.processes import Process, Processes
-from hummingbird.mpc.launch import DEFAULT_TIMEOUT, check_options
-from hummingbird.mpc.session import current, is_initialized
+from hummingbird.mpc.session.launch import DEFAULT_TIMEOUT, check_options
+from hummingbird.mpc.session.session import current, is_initialized
 
 _LEFT = "the function, or a library that it calls, has ended the process (os._exit); what it printed may say why"
 

@@ -36,7 +36,7 @@ def main(report: int) -> int:
     threading.Thread(target=_end_with, args=(calls,), daemon=True).start()
 
     from hummingbird.launching import sending, values  # after the pipe is read: these take seconds
-    from hummingbird.mpc import launch
+    from hummingbird.mpc.session import launch
 
     with os.fdopen(report, "wb") as told:
         try:

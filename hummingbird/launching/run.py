@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from hummingbird.launching import host
-from hummingbird.mpc.lanes import Place
+from hummingbird.mpc.session.lanes import LanePosition
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL = 0.1  # seconds between two looks at whether a process has ended
@@ -110,7 +110,7 @@ def _noted() -> Iterator[_Signals]:
 class _Life:
     """All processes, from their start to their end, as a context: when it is left, they have ended."""
 
-    def __init__(self, words: Sequence[str], places: Sequence[Place], port: int, life: int) -> None:
+    def __init__(self, words: Sequence[str], places: Sequence[LanePosition], port: int, life: int) -> None:
         self._names = [place.name for place in places]
         self._all: list[subprocess.Popen[bytes]] = []
         self._word, into = os.pipe()

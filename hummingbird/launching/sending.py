@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from hummingbird.errors import InputError
-from hummingbird.mpc.builders import CUSTOM
+from hummingbird.mpc.plan.builders import CUSTOM
 
 
 def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:

@@ -19,11 +19,11 @@ from hummingbird.errors import AgreementError, ConfigError, InputError, Overload
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
-from hummingbird.pir.link import Link
 from hummingbird.pir.messages import keys_in_a_query, pack_query
 from hummingbird.pir.pair import Pair
 from hummingbird.pir.table import DTYPES, Facts, State
-from hummingbird.wire.service import Tls
+from hummingbird.pir.table_server import TableServer
+from hummingbird.rpc.service import Tls
 
 _TRIES = 5
 _PAUSE = 0.2  # seconds until a server that is away is asked again
@@ -50,7 +50,7 @@ class Client:
 
     def __init__(
         self,
-        servers: Sequence[str | Link],
+        servers: Sequence[str | TableServer],
         *,
         tls: Tls | None = None,
         tokens: Sequence[str] | None = None,
@@ -70,7 +70,7 @@ class Client:
         self._pair = Pair(servers, tls, timeout, tokens=tokens, **checks)
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[TableServer]:
         """The two servers, in order."""
         return self._pair.links
 

@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from hummingbird.errors import AgreementError, ConfigError, InputError
 from hummingbird.pir.client import Client
-from hummingbird.pir.link import Link
 from hummingbird.pir.table import DTYPES
+from hummingbird.pir.table_server import TableServer
 
-Servers = Client | Sequence["str | Link"]
+Servers = Client | Sequence["str | TableServer"]
 
 
 class _Private(nn.Module):

@@ -1,4 +1,4 @@
-"""The messages between client and servers, frames of tensors (`wire.frame`): query, answer, update, description.
+"""The messages between client and servers, frames of tensors (`rpc.frame`): query, answer, update, description.
 
     query       = code of the decoder (1), keys (B, key_bytes)
     answer      = state (24), records (B, record_bytes) [, signature (64)]
@@ -22,9 +22,9 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.table import Facts, State
+from hummingbird.rpc.frame import pack_tensors, unpack_tensors
+from hummingbird.rpc.service import MAX_MESSAGE
 from hummingbird.version import VERSION
-from hummingbird.wire.frame import pack_tensors, unpack_tensors
-from hummingbird.wire.service import MAX_MESSAGE
 
 DECODERS = ("xor", "sum")
 MAX_KEYS = 4096  # in one query: bounds what a server holds for it
@@ -35,7 +35,7 @@ _OVERHEAD = 1024  # more than the headers of any frame here
 
 
 @dataclass(frozen=True)
-class Description:
+class TableDescription:
     """A server's description of itself."""
 
     party: int
@@ -51,7 +51,7 @@ class Description:
         return json.dumps({**fields, "facts": asdict(self.facts)}).encode()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Description:
+    def unpack(cls, data: bytes) -> TableDescription:
         """InputError for anything else than a description."""
         try:
             fields = json.loads(data)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hummingbird.errors import AgreementError, InputError, PeerError
-from hummingbird.pir.link import Link, ask, connected, disconnect
-from hummingbird.pir.messages import Description, unpack_answer
+from hummingbird.pir.messages import TableDescription, unpack_answer
 from hummingbird.pir.table import Facts, State
+from hummingbird.pir.table_server import TableServer, ask, connected, disconnect
+from hummingbird.rpc.service import Tls
 from hummingbird.version import VERSION
-from hummingbird.wire.service import Tls
 
 _SETTLE = 2.0  # seconds for an update to reach both servers
 _PAUSE = 0.05
@@ -31,7 +31,7 @@ class Pair:
 
     def __init__(
         self,
-        servers: Sequence[str | Link],
+        servers: Sequence[str | TableServer],
         tls: Tls | None,
         timeout: float,
         *,
@@ -114,7 +114,7 @@ class Pair:
             raise AgreementError("the table's rows are not signed", where=self.links[0].name, hint=hint)
 
 
-def descriptions(links: Sequence[Link], where: str) -> list[Description]:
+def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescription]:
     """The descriptions of both servers: of this release, in their order, of one table. AgreementError, PeerError."""
     found = described(links, [b"", b""], "Describe", where)
     for party, (link, description) in enumerate(zip(links, found, strict=True)):
@@ -130,7 +130,9 @@ def descriptions(links: Sequence[Link], where: str) -> list[Description]:
     return found
 
 
-def described(links: Sequence[Link], messages: Sequence[bytes], method: str, where: str) -> list[Description]:
+def described(
+    links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
+) -> list[TableDescription]:
     """The descriptions that both servers answer to a message with."""
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
@@ -138,14 +140,14 @@ def described(links: Sequence[Link], messages: Sequence[bytes], method: str, whe
     return found
 
 
-def _description(link: Link, answer: bytes) -> Description:
+def _description(link: TableServer, answer: bytes) -> TableDescription:
     try:
-        return Description.unpack(answer)
+        return TableDescription.unpack(answer)
     except InputError as error:
         raise malformed(link, error) from None
 
 
-def updated(links: Sequence[Link], message: bytes, where: str) -> list[Description]:
+def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
     """The descriptions of both servers after an update, which both have before party 0 makes it, and then party 1.
 
     So they differ for the time of one short message, however long the update takes to arrive. A server that holds it no
@@ -158,7 +160,7 @@ def updated(links: Sequence[Link], message: bytes, where: str) -> list[Descripti
     return [_description(link, link.begin(digest, "Switch")() or link.begin(message, "Update")()) for link in links]
 
 
-def disagreement(links: Sequence[Link], what: str, *sides: Facts | State) -> AgreementError:
+def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State) -> AgreementError:
     """The error for servers that hold different `what`; it names both."""
     texts = [
         side.text() if isinstance(side, Facts) else f"version {side.version}, digest {side.digest.hex()[:8]}"
@@ -171,6 +173,6 @@ def disagreement(links: Sequence[Link], what: str, *sides: Facts | State) -> Agr
     return AgreementError(f"the servers hold different {what}: {text}", where="pir.Client", hint=hint)
 
 
-def malformed(link: Link, error: InputError) -> PeerError:
+def malformed(link: TableServer, error: InputError) -> PeerError:
     """The error for a server whose message is malformed, to be raised in place of the parser's."""
     return PeerError(error.what, where=link.name, hint=error.hint)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, InputError, PeerError
 from hummingbird.pir.integrity import Owner, check_update, public_key, rows_in_an_update
-from hummingbird.pir.link import Link, connected, disconnect
-from hummingbird.pir.messages import Description, pack_version, unpack_update
+from hummingbird.pir.messages import TableDescription, pack_version, unpack_update
 from hummingbird.pir.pair import descriptions, disagreement, updated
 from hummingbird.pir.table import Facts, State
-from hummingbird.wire.service import Tls
+from hummingbird.pir.table_server import TableServer, connected, disconnect
+from hummingbird.rpc.service import Tls
 
 _WHERE = "pir.Updater"
 Progress = Callable[[int], object]
@@ -37,7 +37,7 @@ class Updater:
     def __init__(
         self,
         owner: Owner,
-        servers: Sequence[str | Link],
+        servers: Sequence[str | TableServer],
         *,
         tls: Tls | None = None,
         tokens: Sequence[str] | None = None,
@@ -58,7 +58,7 @@ class Updater:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def describe(self) -> list[Description]:
+    def describe(self) -> list[TableDescription]:
         """The descriptions of both servers as they are now."""
         return descriptions(self.links, _WHERE)
 

@@ -24,19 +24,19 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph import SavedNet, Step
-from hummingbird.graph.at_hand import fingerprints
-from hummingbird.graph.public import MOST_NUMBERS
+from hummingbird.graph.example_shapes import fingerprints
+from hummingbird.graph.ops.public import MOST_NUMBERS
 from hummingbird.graph.schema import check
-from hummingbird.mpc import builders
-from hummingbird.mpc import session as sessions
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session import session as sessions
 from hummingbird.prg import new_seed
 from hummingbird.saving import folder as folders
 from hummingbird.saving import weights as files
-from hummingbird.saving.description import Description
+from hummingbird.saving.description import NetDescription
 from hummingbird.structure import TENSOR, constants
 
-__all__ = ["Description", "load", "load_net", "save"]
+__all__ = ["NetDescription", "load", "load_net", "save"]
 
 
 def save(
@@ -78,9 +78,9 @@ def save(
         config = replace(config, provenance={**config.provenance, "net": steps_of})
     salt = b"" if owner is None else new_seed(32)
     seal = files.seal(tensors, salt)
-    saved = Description(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)
+    saved = NetDescription(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)
     text = saved.to_json().encode()
-    Description.from_json(text, str(place / folders.NET))  # what this release cannot read, it does not write
+    NetDescription.from_json(text, str(place / folders.NET))  # what this release cannot read, it does not write
     with folders.written(place) as draft:
         (draft / folders.NET).write_bytes(text)
         path = draft / files.name_of(owner)
@@ -113,7 +113,7 @@ def load_net(folder: str | PathLike[str]) -> SavedNet:
     return read_net(folder, folders.description(Path(fspath(folder))))
 
 
-def read_net(folder: str | PathLike[str], saved: Description, *, weights: bool = True) -> SavedNet:
+def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: bool = True) -> SavedNet:
     """`load_net` of a description that is read already; without `weights`, zeros in their place."""
     place = Path(fspath(folder))
     rank = sessions.current().rank if sessions.is_initialized() else None

@@ -32,7 +32,7 @@ _MOST_TENSORS = 1 << 31  # elements in all: a party without the weights makes ze
 
 
 @dataclass(frozen=True)
-class Description:
+class NetDescription:
     """The content of net.json.
 
     steps: with tensors on the meta device. tensors: those, by the names that they have in files of weights.
@@ -87,7 +87,7 @@ class Description:
         }
 
     @classmethod
-    def from_json(cls, text: bytes, where: str) -> Description:
+    def from_json(cls, text: bytes, where: str) -> NetDescription:
         """Parse `to_json`'s text; InputError, naming the file `where`, for anything else."""
         try:
             step_json.check_text(text, _MOST_TEXT)
@@ -112,7 +112,7 @@ class Description:
             raise InputError(what, where=where, hint="was it copied completely?") from None
 
     @classmethod
-    def _of(cls, net: dict[str, Any], where: str) -> Description:
+    def _of(cls, net: dict[str, Any], where: str) -> NetDescription:
         steps, tensors, weights, protocol, bits, seal = (
             net.pop(key) for key in ("steps", "tensors", "weights", "protocol", "bits", "seal")
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hummingbird.errors import InputError
 from hummingbird.saving import weights
-from hummingbird.saving.description import Description
+from hummingbird.saving.description import NetDescription
 
 NET = "net.json"
 
@@ -61,8 +61,10 @@ def _on_disk(path: Path) -> None:
         os.close(handle)
 
 
-def description(folder: Path) -> Description:
-    """The content of a folder's net.json; InputError for a folder that holds none, and of `Description.from_json`."""
+def description(folder: Path) -> NetDescription:
+    """The content of a folder's net.json; InputError for a folder that holds none, and of
+    `NetDescription.from_json`.
+    """
     path = folder / NET
     try:
         with open(path, "rb") as file:
@@ -70,10 +72,10 @@ def description(folder: Path) -> Description:
     except OSError as error:
         what = f"no saved net: cannot read {NET}: {error.strerror}"
         raise InputError(what, where=str(folder), hint="the folder that hummingbird.save wrote") from None
-    return Description.from_json(text, str(path))
+    return NetDescription.from_json(text, str(path))
 
 
-def check_strangers(folder: Path, saved: Description, rank: int | None) -> None:
+def check_strangers(folder: Path, saved: NetDescription, rank: int | None) -> None:
     """InputError for weights of another party that this one can read, or that the net does not have.
 
     rank: this party's; None: no party's, but of whoever owns the weights.

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.saving.description import Description
+from hummingbird.saving.description import NetDescription
 
 _OWN = "hummingbird"  # one entry of the file's metadata, which has no order: equal nets are equal files
 FORMAT, VERSION = "hummingbird-weights", "1"
@@ -41,14 +41,14 @@ def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
     return digest.hexdigest()
 
 
-def write(path: Path, saved: Description, tensors: Mapping[str, Tensor], salt: bytes) -> None:
+def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt: bytes) -> None:
     """Write the file of a net's weights."""
     words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(content, path, {_OWN: json.dumps(words)})
 
 
-def read(path: Path, saved: Description) -> dict[str, Tensor]:
+def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
     """The weights of `saved`, by name; InputError for a file that is missing, not whole, changed, or another net's."""
     again = "copy it again from where the net was saved"
     if not path.is_file():
@@ -73,7 +73,7 @@ def read(path: Path, saved: Description) -> dict[str, Tensor]:
     return tensors
 
 
-def zeros(saved: Description) -> dict[str, Tensor]:
+def zeros(saved: NetDescription) -> dict[str, Tensor]:
     """Tensors in place of another party's weights: shapes and types alone matter."""
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 
@@ -87,7 +87,7 @@ def _words(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: str(value) for key, value in words.items()} if isinstance(words, dict) else {}
 
 
-def _check_words(words: Mapping[str, str], saved: Description, path: Path) -> None:
+def _check_words(words: Mapping[str, str], saved: NetDescription, path: Path) -> None:
     if words.get("format") != FORMAT:
         hint = f"hummingbird.save writes {path.name}; weights of other origin go into the net before it is saved"
         raise InputError("weights that hummingbird did not save", where=str(path), hint=hint)
@@ -106,7 +106,7 @@ def _whose(party: str) -> str:
     return "all parties" if party == "public" else f"party {party[:16]}"
 
 
-def _check_header(file: Any, saved: Description, path: Path) -> None:
+def _check_header(file: Any, saved: NetDescription, path: Path) -> None:
     """Types and shapes, before anything is read."""
     names = set(file.keys())
     wrong = sorted(names ^ set(saved.tensors))

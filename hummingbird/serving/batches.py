@@ -2,7 +2,7 @@
 
 Whoever has computed a slice asks at once for more, so that under load the opening of one slice is on the wire while
 another one computes, across batches as within one. A batch at most half full runs alone: nothing else was waiting. The
-order of all messages follows from party 0's lists alone (wire/turns.py), so it is the same at every party.
+order of all messages follows from party 0's lists alone (channel/interleave.py), so it is the same at every party.
 
 The dealer works ahead: on the material of one image while there is nothing to do, so that a lone request does not wait
 for it, and on that of one more full slice whenever one begins, so that under load a computation seldom waits for it
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hummingbird.mpc import microbatch
-from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
-from hummingbird.mpc.net import PrivateNet, Work
-from hummingbird.mpc.session import Session, Supply
+from hummingbird.channel import interleave
+from hummingbird.crypten.adapter import MPCTensor, from_share, share_of
+from hummingbird.mpc.plan import microbatch
+from hummingbird.mpc.plan.net import PrivateNet, Work
+from hummingbird.mpc.session.session import Session, Supply
 from hummingbird.ring import SCALE
-from hummingbird.wire import turns
 
 _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party holds of material that is not used yet
 
@@ -76,7 +76,7 @@ class Batches:
         """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
-            turns.Turns().run([self._work] * self._at_work)
+            interleave.Interleave().run([self._work] * self._at_work)
 
     @property
     def _full(self) -> bool:

@@ -29,11 +29,11 @@ from torch import Tensor
 from hummingbird import inputs
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
-from hummingbird.serving.description import MOST_PARTIES, Description
-from hummingbird.serving.group import Group, Joined, difference
+from hummingbird.rpc.event_loop import compute, run, running
+from hummingbird.rpc.trust import Tls
+from hummingbird.serving.description import MOST_PARTIES, ServiceDescription
+from hummingbird.serving.group import Joined, PartyGroup, difference
 from hummingbird.serving.message import Question
-from hummingbird.wire.loop import compute, run, running
-from hummingbird.wire.trust import Tls
 
 _T = TypeVar("_T")
 _IN_FLIGHT = 2  # requests of one call under way at a time
@@ -64,7 +64,7 @@ class Client:
         token: str | None = None,
     ) -> None:
         claim = new_seed()
-        self._groups = [Group(addresses, tls, token, claim) for addresses in _groups_of(parties)]
+        self._groups = [PartyGroup(addresses, tls, token, claim) for addresses in _groups_of(parties)]
         self._at = 0  # the group that requests go to
         self._net: str | None = None  # that was served first, and that several groups serve alike
         self._timeout = timeout
@@ -90,7 +90,7 @@ class Client:
             group.close()
 
     @property
-    def service(self) -> Description:
+    def service(self) -> ServiceDescription:
         """The service as all parties describe it, `inputs` and `outputs` too; asked once, and again after a failure."""
         return run(self._described())
 
@@ -98,7 +98,7 @@ class Client:
     def addresses(self) -> list[str]:
         """The addresses of the parties that requests go to, by rank."""
 
-        async def addresses(group: Group, joint: Joined, left: float) -> list[str]:
+        async def addresses(group: PartyGroup, joint: Joined, left: float) -> list[str]:
             return [group.addresses[place] for place in joint.order]
 
         return run(self._attempts(addresses))
@@ -137,7 +137,7 @@ class Client:
         return service.parted(torch.cat(outputs))
 
     async def _answers(
-        self, parts: list[Question], service: Description, progress: Callable[[int], None] | None
+        self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
         """The results of requests, some under way at a time."""
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
@@ -157,16 +157,16 @@ class Client:
                 task.cancel()
         return outputs
 
-    async def _described(self) -> Description:
-        async def service(group: Group, joint: Joined, left: float) -> Description:
+    async def _described(self) -> ServiceDescription:
+        async def service(group: PartyGroup, joint: Joined, left: float) -> ServiceDescription:
             return joint.service
 
         return await self._attempts(service)
 
-    async def _request(self, question: Question, service: Description) -> Tensor:
+    async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
         """One request to parties that serve the same as when the call began."""
 
-        async def request(group: Group, joint: Joined, left: float) -> Tensor:
+        async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
             now = joint.service
             if now is not service and (now := replace(now, session=service.session)) != service:
                 what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
@@ -175,7 +175,7 @@ class Client:
 
         return await self._attempts(request)
 
-    async def _attempts(self, attempt: Callable[[Group, Joined, float], Awaitable[_T]]) -> _T:
+    async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
         """The result of attempt(group, joint, seconds left) at the first group that serves and has room; again until
         the timeout.
         """
@@ -223,7 +223,7 @@ class Client:
         return joint
 
 
-def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Description) -> list[Tensor]:
+def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription) -> list[Tensor]:
     """The inputs in the service's order; InputError unless there is one of each."""
     names = [part.name for part in service.inputs]
     by_place = dict(zip(names, given, strict=False))
@@ -235,7 +235,7 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Descrip
     return [found[name] for name in names]
 
 
-def _parts(tensors: Sequence[Tensor], service: Description) -> list[Question]:
+def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
     """The questions of each request; InputError for tensors that the net cannot take."""
     units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hummingbird import cost
+from hummingbird.channel import interleave, meter
+from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, HummingbirdError
-from hummingbird.serving.order import Action, Claim, Decision, Order
-from hummingbird.wire import meter, turns
-from hummingbird.wire.channel import Channel
+from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler
 
 _HOLD, _GIVE_UP, _ALIVE, _END = 0, 1, 2, 3
 _CLAIM_WORDS = 6
@@ -80,14 +80,14 @@ class Teller:
             self._channel.send(0, torch.tensor(rows, dtype=torch.int64))
 
 
-class Listener:
+class PeerReader:
     """Hears, at party 0, what one other party holds. failed: called with the error that ends it."""
 
     def __init__(
         self,
         channel: Channel,
         peer: int,
-        order: Order,
+        order: Scheduler,
         end: Callable[[], None],
         failed: Callable[[HummingbirdError], None],
     ) -> None:
@@ -124,13 +124,13 @@ def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> No
             if decisions:
                 channel.send(peer, torch.tensor(words, dtype=torch.int64))
         channel.count_round()
-        turns.pass_on()
+        interleave.pass_on()
 
 
 def receive_list(channel: Channel) -> tuple[list[Decision], bool]:
     """Party 0's list, and whether it is the last. AgreementError for a malformed one, and what `Channel` raises."""
     with meter.layer("order", "list", cost.ordering(channel.parties, 0, False)):
-        turns.pass_on()
+        interleave.pass_on()
         count, last = channel.receive(0, [torch.zeros(2, dtype=torch.int64)])[0].tolist()
         if not 0 <= count <= _MOST_ROWS:
             raise AgreementError(f"party 0 names {count} requests", where=channel.name)

@@ -31,7 +31,7 @@ _LATEST = 1e11  # seconds since 1970
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSpec:
     """One of the net's inputs or results: its name, and its shape for one image.
 
     rows: of the table that an input's numbers are looked up in; 0: its numbers are shared themselves.
@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Description:
+class ServiceDescription:
     """The facts that a client must know of a service, and no more.
 
     release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: this run of the parties.
@@ -65,8 +65,8 @@ class Description:
     release: str
     net: str
     session: str
-    inputs: tuple[Part, ...]
-    outputs: tuple[Part, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     form: Structure
     limit: float | None
     scale: int
@@ -132,11 +132,11 @@ class Described:
 
     rank: int
     clock: float
-    service: Description
+    service: ServiceDescription
 
     @classmethod
     def read(cls, answer: bytes, where: str) -> Described:
-        """Parse `Description.answer`; PeerError for anything else, AgreementError for another release."""
+        """Parse `ServiceDescription.answer`; PeerError for anything else, AgreementError for another release."""
         try:
             if len(answer) > _MOST_TEXT:
                 raise ValueError(f"{len(answer)} bytes")
@@ -154,8 +154,8 @@ class Described:
             raise PeerError(what, where=where, hint="is this a party of `hummingbird serve`?") from None
 
 
-def _checked(values: dict[str, Any]) -> Description:
-    names = {field.name for field in fields(Description)}
+def _checked(values: dict[str, Any]) -> ServiceDescription:
+    names = {field.name for field in fields(ServiceDescription)}
     if set(values) != names:
         raise ValueError(f"fields {sorted(set(values) ^ names)[:4]}")
     inputs, outputs = _parts(values["inputs"]), _parts(values["outputs"])
@@ -171,7 +171,7 @@ def _checked(values: dict[str, Any]) -> Description:
         raise ValueError("limit")
     if not isinstance(values["rowwise"], bool):
         raise ValueError("rowwise")
-    return Description(
+    return ServiceDescription(
         release=values["release"],
         net=bytes.fromhex(values["net"]).hex(),
         session=bytes.fromhex(values["session"]).hex(),
@@ -189,7 +189,7 @@ def _checked(values: dict[str, Any]) -> Description:
     )
 
 
-def _parts(values: Any) -> tuple[Part, ...]:
+def _parts(values: Any) -> tuple[TensorSpec, ...]:
     if not 1 <= len(values) <= _MOST_TENSORS:
         raise ValueError("number of tensors")
     parts = []
@@ -202,13 +202,13 @@ def _parts(values: Any) -> tuple[Part, ...]:
             or len(shape) > 8
         ):
             raise ValueError("tensors")
-        parts.append(Part(name, shape, _whole(value["rows"], 0, MOST_ROWS)))
+        parts.append(TensorSpec(name, shape, _whole(value["rows"], 0, MOST_ROWS)))
     if sum(part.values for part in parts) > _MOST_VALUES or len({part.name for part in parts}) < len(parts):
         raise ValueError("shapes")
     return tuple(parts)
 
 
-def _packed(parts: Sequence[Part]) -> tuple[int, ...]:
+def _packed(parts: Sequence[TensorSpec]) -> tuple[int, ...]:
     """The shape of one image of these together."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)
 

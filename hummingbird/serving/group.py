@@ -18,12 +18,12 @@ from torch import Tensor
 from hummingbird import ring
 from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.prg import new_seed
-from hummingbird.serving.description import Described, Description
+from hummingbird.rpc.async_client import AsyncClient
+from hummingbird.rpc.event_loop import compute, running
+from hummingbird.rpc.status import explain
+from hummingbird.rpc.trust import Tls
+from hummingbird.serving.description import Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
-from hummingbird.wire.line import Line
-from hummingbird.wire.loop import compute, running
-from hummingbird.wire.refusal import explain
-from hummingbird.wire.trust import Tls
 
 _LAST = 2.0  # seconds for another thread's loop to disconnect
 _MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has become of it
@@ -36,7 +36,7 @@ class Joined(NamedTuple):
     ahead, by rank.
     """
 
-    service: Description
+    service: ServiceDescription
     order: list[int]
     clocks: list[float]
 
@@ -45,14 +45,14 @@ class _Asked(NamedTuple):
     """A message to a party."""
 
     address: str
-    line: Line
+    line: AsyncClient
     message: bytes
 
 
 class _Lines:
     """The parties of a group, for coroutines of one loop. joining: held by who asks them first what they serve."""
 
-    def __init__(self, lines: list[Line]) -> None:
+    def __init__(self, lines: list[AsyncClient]) -> None:
         self.lines, self.joining, self.joined = lines, asyncio.Lock(), False
 
     async def close(self) -> None:
@@ -60,7 +60,7 @@ class _Lines:
             await line.close()
 
 
-class Group:
+class PartyGroup:
     """N parties, for coroutines of any loops. claim: the client's, by which parties tell it apart."""
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
@@ -140,7 +140,7 @@ class Group:
             if loop not in self._lines:
                 for ended in [other for other in self._lines if other.is_closed()]:
                     del self._lines[ended]
-                made = [Line(address, self._tls, self._token, MAX_BYTES) for address in self.addresses]
+                made = [AsyncClient(address, self._tls, self._token, MAX_BYTES) for address in self.addresses]
                 self._lines[loop] = _Lines(made)
             return self._lines[loop]
 
@@ -200,12 +200,12 @@ def _put(over: asyncio.Queue[int | None], place: int, call: object) -> None:
     over.put_nowait(place)
 
 
-def _opened(answers: list[bytes], images: int, service: Description) -> Tensor:
+def _opened(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
     """The results, float32 (images, ...), of all parties' answers."""
     return ring.decode(joined(answers, images, service), service.result_scale)
 
 
-def difference(one: Description, other: Description) -> str:
+def difference(one: ServiceDescription, other: ServiceDescription) -> str:
     """The first field in which two descriptions differ, and both its values."""
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)

@@ -25,7 +25,7 @@ from hummingbird.kernels import open_words, pack_words, unpack_words
 from hummingbird.kernels.lookups.dpf import check
 from hummingbird.pir import dpf
 from hummingbird.prg import SEED_BYTES, Stream, new_seed
-from hummingbird.serving.description import Description
+from hummingbird.serving.description import ServiceDescription
 
 ID_BYTES = 16
 MAX_BYTES = 32 << 20  # of a request's message, and of an answer's
@@ -58,14 +58,14 @@ class Request:
     images: int
     body: bytes
 
-    def to_bytes(self, service: Description, rank: int) -> bytes:
+    def to_bytes(self, service: ServiceDescription, rank: int) -> bytes:
         """The message for party `rank`."""
         kind = _kind(service, rank)
         fields = (service.digest, self.id, self.claim, self.deadline, self.images)
         return _REQUEST.pack(_MAGIC, _VERSION, kind, *fields) + self.body
 
     @classmethod
-    def read(cls, data: bytes, service: Description, rank: int) -> Request:
+    def read(cls, data: bytes, service: ServiceDescription, rank: int) -> Request:
         """The message that party `rank` got. InputError unless it is of this version and of its exact length,
         UnavailableError for another service.
         """
@@ -94,7 +94,7 @@ class Request:
             request._check_keys(service, rank)
         return request
 
-    def words(self, service: Description, rank: int) -> Tensor:
+    def words(self, service: ServiceDescription, rank: int) -> Tensor:
         """The share, int64 (images, ...); bits above the V that count are anything."""
         count = self.images * service.values
         if _kind(service, rank) == _SEED:
@@ -103,12 +103,12 @@ class Request:
             share = unpack_words(_octets(self.body[: packed(count * service.bits)]), count, service.bits)
         return share.view(self.images, *service.shape)
 
-    def keys(self, service: Description) -> Tensor:
+    def keys(self, service: ServiceDescription) -> Tensor:
         """The keys of all lookups, uint8 (images * lookups, bytes of one)."""
         size = self.images * service.key_bytes
         return _octets(self.body[len(self.body) - size :]).view(self.images * service.lookups, -1)
 
-    def _check_keys(self, service: Description, rank: int) -> None:
+    def _check_keys(self, service: ServiceDescription, rank: int) -> None:
         rows = service.inputs[0].rows
         try:
             check(self.keys(service), "request", rows, rank)
@@ -117,11 +117,11 @@ class Request:
             raise InputError(what, where="request", hint=_HINT) from None
 
 
-def _kind(service: Description, rank: int) -> int:
+def _kind(service: ServiceDescription, rank: int) -> int:
     return _WORDS if rank == service.parties - 1 else _SEED
 
 
-def body_bytes(service: Description, rank: int, images: int) -> int:
+def body_bytes(service: ServiceDescription, rank: int, images: int) -> int:
     """Bytes of what party `rank` gets of so many images, without the header."""
     share = SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
     return share + images * service.key_bytes
@@ -145,7 +145,7 @@ class Question:
         places = [None] * len(units) if self.places is None else self.places.split(most)
         return [Question(*pair) for pair in zip(units, places, strict=True)]
 
-    def bodies(self, service: Description) -> list[bytes]:
+    def bodies(self, service: ServiceDescription) -> list[bytes]:
         """Bodies for all parties, of shares and keys that are fresh in every call."""
         if self.places is None:
             return split(self.units, service.bits, service.parties)
@@ -172,7 +172,7 @@ def pack_answer(share: Tensor, bits: int) -> bytes:
     return _ANSWER.pack(_MAGIC, _VERSION, 0, len(share)) + words.numpy().tobytes()
 
 
-def joined(answers: list[bytes], images: int, service: Description) -> Tensor:
+def joined(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
     """The results, int64 (images, ...), with their sign, of all parties' answers; InputError for a malformed one."""
     head, count = _ANSWER.pack(_MAGIC, _VERSION, 0, images), images * service.results
     for answer in answers:

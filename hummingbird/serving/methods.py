@@ -7,9 +7,9 @@ from collections.abc import Callable
 import grpc
 
 from hummingbird.errors import UnavailableError
+from hummingbird.rpc.service import Brief, Method
 from hummingbird.serving.message import clock
 from hummingbird.serving.party import Lane, Party
-from hummingbird.wire.service import Brief, Method
 
 _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
@@ -49,7 +49,7 @@ class Methods:
         return party is not None
 
     def handlers(self) -> dict[str, Method | Brief]:
-        """The methods that `wire.front.Front` serves."""
+        """The methods that `rpc.server.ServiceProgram` serves."""
         return {"Describe": Brief(self._by(_describe)), "Ask": self._by(Party.ask)}
 
     def _by(self, method: _Asked) -> Callable[[bytes, grpc.ServicerContext], bytes]:

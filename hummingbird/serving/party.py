@@ -18,21 +18,21 @@ import grpc
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, PeerError
-from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.rendezvous import beside
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session.rendezvous import beside
+from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
-from hummingbird.serving.desk import Counts, OwnDesk, unavailable
+from hummingbird.rpc.admission import caller_name, note
+from hummingbird.rpc.server import GRACE
+from hummingbird.rpc.trust import Tls
+from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.figures import Figures
-from hummingbird.serving.inbox import Limits
-from hummingbird.serving.lobby import FarDesk, Invitation, Lobby
+from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
 from hummingbird.serving.message import Request
 from hummingbird.serving.plan import describe
-from hummingbird.serving.rows import Rows
+from hummingbird.serving.request_queue import QueueLimits
+from hummingbird.serving.served_table import ServedTable
 from hummingbird.serving.worker import Worker
-from hummingbird.wire.front import GRACE
-from hummingbird.wire.gate import caller_name, note
-from hummingbird.wire.trust import Tls
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
 _LOOK = 1.0  # seconds between looks at whether a caller is still there
@@ -47,7 +47,7 @@ def join(
     most: int = MAX_BATCH,
     wait: float = MAX_WAIT,
     tls: Tls | None = None,
-    limits: Limits | None = None,
+    limits: QueueLimits | None = None,
     grace: float = GRACE,
     figures: Figures | None = None,
     restocked: Callable[[], object] = lambda: None,
@@ -60,12 +60,12 @@ def join(
     for what waits when a service is told to end. restocked: called when `Party.stocked` has changed. Raises what
     `plan.describe` does, AgreementError where parties or lanes differ in these options, and PeerError.
     """
-    rows = None if table is None else Rows(table, session)
+    rows = None if table is None else ServedTable(table, session)
     if session.lane:
         invitation = Invitation.wait(session)
         service = describe(private, shape, most, session, invitation.name, rows)
         worker = Worker(private, service, session, rows)
-        return Lane(worker, FarDesk(invitation, service, session, worker.slots))
+        return Lane(worker, RemoteDispatcher(invitation, service, session, worker.slots))
     own, channel = new_seed().hex(), session.channel
     name = ({session.rank: own} | channel.exchange_text(own))[0]
     service = describe(private, shape, most, session, name, rows)
@@ -78,10 +78,10 @@ def join(
         "figures": figures,
         "restocked": restocked,
     }
-    desk = OwnDesk(service, session, control, wait=wait, **how)
+    desk = LocalDispatcher(service, session, control, wait=wait, **how)
     desk.slots[0] = worker.slots
     try:
-        return Party(worker, desk, Lobby(desk, service, session))
+        return Party(worker, desk, LaneServer(desk, service, session))
     except HummingbirdError as error:
         desk.close(unavailable(error))
         raise
@@ -90,7 +90,7 @@ def join(
 class Party:
     """Lane 0 of a party, which clients reach."""
 
-    def __init__(self, worker: Worker, desk: OwnDesk, lobby: Lobby) -> None:
+    def __init__(self, worker: Worker, desk: LocalDispatcher, lobby: LaneServer) -> None:
         self._worker, self._desk, self._lobby = worker, desk, lobby
         self.service, self.rank = desk.service, desk.rank
 
@@ -151,7 +151,7 @@ class Party:
 class Lane:
     """Another lane of a party, which runs batches and no client reaches."""
 
-    def __init__(self, worker: Worker, desk: FarDesk) -> None:
+    def __init__(self, worker: Worker, desk: RemoteDispatcher) -> None:
         self._worker, self._desk = worker, desk
         self.counts, self.stocked = Counts(), True  # lane 0 counts for all
 

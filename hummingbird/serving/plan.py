@@ -10,14 +10,14 @@ from typing import Any
 
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import ConfigError, InputError, shown
-from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.net import PlanStep, PrivateNet
-from hummingbird.mpc.rounding_plan import settle_rings
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.plan.net import PlanStep, PrivateNet
+from hummingbird.mpc.plan.rounding_plan import settle_rings
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.serving.description import Description, Part
+from hummingbird.serving.description import ServiceDescription, TensorSpec
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.rows import Rows
+from hummingbird.serving.served_table import ServedTable
 from hummingbird.structure import odd
 from hummingbird.version import VERSION
 
@@ -28,8 +28,8 @@ def describe(
     most: int,
     session: Session,
     name: str,
-    rows: Rows | None = None,
-) -> Description:
+    rows: ServedTable | None = None,
+) -> ServiceDescription:
     """The service of a net for images of this shape, in batches of `most`; name: of this run, hexadecimal.
 
     shape: of a net with several inputs, one for each. A request holds a batch at most, and fewer images where they are
@@ -69,12 +69,12 @@ def describe(
     if slot is not None and not rowwise:
         what = "this net computes images together, and a store's slots are of one size"
         raise ConfigError(what, where="--store", hint="give a dealer")
-    service = Description(
+    service = ServiceDescription(
         release=VERSION,
         net=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
         session=name,
         inputs=inputs if rows is None else _looked_up(inputs, rows),
-        outputs=tuple(Part(title, one[1:]) for title, one in outputs),
+        outputs=tuple(TensorSpec(title, one[1:]) for title, one in outputs),
         form=form,
         limit=private.input_range,
         scale=SCALE,
@@ -97,7 +97,7 @@ def describe(
     return replace(service, most=min(most, up, down))
 
 
-def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[Part, ...]:
+def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
     """The net's inputs in these shapes of one image; InputError for other numbers or shapes than the net's own."""
     shapes = shapes_of(shape)
     found = private.inputs
@@ -109,16 +109,16 @@ def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]])
         if own not in (None, given):
             what = f"{title!r} has shape {given}, and the net was converted for {own}"
             raise InputError(what, where="input", hint="inputs have the shapes of the example")
-    return tuple(Part(title, given) for (title, _), given in zip(found, shapes, strict=True))
+    return tuple(TensorSpec(title, given) for (title, _), given in zip(found, shapes, strict=True))
 
 
-def _looked_up(inputs: tuple[Part, ...], rows: Rows) -> tuple[Part, ...]:
+def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[TensorSpec, ...]:
     """The inputs of a client of a net of rows and weights: row numbers, and the weights."""
     shapes = [part.shape for part in inputs]
     if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], rows.dim):
         what = f"inputs of shapes {shapes}, and a table of {rows.count:,} rows of {rows.dim}"
         raise InputError(what, where="table", hint="serve `LookedUp.after`: rows (n, positions, dim), then weights")
-    return Part("indices", shapes[1], rows.count), inputs[1]
+    return TensorSpec("indices", shapes[1], rows.count), inputs[1]
 
 
 def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -9,17 +9,17 @@ from typing import Any
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, UnavailableError
-from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.session import current
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session.session import current
 from hummingbird.ranks.elastic import refuse_dynamic
-from hummingbird.serving.desk import unavailable
+from hummingbird.rpc.admission import Limits
+from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.trust import Tls
+from hummingbird.serving.dispatcher import unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, join
-from hummingbird.wire.front import Front, ServiceConfig
-from hummingbird.wire.gate import Limits
-from hummingbird.wire.trust import Tls
 
 
 def serve(
@@ -51,13 +51,13 @@ def serve(
     max_batch: images of a batch, and of a request where as many fit into 32 MiB. max_wait: seconds for which a request
         waits for others to share its batch; none while the parties are idle.
 
-    Raises what `party.join` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a
+    Raises what `party.join` and `rpc.service.serve` do, PeerError and DealerError; EnvironmentProblem without a
     session, TrustError for other hosts under torchrun's dynamic rendezvous (ranks/elastic.py).
     """
     session = current()
     refuse_dynamic(listen)
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
-    with Front("serve", config, second=False) as front:
+    with ServiceProgram("serve", config, second=False) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
         if session.lane == 0:
             front.serve(methods.handlers())
@@ -74,7 +74,7 @@ def serve(
             raise
 
 
-def _drain(front: Front, methods: Methods) -> None:
+def _drain(front: ServiceProgram, methods: Methods) -> None:
     """End the party once the program is told to end."""
     front.wait()
     methods.drain()

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.kept_store import STORES
-from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session.session import Session
 from hummingbird.serving.batches import Batches
 from hummingbird.serving.control import receive_list, send_list
-from hummingbird.serving.description import Description
-from hummingbird.serving.desk import Desk
+from hummingbird.serving.description import ServiceDescription
+from hummingbird.serving.dispatcher import Dispatcher
 from hummingbird.serving.message import Request, pack_answer
-from hummingbird.serving.order import Action, Decision
-from hummingbird.serving.rows import Rows
-from hummingbird.serving.zeros import ZeroShares
+from hummingbird.serving.scheduler import Action, Decision
+from hummingbird.serving.served_table import ServedTable
+from hummingbird.serving.zero_shares import ZeroShares
 
 _BEAT = 5.0  # seconds between lists while there is nothing to do
 _QUIET = 0.01  # seconds without a request, after a batch, until something is made ready for the next one
@@ -35,7 +35,9 @@ class Worker:
     one of other images.
     """
 
-    def __init__(self, private: PrivateNet, service: Description, session: Session, rows: Rows | None) -> None:
+    def __init__(
+        self, private: PrivateNet, service: ServiceDescription, session: Session, rows: ServedTable | None
+    ) -> None:
         self._session, self._service, self._lane = session, service, session.lane
         self.beat = min(_BEAT, session.channel.timeout / 4)
         self._rows = rows
@@ -53,7 +55,7 @@ class Worker:
             private.images_per_slice = service.most
         self._zeros = ZeroShares(session.channel)
         self._batches = Batches(private, session, self._list, self._answer)
-        self._desk: Desk
+        self._desk: Dispatcher
         self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
         self._last = False  # whether party 0's last list has come
 
@@ -62,7 +64,7 @@ class Worker:
         """Material that is left in this lane's store; NaN for a dealer's."""
         return math.nan if self._store is None else self._store.slots_left
 
-    def run(self, desk: Desk) -> None:
+    def run(self, desk: Dispatcher) -> None:
         """Run batches until party 0's last list. Raises what a run of the net and the desk do, and PeerError."""
         self._desk = desk
         try:

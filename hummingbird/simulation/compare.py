@@ -1,4 +1,4 @@
-"""The law on whole tensors: a ReLU in one pass over memory (kernels/twin.py), with the gradient of the kept sign.
+"""The law on whole tensors: a ReLU in one pass over memory (kernels/simulation.py), with the gradient of the kept sign.
 
 Every comparison draws its random numbers from a key of its own. With a seed, keys are SplitMix64's outputs from a state
 that is a hash of the seed: key number i is a function of (seed, i), on every device.
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hummingbird import ranks
 from hummingbird.kernels import twin_relu
-from hummingbird.kernels.reference.twin import drawn
-from hummingbird.kernels.twin import word
+from hummingbird.kernels.reference.simulation import drawn
+from hummingbird.kernels.simulation import word
 from hummingbird.mpc.protocols.law import UNIT, Law
 
 

@@ -23,7 +23,7 @@ from hummingbird.hybrid.plan import Plan, Step
 SLICE = 16  # images at a time: the values of a ResNet-18's layers then stay in a CPU's caches, 1.6 times as fast as 64
 
 
-class CutTwin(nn.Module):
+class CutSimulator(nn.Module):
     """The net with windows as the two sides compute it: on the CPU, without gradients, always as in eval mode.
 
     The net is planned when images come, and again after a weight, the windows or the images' shape have changed.

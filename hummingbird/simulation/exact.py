@@ -1,10 +1,10 @@
 """Private inference of all parties in one process: their own code on their own shares, from given seeds.
 
-Every party runs the private net on a thread of its own, one at a time (wire/turns.py): whoever waits for an opening
-lets the next one compute. What is global to a process, the session and CrypTen's parts, changes hands with the turn.
-The dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds, parties on a
-network send the same messages bit for bit, with a net converted for latency. Other aims decide the same, and may have
-splines in place of tables for smooth functions, as exact as these (mpc/thrifty.py).
+Every party runs the private net on a thread of its own, one at a time (channel/interleave.py): whoever waits for an
+opening lets the next one compute. What is global to a process, the session and CrypTen's parts, changes hands with
+the turn. The dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds,
+parties on a network send the same messages bit for bit, with a net converted for latency. Other aims decide the same,
+and may have splines in place of tables for smooth functions, as exact as these (mpc/plan/smooth_choice.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import ring
-from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.channel import interleave, meter
+from hummingbird.channel.channel import Channel
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
-from hummingbird.wire import meter, turns
-from hummingbird.wire.channel import Channel
 
 
 class _Seat(Channel):
@@ -55,7 +55,7 @@ class _Seat(Channel):
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
         for peer in self.others:
             self.send(peer, *tensors)
-        turns.pass_on()  # to this party's other slice, as on a network
+        interleave.pass_on()  # to this party's other slice, as on a network
         return {peer: self.receive(peer, tensors) for peer in self.others}
 
     def exchange_text(self, text: str) -> dict[int, str]:
@@ -64,7 +64,7 @@ class _Seat(Channel):
         return {peer: str(self._take(peer)) for peer in self.others}
 
 
-class Whole(nn.Module):
+class ExactNet(nn.Module):
     """A private net as a function of one tensor that holds all its inputs, to one that holds all its results.
 
     public: the public inputs, which all parties have.
@@ -97,7 +97,7 @@ class Parties:
                 for rank, seat in enumerate(seats)
             ]
         self._present = [contextlib.ExitStack() for _ in seats]
-        self._turns = turns.Turns()
+        self._turns = interleave.Interleave()
 
     def run(self, net: nn.Module, x: Tensor) -> Tensor:
         """The opened result as reals, float32, from a real batch on this device; InputError as `cryptensor` has it."""
@@ -114,7 +114,7 @@ class Parties:
             finally:
                 self._present[rank].close()
 
-        self._turns = turns.Turns()
+        self._turns = interleave.Interleave()
         with meter.paused():
             outputs = self._turns.run([lambda rank=rank: party(rank) for rank in range(len(shares))])  # type: ignore[misc]
         opened = sum((share for share, _ in outputs[1:]), outputs[0][0].clone())

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.graph import OPS, Interpreter, Step, calls
-from hummingbird.mpc.exchanged import Exchanged
+from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.ring import SCALE
 from hummingbird.simulation import rounding
 from hummingbird.simulation.windows import traced
 
 
-class State(NamedTuple):
+class FoldedState(NamedTuple):
     """The number of steps made, and the values that later ones read."""
 
     place: int
@@ -49,7 +49,7 @@ class FoldedNet:
         self._after = {step.name: corrected for step in self.traced if (corrected := rounding.after(step)) is not None}
         self._steps = [
             replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()})
-            for step in (rounding.rounded_step(step, scales) for step in Exchanged.of(self.traced, protocol).steps)
+            for step in (rounding.rounded_step(step, scales) for step in Rewritten.of(self.traced, protocol).steps)
         ]
         self._interpreter = Interpreter(self._steps)
         self._places = {step.name: number for number, step in enumerate(self._steps)}
@@ -64,13 +64,15 @@ class FoldedNet:
         """All steps, by name."""
         return {step.name: step for step in self._steps}
 
-    def start(self, x: Tensor, *public: Tensor) -> State:
+    def start(self, x: Tensor, *public: Tensor) -> FoldedState:
         """Before the first step, with this batch as the net's input, rounded as it is shared, and its public ones."""
         placed = [value.to(self.device) for value in public]
         shared = x.to(self.device, torch.float32).mul(2.0**SCALE).round_().mul_(2.0**-SCALE)
-        return State(0, self._interpreter.start(shared, *placed))
+        return FoldedState(0, self._interpreter.start(shared, *placed))
 
-    def advance(self, state: State, instead: Mapping[str, Callable[..., Any]], stop: str | None = None) -> State:
+    def advance(
+        self, state: FoldedState, instead: Mapping[str, Callable[..., Any]], stop: str | None = None
+    ) -> FoldedState:
         """Go on up to the step of this name, or to the end; `instead[name](tensor, weight of a PReLU)` for those
         that compare. The state given stays as it is.
         """
@@ -86,9 +88,9 @@ class FoldedNet:
         values = dict(state.values)
         end = len(self._steps) if stop is None else self._places[stop]
         self._interpreter.run(values, compute, range(state.place, end))
-        return State(end, values)
+        return FoldedState(end, values)
 
-    def finish(self, state: State, instead: Mapping[str, Callable[..., Any]]) -> Any:
+    def finish(self, state: FoldedState, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """The net's output."""
         return self.advance(state, instead).values[len(self._steps) - 1]
 

@@ -1,4 +1,5 @@
-"""The layers that compare, on real tensors: their own formulas (mpc/arithmetic.py), over the law of their protocol.
+"""The layers that compare, on real tensors: their own formulas (mpc/layers/arithmetic.py), over the law of their
+protocol.
 
 Each twin holds the private layer itself, so that windows, knots, pooling places and rounded constants are the same.
 """
@@ -11,17 +12,17 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph import OPS, Step
-from hummingbird.mpc import polynomials
-from hummingbird.mpc.arithmetic import Arithmetic, Reals, Values
-from hummingbird.mpc.comparing import Comparing
-from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.net import PlanStep
-from hummingbird.mpc.norms import Norm
-from hummingbird.mpc.polynomials import Table
-from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
+from hummingbird.mpc.functions import polynomials
+from hummingbird.mpc.functions.polynomials import PolynomialTable
+from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
+from hummingbird.mpc.layers.comparing import Comparing
+from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.layers.norms import Norm
+from hummingbird.mpc.layers.pooling import AdaptiveMaxPool, MaxPool
+from hummingbird.mpc.layers.selecting import Greater
+from hummingbird.mpc.layers.softmax import Argmax
+from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.selecting import Greater
-from hummingbird.mpc.softmax import Argmax
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 
@@ -63,14 +64,14 @@ class Simulated(Reals):
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
         return Simulated(comparison, scale, self.parties, self.decide)
 
-    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+    def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         return polynomials.evaluate(table, self.decide.moved(x, -table.most, table.most))
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         return x.to(torch.float32 if fraction <= SCALE else torch.float64)
 
 
-class Units(Reals):
+class RingUnits(Reals):
     """Whole numbers of 2^-16, int64, under windows with m = 0: nothing is random."""
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
@@ -81,7 +82,7 @@ class Units(Reals):
         return z * bit, z
 
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        return Units(comparison, self.parties)
+        return RingUnits(comparison, self.parties)
 
     def units(self, numbers: Tensor) -> Tensor:
         return numbers
@@ -99,7 +100,7 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()
     if isinstance(layer, (Argmax, Greater)):
-        return _in_units(layer, Units(layer.comparison, parties))
+        return _in_units(layer, RingUnits(layer.comparison, parties))
     n = Simulated(layer.comparison, scale, parties, decide)
     if isinstance(layer, (MaxPool, AdaptiveMaxPool)):
         assert step is not None, "a pool is a call of its own"
@@ -143,7 +144,7 @@ def _less_mean(twin: Twin) -> Twin:
     return lambda x, *_: twin(x - x.mean(-1, keepdim=True))
 
 
-def _in_units(layer: Argmax | Greater, n: Units) -> Twin:
+def _in_units(layer: Argmax | Greater, n: RingUnits) -> Twin:
     # Below 2^30 as reals, so that the formula's bits stay inside the ring.
     return lambda *x: (layer.formula(n, *(n.law.ring(v.detach()) for v in x)) * 2.0**-SCALE).to(x[0].dtype)
 

@@ -19,11 +19,11 @@ from hummingbird import graph, ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Step
+from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.protocols.law import Law
-from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
-from hummingbird.simulation.folded import FoldedNet, State
+from hummingbird.simulation.folded import FoldedNet, FoldedState
 from hummingbird.simulation.layers import Twin
 from hummingbird.simulation.windows import Windows, check_protocol, twins
 
@@ -104,7 +104,7 @@ def magnitudes(
     itself = {step.name for step in plan if isinstance(step.layer, Tabulated)}
     parts = slices(len(images), batch)
 
-    def started(rows: slice) -> State:
+    def started(rows: slice) -> FoldedState:
         return folded.start(images[rows], *public_rows(folded.traced, public, rows))
 
     def run(number: int) -> Tensor:

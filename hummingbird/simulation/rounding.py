@@ -15,15 +15,15 @@ from torch import Tensor
 
 from hummingbird.bits import EXACT
 from hummingbird.graph import Step
-from hummingbird.mpc import builders
-from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.columns import WEIGHTS
-from hummingbird.mpc.constants import Scale
-from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.linear import Linear
-from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.layers.constants import Scale
+from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.layers.linear import Linear
+from hummingbird.mpc.layers.resizing import Resize
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.columns import WEIGHTS
+from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.protocols.gmw import Gmw
-from hummingbird.mpc.resizing import Resize
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
 ALL_BITS: Mapping[str, int] = {}  # no weight has fewer bits than before exact comparisons

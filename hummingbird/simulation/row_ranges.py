@@ -17,9 +17,9 @@ from hummingbird import graph
 from hummingbird.bits import Rows
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS, Step
-from hummingbird.graph.at_hand import settled
-from hummingbird.graph.norms import rows as rows_of
-from hummingbird.mpc.builders import CUSTOM
+from hummingbird.graph.example_shapes import settled
+from hummingbird.graph.ops.norms import rows as rows_of
+from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.observe import check_images
 

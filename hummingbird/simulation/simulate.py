@@ -23,15 +23,15 @@ from hummingbird import convert, graph, inputs
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls, pools_first
-from hummingbird.graph.at_hand import fingerprints
 from hummingbird.graph.example import is_private
+from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.graph.live import live
-from hummingbird.mpc import builders
-from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.simulation.compare import Compare
-from hummingbird.simulation.cut import CutTwin
-from hummingbird.simulation.exact import Parties, Whole
+from hummingbird.simulation.cut import CutSimulator
+from hummingbird.simulation.exact import ExactNet, Parties
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin, on_live
 from hummingbird.simulation.rounding import weight_scales
@@ -88,12 +88,12 @@ def simulate(
     config = BitConfig.of(bits)
     if cut:
         _tell_mode(net)
-        return CutTwin(net, config, seed)
+        return CutSimulator(net, config, seed)
     private = convert.build(net, config, protocol=protocol, parties=parties, example=example)
     _tell_mode(net)
     if mode == "exact":
-        return ExactTwin(net, config, protocol, parties, seed, example)
-    twin = FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp), example)
+        return ExactSimulator(net, config, protocol, parties, seed, example)
+    twin = FastSimulator(net, private.plan, protocol, parties, Compare(seed, clamp), example)
     twin.inputs = InputRange(config.input_range)
     return twin
 
@@ -138,7 +138,7 @@ class InputRange:
             warnings.warn(f"{what}: values may leave their windows", stacklevel=2)
 
 
-class FastTwin(nn.Module):
+class FastSimulator(nn.Module):
     """The net with the laws of its comparisons in place; `net` is a child, with its parameters.
 
     In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own.
@@ -235,7 +235,7 @@ class FastTwin(nn.Module):
         return self._folded
 
 
-class ExactTwin(nn.Module):
+class ExactSimulator(nn.Module):
     """All parties of a private inference in one process. The net is converted anew for every call: it may have
     changed.
     """
@@ -277,7 +277,7 @@ class ExactTwin(nn.Module):
                 warnings.simplefilter("ignore")  # `simulate` gave them when it converted the net
                 private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
             try:
-                out = self._running[x.device].run(Whole(private, given.public), x)
+                out = self._running[x.device].run(ExactNet(private, given.public), x)
                 return calls.unpacked(steps, out, calls.shapes_for(steps, x.shape), lambda part: part)
             except BaseException:  # parties that were stopped at different places cannot go on together
                 del self._running[x.device]

@@ -15,16 +15,16 @@ from hummingbird import convert, graph
 from hummingbird.bits import EXACT, BitConfig
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph.steps import Step, refs
-from hummingbird.mpc import builders
-from hummingbird.mpc.aim import LATENCY, Aim
-from hummingbird.mpc.exchanged import Exchanged
-from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.linear import Linear
-from hummingbird.mpc.net import PlanStep
-from hummingbird.mpc.norms import Norm
+from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.layers.linear import Linear
+from hummingbird.mpc.layers.norms import Norm
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.net import PlanStep
+from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.rounding_plan import Built, Planner
+from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.layers import Twin, build
 
@@ -48,7 +48,7 @@ class Windows:
 
     def __init__(self, steps: Sequence[Step], protocol: str) -> None:
         self.protocol = protocol
-        self.order = Exchanged.of(steps, protocol)
+        self.order = Rewritten.of(steps, protocol)
         self.steps = [builders.bare(step) for step in self.order.steps]
         make = builders.builder(protocol, BitConfig(EXACT), None)
         self._built: dict[str, Built] = {}
@@ -62,7 +62,7 @@ class Windows:
             if isinstance(built.layer, Layer) and built.layer.comparison is not None
         ]
 
-    def plan(self, config: BitConfig, aim: Aim = LATENCY) -> list[PlanStep]:
+    def plan(self, config: BitConfig, aim: TableChoice = LATENCY) -> list[PlanStep]:
         """The private net with these windows and aim; ConfigError for what does not fit, naming the layer."""
         builders.check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)

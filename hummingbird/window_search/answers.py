@@ -76,7 +76,7 @@ class Values:
         return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
 
 
-class Embedding(Values):
+class Direction(Values):
     """Rows that are compared by their direction."""
 
     kind = "embedding"
@@ -125,7 +125,7 @@ class Classes:
         return None if self.labels is None else _each(outputs.argmax(self.dim) == self.labels)
 
 
-class Score:
+class ThresholdScore:
     """Values on one side of a threshold, which stay there and near the exact net's, `NEAR`."""
 
     kind = "score"
@@ -188,7 +188,7 @@ class Numbers:
 class Alike(Values):
     """Decisions that are the same for all inputs, which any windows might keep: distances judge in their place."""
 
-    def __init__(self, outputs: Tensor, decided: Classes | Score | Numbers) -> None:
+    def __init__(self, outputs: Tensor, decided: Classes | ThresholdScore | Numbers) -> None:
         super().__init__(outputs)
         self.decided = decided
 
@@ -200,7 +200,7 @@ class Alike(Values):
         return self.decided.right(outputs)
 
 
-Single = Values | Classes | Score | Numbers
+Single = Values | Classes | ThresholdScore | Numbers
 
 
 class Answers:
@@ -360,11 +360,11 @@ def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, ac
         own = labels if fit is not None and fit[0].startswith("classes") else None
         found = Classes(outputs, own, accurate, -1 if made == "classes last" else 1)
     elif made == "score":
-        found = Score(outputs, labels if fit is not None and fit[0] == "score" else None, accurate)
+        found = ThresholdScore(outputs, labels if fit is not None and fit[0] == "score" else None, accurate)
     elif made == "numbers":
         found = Numbers(outputs, labels, accurate)
     elif made == "embedding":
-        return Embedding(outputs)
+        return Direction(outputs)
     else:
         return Values(outputs, labels if fit is not None and fit[0] in ("values", "score") else None, accurate)
     if found.decides:

@@ -30,7 +30,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.window_search.choose import Item, least_sums
 from hummingbird.window_search.evaluator import Score
 from hummingbird.window_search.objective import Objective
-from hummingbird.window_search.problem import IDENTITY, Choice, Group, named
+from hummingbird.window_search.problem import IDENTITY, Group, GroupWindows, named
 from hummingbird.window_search.questions import Questions
 
 _HARDLY, _ALREADY = 1e-4, 0.25  # losses between which those of lower ends are measured
@@ -59,7 +59,7 @@ class Budgeted:
     """
 
     groups: Sequence[Group]
-    choices: Sequence[Sequence[Choice]]
+    choices: Sequence[Sequence[GroupWindows]]
     objective: Objective
     budget: Fraction
     questions: Questions
@@ -108,7 +108,7 @@ class Budgeted:
             )
         return self.best
 
-    def _paired(self) -> Iterator[tuple[Group, Sequence[Choice]]]:
+    def _paired(self) -> Iterator[tuple[Group, Sequence[GroupWindows]]]:
         return zip(self.groups, self.choices, strict=True)
 
     def _try(self, windows: Mapping[str, BitWindow], floor: float) -> Found:
@@ -154,7 +154,7 @@ class Budgeted:
     # 2. Losses apart
     # ---------------
 
-    def _losses(self, group: Group, choices: Sequence[Choice]) -> list[float]:
+    def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
         """The square of what each choice loses: its lower end with all upper bits, its upper end with all lower
         bits; an identity, or where the net cannot run an end alone, the choice itself.
         """
@@ -163,7 +163,7 @@ class Budgeted:
         tops = sorted({choice.tops for choice in ranked if choice.level}, reverse=True)
         upper = {top: self._lost(group, self._windows(group, top, 0)) for top in tops}
 
-        def loss(choice: Choice) -> float:
+        def loss(choice: GroupWindows) -> float:
             if choice.windows[0] != IDENTITY:
                 ends = lower[choice.m] ** 2 + upper.get(choice.tops, 0.0) ** 2
                 if ends < math.inf:
@@ -228,10 +228,10 @@ class Budgeted:
             once.sort(key=lambda each: -self.questions.coarse(each))
         return once[: self.trials]
 
-    def _chosen(self, places: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[Choice]:
+    def _chosen(self, places: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[GroupWindows]:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
 
-    def _widened(self, chosen: Sequence[Choice]) -> list[Choice]:
+    def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
         """With what they leave of the budget: groups take turns, a bit at a time, first upwards, then downwards."""
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:
@@ -243,7 +243,7 @@ class Budgeted:
                     found[depth] = wider
         return found
 
-    def _wider(self, chosen: Sequence[Choice], depth: int) -> Choice | None:
+    def _wider(self, chosen: Sequence[GroupWindows], depth: int) -> GroupWindows | None:
         """The next choice of a group that contains its own, if budget and net allow it; an identity stays one."""
         own = chosen[depth]
         over = [c for c in self.choices[depth] if c.m == own.m < 64 and c.tops != own.tops]

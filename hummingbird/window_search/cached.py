@@ -30,7 +30,7 @@ from hummingbird import graph, ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.simulation.compare import Compare
-from hummingbird.simulation.folded import FoldedNet, State
+from hummingbird.simulation.folded import FoldedNet, FoldedState
 from hummingbird.simulation.layers import Twin
 from hummingbird.simulation.observe import check_images, public_rows, slices
 from hummingbird.simulation.windows import Windows, check_protocol, twins
@@ -45,7 +45,7 @@ class _Kept(NamedTuple):
     """Where a batch stands before comparing layer number `cut`, with exact comparisons before it."""
 
     cut: int
-    state: State
+    state: FoldedState
 
 
 class CachedEvaluator:
@@ -227,7 +227,7 @@ class CachedEvaluator:
         return outputs
 
     @torch.inference_mode()
-    def _started(self, images: Tensor, public: Sequence[Tensor]) -> State:
+    def _started(self, images: Tensor, public: Sequence[Tensor]) -> FoldedState:
         return self._net.start(images, *public)
 
     @torch.inference_mode()

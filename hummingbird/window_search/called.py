@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph import calls, trace
-from hummingbird.graph.at_hand import alone, saved, settled
 from hummingbird.graph.example import is_private, is_public
-from hummingbird.mpc.builders import CUSTOM
+from hummingbird.graph.example_shapes import alone, saved, settled
+from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.structure import flatten, rebuild
 from hummingbird.window_search.images import gathered
 

@@ -20,7 +20,7 @@ from hummingbird.window_search.budgeted import Budgeted, Found
 from hummingbird.window_search.evaluator import Evaluator, FunctionEvaluator, Score
 from hummingbird.window_search.journal import Journal
 from hummingbird.window_search.objective import Objective, bit_budget
-from hummingbird.window_search.problem import Choice, ComparingLayer, Group, check_groups, named
+from hummingbird.window_search.problem import ComparingLayer, Group, GroupWindows, check_groups, named
 from hummingbird.window_search.questions import Progress, Questions
 from hummingbird.window_search.rounding import Rounding
 
@@ -157,7 +157,7 @@ def check_margin(margin: object) -> None:
         raise ConfigError(f"an accuracy margin of {margin!r}", where="margin", hint="a fraction: 0.05 for five points")
 
 
-def _eco(layer: ComparingLayer, spare: int) -> Choice:
+def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
     """The single window of a layer in eco: |x| < 2^(k-1) - 1, so that with m = 0 every sign is right."""
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
@@ -165,12 +165,12 @@ def _eco(layer: ComparingLayer, spare: int) -> Choice:
     if k > layer.limit:
         what = f"a magnitude of {layer.largest / 2**16:g} takes k = {k}, but the shares allow {layer.limit}"
         raise ConfigError(what, where=layer.name, hint="spare fewer bits, or scale the net's weights down")
-    return Choice((BitWindow(k, 0),), 0, 0)
+    return GroupWindows((BitWindow(k, 0),), 0, 0)
 
 
 def _verified(
     groups: Sequence[Group],
-    choices: Sequence[Sequence[Choice]],
+    choices: Sequence[Sequence[GroupWindows]],
     questions: Questions,
     objective: Objective,
     exact: Score,
@@ -217,7 +217,7 @@ def _rounding(
 
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
-) -> list[Choice]:
+) -> list[GroupWindows]:
     """The choices of a group. ConfigError if there is none."""
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
@@ -227,7 +227,7 @@ def _tried(
 
 
 def _checked_budget(
-    budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[Choice]], objective: Objective
+    budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
     """The budget as a rational. ConfigError if it is none, or less than everything costs."""
     if isinstance(budget, bool) or not isinstance(budget, (int, float, Fraction)) or not 0 <= budget < float("inf"):

@@ -1,8 +1,8 @@
 """A real net as the search sees it: comparing layers, the highest k of each, what windows cost, what can be run.
 
 The net is built once and planned anew for other windows, which takes milliseconds; no session is needed and nothing is
-sent. A plan with windows of no bits has other scales and fewer valid bits behind them (mpc/rounding_plan.py): `accepts`
-tells what still fits.
+sent. A plan with windows of no bits has other scales and fewer valid bits behind them (mpc/plan/rounding_plan.py):
+`accepts` tells what still fits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.steps import refs
-from hummingbird.mpc.aim import Aim
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.protocols.table_choice import TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, traced
 from hummingbird.window_search.answers import results
@@ -95,7 +95,7 @@ class SearchedNet:
 
     def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
         """Bits that all parties send and the dealer, for an image, by step; aim "throughput", their fewest."""
-        costs = PrivateNet(self._windows.plan(config, Aim.of("throughput")), self._windows.steps, {}, "").costs(
+        costs = PrivateNet(self._windows.plan(config, TableChoice.of("throughput")), self._windows.steps, {}, "").costs(
             (1, *self.image_shape), parties
         )
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}

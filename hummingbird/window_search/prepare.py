@@ -21,10 +21,10 @@ from tqdm import tqdm
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.graph.at_hand import settled
 from hummingbird.graph.calls import packed
+from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.unwrap import plain_copy
-from hummingbird.mpc.builders import CUSTOM
+from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.report import BANDWIDTH, RTT, check_link, estimate
 from hummingbird.simulation.observe import check_images
 from hummingbird.simulation.windows import check_protocol, traced
@@ -36,7 +36,7 @@ from hummingbird.window_search.cached import CachedEvaluator
 from hummingbird.window_search.find import check_margin
 from hummingbird.window_search.images import fingerprint, loaded
 from hummingbird.window_search.net import SearchedNet
-from hummingbird.window_search.prepared import Choice, Prepared
+from hummingbird.window_search.prepared import Candidate, Prepared
 from hummingbird.window_search.study import OBJECTIVES, Study
 
 Images = Dataset[Any] | Iterable[Any] | tuple[Tensor, Tensor]  # with labels or without
@@ -106,7 +106,7 @@ def prepare(
         outputs = evaluator.outputs(config)
         costs = estimate(net, (1, *images.shape[1:]), config, protocol=protocol, parties=parties, **link)
         figures = judge.accuracy(outputs), 1 - judge.kept(outputs), judge.distance(outputs)
-        choices.append(Choice(name, config, *figures, costs))
+        choices.append(Candidate(name, config, *figures, costs))
     exact, data = judge.accuracy(plain), fingerprint(images, *([] if labels is None else [labels]))
     held_out: dict[str, Any] = {"images": len(images), "data": data, "exact_accuracy": exact}
     held_out |= {"accuracy": choices[-1].accuracy, "distance": choices[-1].distance}

@@ -18,7 +18,7 @@ from hummingbird.window_search.problem import ComparingLayer
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """Windows that could be taken: accuracy and answers unlike the plain net's, shares of the images that measure.
 
     accuracy: None without labels. distance: of outputs from the plain net's, in their spread (answers.py). costs: of
@@ -45,7 +45,7 @@ class Prepared:
 
     bits: BitConfig
     layers: Sequence[ComparingLayer]
-    choices: Sequence[Choice]
+    choices: Sequence[Candidate]
     images: tuple[int, int]
     accuracy_plain: float | None
     answers: str

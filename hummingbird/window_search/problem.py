@@ -57,7 +57,7 @@ class ComparingLayer:
         return max(0, min(self.largest.bit_length() + 1, self.limit) - (level - 1))
 
 
-class Choice(NamedTuple):
+class GroupWindows(NamedTuple):
     """A window for every layer of a group. level, m: where it stands; an identity is at level 0 and at m = 64.
 
     tops: the k of every layer, before a window is widened upwards.
@@ -99,11 +99,11 @@ class Group:
             return None
         return tuple(BitWindow(top, m) for top in wide)
 
-    def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[Choice]:
+    def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[GroupWindows]:
         """Everything worth a trial, down to `reach` bits below the range seen, without what is there already at a
         lower level: the identity and all m that leave the widest window `least` bits, or those widths of it.
         """
-        found = [Choice((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
+        found = [GroupWindows((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
         for level, tops in self.tops(headroom, reach):
             for m in range(max(tops) - least + 1):
@@ -112,7 +112,7 @@ class Group:
                     continue
                 if widths is None or max(window.w for window in windows) in widths:
                     seen.add(windows)
-                    found.append(Choice(windows, level, m, tops))
+                    found.append(GroupWindows(windows, level, m, tops))
         return found
 
     def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
@@ -120,7 +120,7 @@ class Group:
         return {layer.name: window for layer, window in zip(self.layers, windows, strict=True)}
 
 
-def named(groups: Sequence[Group], chosen: Sequence[Choice]) -> dict[str, BitWindow]:
+def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, BitWindow]:
     """Windows of all layers, by name."""
     pairs = zip(groups, chosen, strict=True)
     return {name: window for group, choice in pairs for name, window in group.named(choice.windows).items()}

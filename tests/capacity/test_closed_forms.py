@@ -15,7 +15,7 @@ from hummingbird.capacity import events, recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential, gamma
 from hummingbird.capacity.service import Compute, Host, Service, chain
-from hummingbird.capacity.system import Draws, Floats, Load, Outcome, System
+from hummingbird.capacity.system import Draws, Floats, Load, LoadOutcome, System
 
 RUNS, REQUESTS, WARM = 100, 6000, 1000
 
@@ -27,11 +27,11 @@ def near(of_runs: Floats, wanted: float) -> None:
     assert error < 0.05 * wanted  # or else it says little
 
 
-def waits(outcome: Outcome) -> Floats:
+def waits(outcome: LoadOutcome) -> Floats:
     return (outcome.began - outcome.arrived)[:, WARM:].mean(1)
 
 
-def simulated(rate: float, online: Floats, refill: Floats | None = None, **rules: int) -> Outcome:
+def simulated(rate: float, online: Floats, refill: Floats | None = None, **rules: int) -> LoadOutcome:
     load = poisson(rate).load(RUNS, REQUESTS, seed=1)
     return recurrence.simulate(System(**rules), load, Draws(online, refill))
 

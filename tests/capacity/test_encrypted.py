@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hummingbird import he as encrypted
 from hummingbird.__main__ import main
 from hummingbird.capacity import Compute, Phase, Rounds, Send, he
-from hummingbird.capacity.profile import Profile, Row
-from hummingbird.capacity.turns import PARTS, amounts, digest, measure
+from hummingbird.capacity.profile import Measurement, Profile
+from hummingbird.capacity.rounds import PARTS, amounts, digest, measure
 from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError
 from hummingbird.he import HEModel
@@ -109,7 +109,7 @@ def test_a_net_that_was_not_measured_is_composed(aided: HEModel) -> None:
     for number in range(2, 22):
         work = {name: float(pow(number, place, 23) + 1) for place, name in enumerate(names, 1)}
         seconds = dict.fromkeys(PARTS, (1e-9 * (work["sent"] + work["plain"]),))
-        rows.append(Row("he client-aided", f"{number}", "", work, seconds))
+        rows.append(Measurement("he client-aided", f"{number}", "", work, seconds))
     service = he(aided, 7, Profile(machine(), 1, tuple(rows)))
     work = amounts(aided.plan, 1, 7)
     step = next(step.work for step in service.request.steps if step.name == "encrypt 1")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hummingbird import capacity
-from hummingbird.capacity import Compute, Host, Hosts, Phase, Send, Service, Step, Users, chain, constant, poisson
+from hummingbird.capacity import Compute, Host, Hosts, Phase, Send, Service, Users, WorkStep, chain, constant, poisson
 from hummingbird.capacity.arrivals import Arrivals
 from hummingbird.errors import ConfigError
 
@@ -36,7 +36,9 @@ def test_the_engine_is_the_one_that_is_needed() -> None:
     assert engine(wide) == ("events", "phases share the cores of dealer")
     narrow = replace(STORE, slots=2, request=chain(("a", Compute("party", 0.2)), ("b", Compute("party", 0.2))))
     assert engine(narrow)[0] == "recurrence"  # one core each, one step after the other
-    beside = replace(narrow, request=Phase((Step("a", Compute("party", 0.2)), Step("b", Compute("party", 0.2)))))
+    beside = replace(
+        narrow, request=Phase((WorkStep("a", Compute("party", 0.2)), WorkStep("b", Compute("party", 0.2))))
+    )
     assert engine(beside)[0] == "events"
     assert engine(narrow, kept=True) == ("events", "tokens are kept until requests end, which end out of order")
     with pytest.raises(ConfigError, match="no engine 'guess'"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hummingbird.capacity import events, recurrence
-from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, Step, chain
+from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, WorkStep, chain
 from hummingbird.capacity.sharing import Flow, shares
 from hummingbird.capacity.system import REJECTED, SERVED, Draws, Load, System
 from hummingbird.errors import ConfigError, InputError
@@ -18,10 +18,10 @@ from tests.capacity.test_recurrence import alike, simpy_alike
 
 DIAMOND = Phase(
     (
-        Step("ask", Rounds(2)),
-        Step("left", Compute("server", 3.0, width=4), ("ask",)),
-        Step("right", Send("client", "server", 40.0), ("ask",)),
-        Step("join", Compute("client", 0.5), ("left", "right")),
+        WorkStep("ask", Rounds(2)),
+        WorkStep("left", Compute("server", 3.0, width=4), ("ask",)),
+        WorkStep("right", Send("client", "server", 40.0), ("ask",)),
+        WorkStep("join", Compute("client", 0.5), ("left", "right")),
     )
 )
 
@@ -34,7 +34,7 @@ def wide(system: System) -> Service:
         "wide",
         hosts,
         request=chain(("think", Compute("server", 1.0)), ("send", Rounds(0.5))),
-        refill=Phase((Step("a", Compute("client", 0.5)), Step("b", Compute("server", 2.0, width=3)))),
+        refill=Phase((WorkStep("a", Compute("client", 0.5)), WorkStep("b", Compute("server", 2.0, width=3)))),
         session=chain(("setup", Compute("client", 1.0))),
         token_bytes={"server": 1},
         refill_tokens=system.per_refill,
@@ -121,7 +121,7 @@ def test_two_requests_share_a_core_by_halves() -> None:
 
 def test_a_narrow_step_leaves_what_it_cannot_use() -> None:
     """4 cores: a step of width 1 keeps one, the wide one takes the three others."""
-    steps = (Step("narrow", Compute("a", 2.0)), Step("wide", Compute("a", 9.0, width=4)))
+    steps = (WorkStep("narrow", Compute("a", 2.0)), WorkStep("wide", Compute("a", 9.0, width=4)))
     service = Service("x", {"a": Host(cores=4)}, Phase(steps))
     assert alone(service, 0.0) == pytest.approx([2 + 3 / 4])  # 6 by 2 s, the last 3 on all cores
 
@@ -129,9 +129,9 @@ def test_a_narrow_step_leaves_what_it_cannot_use() -> None:
 def test_a_link_is_shared_by_direction() -> None:
     """Both ways at once each at full speed; two up at half."""
     hosts = {"a": Host(up=8.0, down=8.0), "b": Host()}
-    both = Service("x", hosts, Phase((Step("up", Send("a", "b", 5)), Step("down", Send("b", "a", 5)))))
+    both = Service("x", hosts, Phase((WorkStep("up", Send("a", "b", 5)), WorkStep("down", Send("b", "a", 5)))))
     assert alone(both, 0.0) == pytest.approx([5.0])
-    up = Service("x", hosts, Phase((Step("one", Send("a", "b", 5)), Step("two", Send("a", "b", 1)))))
+    up = Service("x", hosts, Phase((WorkStep("one", Send("a", "b", 5)), WorkStep("two", Send("a", "b", 1)))))
     assert alone(up, 0.0) == pytest.approx([6.0])
 
 

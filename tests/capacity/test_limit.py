@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hummingbird.capacity import Compute, Host, Phase, Send, Service, Step, chain
+from hummingbird.capacity import Compute, Host, Phase, Send, Service, WorkStep, chain
 from hummingbird.capacity.limit import limits
 
 HOSTS = {"dealer": Host(cores=2, up=1e6, down=1e6), "party": Host(cores=8, store=1000, up=1e6, down=1e6)}
@@ -17,7 +17,7 @@ def service() -> Service:
     return Service(
         "limits",
         HOSTS,
-        request=Phase((Step("compute", Compute("party", 2.0, 2)),), factors=(0.5, 1.5)),
+        request=Phase((WorkStep("compute", Compute("party", 2.0, 2)),), factors=(0.5, 1.5)),
         refill=chain(("deal", Compute("dealer", 1.0)), ("send", Send("dealer", "party", 1000))),
         token_bytes={"party": 10},
         refill_tokens=4,

@@ -26,7 +26,7 @@ from hummingbird.capacity import (
     to_text,
 )
 from hummingbird.capacity.lookups import SERVERS, amounts
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError
 from hummingbird.pir.batching.batch_code import BatchCode
@@ -44,7 +44,7 @@ def profile() -> Profile:
         inferences = 1 + number % 8
         work = amounts(price([BatchCode(pow(number, 3, 23) + 100, 1 + number % 5, 1, number)], 8 + number), inferences)
         seconds = (FIXED * work["passes"] + EACH * work["message"],)
-        rows.append(Row("pir", f"{number}", "", work, {"answer": seconds}))
+        rows.append(Measurement("pir", f"{number}", "", work, {"answer": seconds}))
     return Profile(machine(), 1, tuple(rows))
 
 

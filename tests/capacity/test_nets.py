@@ -15,13 +15,13 @@ from hummingbird.capacity import Hosts, Phase, Rounds, Send, Service
 from hummingbird.capacity.limit import capacity_of, loads
 from hummingbird.capacity.measure import amounts, digest, measure
 from hummingbird.capacity.nets import gmw, masked
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.commands.program import machine
 from hummingbird.cost import FREE
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.deal import deal
-from hummingbird.mpc.dry_run import dry_run
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.plan.net import PrivateNet
 
 SHAPE = (3, 2, 6, 6)
 
@@ -122,10 +122,12 @@ def test_a_net_that_was_not_measured_is_composed() -> None:
     """Seconds that are a sum of the amounts are found exactly, and the error of composing says so."""
     private = net()
 
-    def row(number: int) -> Row:
+    def row(number: int) -> Measurement:
         work = {name: float(pow(number, place, 23) + 1) for place, name in enumerate(worked(private), 1)}
         second = 1e-3 * work["products"] + 1e-4 * work["layers"] + 1e-4 * work["slices"]
-        return Row("mpc masked", f"{number}", "", work, {part: (second,) for part in ("compute", "expand", "deal")})
+        return Measurement(
+            "mpc masked", f"{number}", "", work, {part: (second,) for part in ("compute", "expand", "deal")}
+        )
 
     made = Profile(machine(), 1, tuple(row(number) for number in range(2, 22)))
     service = masked(private, SHAPE, made, "store")

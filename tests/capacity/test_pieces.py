@@ -10,8 +10,8 @@ import pytest
 from hummingbird.capacity import pieces, recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential
-from hummingbird.capacity.system import Draws, Load, Outcome, System
-from hummingbird.capacity.walks import Singles
+from hummingbird.capacity.replay import Singles
+from hummingbird.capacity.system import Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError
 from tests.capacity.systems import random_case
 from tests.capacity.test_recurrence import simpy_alike
@@ -24,9 +24,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_FEWEST", 2)
 
 
-def same(got: Outcome, wanted: Outcome, where: str = "") -> None:
+def same(got: LoadOutcome, wanted: LoadOutcome, where: str = "") -> None:
     """Every bit of two outcomes, refills and tokens, too."""
-    for field in fields(Outcome):
+    for field in fields(LoadOutcome):
         np.testing.assert_array_equal(getattr(got, field.name), getattr(wanted, field.name), f"{field.name} of {where}")
 
 
@@ -63,7 +63,7 @@ def test_pieces_agree_with_simpy() -> None:
         simpy_alike(recurrence.simulate(*case), *case, f"{number}: {case[0]}")
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: Draws) -> tuple[int, Outcome]:
+def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: Draws) -> tuple[int, LoadOutcome]:
     """Numpy steps of a simulation, and its outcome."""
     steps, serve = 0, Singles._serve
 
@@ -78,7 +78,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: 
     return steps, found
 
 
-def steps_of(monkeypatch: pytest.MonkeyPatch, rate: float) -> tuple[int, Outcome, Outcome]:
+def steps_of(monkeypatch: pytest.MonkeyPatch, rate: float) -> tuple[int, LoadOutcome, LoadOutcome]:
     """Numpy steps of one run of 8,000 requests of 1 s, its outcome, and that of one request after the other."""
     load = poisson(rate).load(1, 8000, seed=1)
     system, draws = System(tokens=10, stored=10), Draws(exponential((1, 8000), 2, "online"), np.full((1, 1), 0.5))

@@ -12,7 +12,7 @@ import pytest
 from hummingbird.capacity import recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential, gamma
-from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Load, Outcome, System
+from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.simpy_model import Model
 from tests.capacity.systems import random_case
@@ -26,14 +26,14 @@ def near(got: np.ndarray, wanted: np.ndarray, where: str = "") -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9, err_msg=where)
 
 
-def alike(got: Outcome, wanted: Outcome, where: str = "") -> None:
+def alike(got: LoadOutcome, wanted: LoadOutcome, where: str = "") -> None:
     """Every time and fate of two engines."""
     assert (got.fate == wanted.fate).all(), where
     for name in TIMES:
         near(getattr(got, name), getattr(wanted, name), f"{name} of {where}")
 
 
-def simpy_alike(got: Outcome, system: System, load: Load, draws: Draws, where: str) -> None:
+def simpy_alike(got: LoadOutcome, system: System, load: Load, draws: Draws, where: str) -> None:
     for run in range(load.shape[0]):
         rows = Model(system, load, draws, run).simulate()
         assert (rows[:, 4] == got.fate[run]).all(), where

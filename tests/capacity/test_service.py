@@ -20,7 +20,7 @@ from hummingbird.capacity import (
     Rounds,
     Send,
     Service,
-    Step,
+    WorkStep,
     chain,
     from_text,
     to_text,
@@ -34,9 +34,9 @@ def service(**changes: Any) -> Service:
     hosts = {"client": Host(cores=4, store=16e9, up=1e8, down=4e8), "server": Host(cores=32, store=64e9)}
     request = Phase(
         (
-            Step("both", Rounds(3), ("up", "evaluate")),
-            Step("up", Send("client", "server", 5e6)),
-            Step("evaluate", Compute("server", 64.0, 16)),
+            WorkStep("both", Rounds(3), ("up", "evaluate")),
+            WorkStep("up", Send("client", "server", 5e6)),
+            WorkStep("evaluate", Compute("server", 64.0, 16)),
         ),
         factors=(0.5, 1.5),
     )
@@ -144,17 +144,17 @@ def test_python_says_the_same() -> None:
 def test_steps_of_one_phase_share_their_links_and_cores() -> None:
     """A dealer sends both parties 1 MB up a link of 8 Mb/s: 2 s, whatever the parties' links carry."""
     hosts = {"dealer": Host(cores=2, up=8e6, down=8e6), "a": Host(up=8e6, down=80e6), "b": Host(up=8e6, down=16e6)}
-    to_a, to_b = Step("a", Send("dealer", "a", 1e6)), Step("b", Send("dealer", "b", 1e6))
+    to_a, to_b = WorkStep("a", Send("dealer", "a", 1e6)), WorkStep("b", Send("dealer", "b", 1e6))
     one = Service("dealt", hosts, Phase((to_a, to_b)))
     assert one.seconds(one.request) == pytest.approx(2.0)
     # Half of the link each until the smaller one has come after 1 s; then the other has all of it.
-    uneven = Phase((to_a, Step("b", Send("dealer", "b", 5e5)), Step("then", Compute("a", 0.25), ("b",))))
+    uneven = Phase((to_a, WorkStep("b", Send("dealer", "b", 5e5)), WorkStep("then", Compute("a", 0.25), ("b",))))
     assert one.seconds(uneven) == pytest.approx(1.5)
     # A link down of 2 Mb/s bounds one of them: it takes 4 s, and the other has three quarters of the dealer's.
     slow = dataclasses.replace(one, hosts=hosts | {"b": Host(down=2e6)})
     assert slow.seconds(slow.request) == pytest.approx(4.0)
     # Three core-seconds on two cores, one thread each: two at once at full speed, three at two thirds.
-    cores = Phase(tuple(Step(str(n), Compute("dealer", 1.0)) for n in range(3)))
+    cores = Phase(tuple(WorkStep(str(n), Compute("dealer", 1.0)) for n in range(3)))
     assert one.seconds(cores) == pytest.approx(1.5)
     assert one.seconds(Phase(cores.steps[:2]), 3.0) == pytest.approx(3.0)
     assert one.seconds(Phase(())) == 0.0
@@ -165,13 +165,13 @@ def test_a_phase_alone_takes_what_the_event_engine_says(seed: int) -> None:
     """Random graphs of steps: sends and computing that share hosts, rounds that share nothing."""
     draw = random.Random(seed)
     hosts = {name: Host(draw.randint(1, 3), up=draw.uniform(1e6, 9e6), down=draw.uniform(1e6, 9e6)) for name in "abc"}
-    steps = list[Step]()
+    steps = list[WorkStep]()
     for number in range(draw.randint(1, 9)):
         source, target = draw.sample("abc", 2)
         computing = Compute(source, draw.random(), draw.randint(1, 4))
         sending = Send(source, target, 1e6 * draw.random())
         after = draw.sample(steps, draw.randint(0, min(2, len(steps))))
-        steps.append(Step(str(number), draw.choice((computing, sending, Rounds(3))), tuple(s.name for s in after)))
+        steps.append(WorkStep(str(number), draw.choice((computing, sending, Rounds(3))), tuple(s.name for s in after)))
     one, factor = Service("random", hosts, Phase(tuple(steps)), rtt=0.1), draw.uniform(0.5, 2)
     ended = list[float]()
     machine = Machine(one)

@@ -13,10 +13,10 @@ from hummingbird import convert_model, cost
 from hummingbird.__main__ import main
 from hummingbird.bits import BitWindow
 from hummingbird.capacity import Compute, Rounds, Send, Service, crypten, shipped
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError, ModelError
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
 from models import get_model
 
 SHAPE = (3, 1, 8, 8)
@@ -34,7 +34,7 @@ def profile(private: PrivateNet) -> Profile:
     for number in range(2, 16):
         work = {name: float(pow(number, at, 23) + 1) for at, name in enumerate(names, 1)}
         seconds = {"compute": (1e-6 * work["products"] + 1e-3 * work["layers"],), "triples": (1e-6 * work["compared"],)}
-        rows.append(Row("crypten", f"{number}", "", work, seconds))
+        rows.append(Measurement("crypten", f"{number}", "", work, seconds))
     return Profile(machine(), 1, tuple(rows))
 
 
@@ -84,7 +84,7 @@ def test_triples_are_drawn_within_the_request(private: PrivateNet) -> None:
 def test_a_net_without_comparisons_needs_no_triples() -> None:
     private = convert_model(nn.Linear(8, 3).eval())
     work = shipped.amounts(private, (2, 8))
-    row = Row("crypten", "it", shipped.digest(private, (2, 8)), work, {"compute": (0.5,)})
+    row = Measurement("crypten", "it", shipped.digest(private, (2, 8)), work, {"compute": (0.5,)})
     service = crypten(private, (2, 8), Profile(machine(), 1, (row,)))
     assert [step.name for step in service.request.steps if isinstance(step.work, Compute)] == [
         "compute party-0",

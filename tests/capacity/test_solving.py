@@ -16,7 +16,7 @@ from hummingbird.capacity import (
     Rounds,
     Send,
     Service,
-    Step,
+    WorkStep,
     chain,
     constant,
     poisson,
@@ -39,7 +39,7 @@ def stored() -> Service:
     return Service(
         "stored",
         hosts,
-        request=Phase((Step("work", Compute("server", 0.3)),), factors=(0.5, 1.5)),
+        request=Phase((WorkStep("work", Compute("server", 0.3)),), factors=(0.5, 1.5)),
         refill=chain(("tables", Send("server", "client", 500))),
         token_bytes={"client": 10},
     )
@@ -126,11 +126,11 @@ def test_the_same_seed_gives_the_same_answer() -> None:
 def test_a_solve_by_the_event_engine_takes_few_trials(vary: str) -> None:
     """Two parties and a dealer as in docs/planning.md, whose links are shared: a bisection by the event engine."""
     roles = ("party-0", "party-1", "dealer")
-    computing = [Step(f"compute {role}", Compute(role, 0.03)) for role in roles[:2]]
+    computing = [WorkStep(f"compute {role}", Compute(role, 0.03)) for role in roles[:2]]
     after = tuple(step.name for step in computing)
     pairs = [(roles[0], roles[1]), (roles[1], roles[0])]
-    sending = [Step(f"from {one}", Send(one, other, 5e5), after) for one, other in pairs]
-    talking = Step("rounds", Rounds(100), tuple(step.name for step in sending))
+    sending = [WorkStep(f"from {one}", Send(one, other, 5e5), after) for one, other in pairs]
+    talking = WorkStep("rounds", Rounds(100), tuple(step.name for step in sending))
     service = Service(
         "two parties",
         {role: Host(cores=16, store=64e9, up=352e6, down=352e6) for role in roles},

@@ -10,11 +10,11 @@ import pytest
 from hummingbird.capacity import recurrence, statistics
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential
-from hummingbird.capacity.system import Draws, Load, Outcome, System
+from hummingbird.capacity.system import Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError
 
 
-def markovian(rho: float, runs: int, requests: int, seed: int) -> Outcome:
+def markovian(rho: float, runs: int, requests: int, seed: int) -> LoadOutcome:
     """M/M/1 from an empty queue."""
     load = poisson(rho).load(runs, requests, seed)
     return recurrence.simulate(System(), load, Draws(exponential((runs, requests), seed, "online")))

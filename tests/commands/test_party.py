@@ -8,7 +8,7 @@ import pytest
 
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.mpc import launch
+from hummingbird.mpc.session import launch
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from hummingbird.__main__ import main
 from hummingbird.pir import BatchCode, BatchedEmbedding, Client, Owner, Plan, Source
 from hummingbird.pir.integrity import read_key
-from hummingbird.wire.service import Tls
+from hummingbird.rpc.service import Tls
 from tests.jobs.pir_servers import Pair
 from tests.support.dealers import Authority
 from tests.support.patience import HANG
@@ -137,11 +137,11 @@ def tls_options(tls: Tls) -> list[str]:
 
 def missed_by_one(pair: Pair, place: Path, tls: Tls) -> None:
     """An update that reaches server 0 only."""
-    from hummingbird.pir.link import Remote
-    from hummingbird.pir.messages import Description
+    from hummingbird.pir.messages import TableDescription
+    from hummingbird.pir.table_server import Remote
 
     link = Remote("server 0", pair.last[0], tls, HANG)
-    description = Description.unpack(link.begin(b"", "Describe")())
+    description = TableDescription.unpack(link.begin(b"", "Describe")())
     signer = Owner(read_key(place / "key"))
     message = signer.update(description.facts, description.state, torch.tensor([100]), torch.full((1, 3), 9.0))
     link.begin(message, "Update")()

@@ -12,7 +12,7 @@ import pytest
 from hummingbird.__main__ import main
 from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, from_text, paper, to_text
 from hummingbird.capacity.compose import composed
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.capacity.published import asplos23
 from hummingbird.commands.program import machine
 from models import get_model
@@ -57,7 +57,9 @@ def profile(tmp_path: Path, **changes: str) -> Path:
     names = ("products", "values", "bits", "offline_bits", "share_bytes", "layers", "slices")
     seconds = {part: (1e-3, 2e-3) for part in ("compute", "expand", "deal")}
     rows = [
-        Row("mpc masked", f"{n}", "", {name: float(pow(n, at, 23)) for at, name in enumerate(names, 1)}, seconds)
+        Measurement(
+            "mpc masked", f"{n}", "", {name: float(pow(n, at, 23)) for at, name in enumerate(names, 1)}, seconds
+        )
         for n in range(2, 12)
     ]
     path = tmp_path / "profile.json"
@@ -118,7 +120,7 @@ OWN = ["--model", "models:get_model", "digits", "10", "--input", "1x1x8x8", "--u
 def garbling(tmp_path: Path) -> str:
     """A profile on which an AND takes 1 ns to garble and 0.5 ns to evaluate, on two threads."""
     rows = [
-        Row(
+        Measurement(
             "gc",
             f"{n}",
             "",

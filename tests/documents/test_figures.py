@@ -11,14 +11,14 @@ import torch
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
-from hummingbird.gc import cot, relu
 from hummingbird.he.scheme.params import TABLES
 from hummingbird.hybrid import make_plan, prices
+from hummingbird.hybrid.gc import cot, relu
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels.lookups import dpf
-from hummingbird.mpc import splines
-from hummingbird.mpc.activations import EvenSmooth
-from hummingbird.mpc.polynomials import choose
+from hummingbird.mpc.functions import splines
+from hummingbird.mpc.functions.polynomials import choose
+from hummingbird.mpc.layers.activations import EvenSmooth
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.ring import SCALE
 from models import MODELS, trained

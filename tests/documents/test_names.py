@@ -57,7 +57,7 @@ from hummingbird.version import VERSION
 from tests.support.pages import COMMAND_PAGE, DOCUMENTS, PAGES, shell_lines, text_of
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
-from tests.test_floors import FLOORS, PACKAGE
+from tests.test_floors import FLOORS, INSIDE, PACKAGE
 
 TOP = "hummingbird|search|scripts|models|checkpoints|deploy|docs|tests"
 
@@ -193,8 +193,17 @@ def test_the_picture_of_the_rooms_has_every_room_on_its_floor() -> None:
     for node in ElementTree.parse(ROOT / "docs/architecture.svg").iter("{http://www.w3.org/2000/svg}text"):
         if (number := node.get("data-floor")) is not None:
             shown[int(number)] |= set((node.text or "").split(" · "))
-    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    rooms = {
+        path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    } | INSIDE
     assert shown == [floor & rooms for floor in FLOORS] and set().union(*shown) == rooms
+
+
+def test_the_floors_of_contributing_are_those_of_the_test() -> None:
+    lines = dict(re.findall(r"^(\d)  (\S.*)$", text_of(ROOT / "CONTRIBUTING.md"), re.MULTILINE))
+    for number, floor in enumerate(FLOORS):
+        names = re.split(r", | \| ", re.split(r" {2,}", lines[str(number)])[0].removeprefix("hummingbird/"))
+        assert set(names) == floor, f"floor {number}"
 
 
 def test_every_make_target_exists() -> None:

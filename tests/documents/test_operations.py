@@ -12,19 +12,19 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry, generate_latest
 
-from hummingbird.he.service.room import Room
+from hummingbird.he.service.admission import RoundAdmission
 from hummingbird.he.service.server import Service as HeService
 from hummingbird.hybrid.service import Service as GcService
 from hummingbird.hybrid.sessions import Sessions
 from hummingbird.mpc.dealer.figures import Figures as DealerFigures
 from hummingbird.mpc.dealer.figures import KeeperFigures
 from hummingbird.mpc.dealer.keeper import Keeper
-from hummingbird.mpc.dealer.server import Dealer
+from hummingbird.mpc.dealer.server import DealerService
 from hummingbird.pir.serving.metrics import Figures as PirFigures
 from hummingbird.pir.serving.metrics import Metrics as PirMetrics
+from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.service import Tls
 from hummingbird.serving.figures import Figures
-from hummingbird.wire.front import Front, ServiceConfig
-from hummingbird.wire.service import Tls
 from tests.support.pages import blocks, text_of
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -46,7 +46,7 @@ def test_the_lines_for_certificates(tmp_path: Path) -> None:
         return Tls(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", tmp_path / "ca.pem")
 
     address = f"localhost:{free_port()}"
-    with Front("test", ServiceConfig((address,), tls=tls("server"))) as front:
+    with ServiceProgram("test", ServiceConfig((address,), tls=tls("server"))) as front:
         front.serve(HANDLERS)
         assert asked(address, "Name", tls=tls("alice")) == b"'alice'"
 
@@ -72,15 +72,15 @@ def made_metrics(tmp_path: Path) -> set[str]:
     he, gc, registry = HeService.__new__(HeService), GcService.__new__(GcService), CollectorRegistry()
     keeper = Keeper.__new__(Keeper)
     keeper.unused, keeper.sets, keeper.seconds = int, 0, 0.0  # type: ignore[method-assign]
-    he.room = Room(1, 1)
+    he.room = RoundAdmission(1, 1)
     gc._sessions = Sessions(tmp_path, "")
     for service in (he, gc):
         service.measure(registry)
     Figures(registry)
-    registry.register(DealerFigures(Dealer()))
+    registry.register(DealerFigures(DealerService()))
     registry.register(KeeperFigures(keeper, 1))
     registry.register(PirFigures({"full": (PirMetrics(), lambda: 0)}, lambda: 0))
-    with Front("test", ServiceConfig(())) as front:
+    with ServiceProgram("test", ServiceConfig(())) as front:
         text = (generate_latest(registry) + generate_latest(front.metrics.registry)).decode()
     made = set(re.findall(r"^# TYPE (hummingbird_\w+) ", text, re.MULTILINE))
     return {name for name in made if not name.endswith("_created")}

@@ -21,7 +21,7 @@ import hummingbird
 from hummingbird import graph, he
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import problems, run, trace
-from tests.graph.test_vocabulary import Call, same
+from tests.graph.ops.test_vocabulary import Call, same
 
 torch.set_num_threads(1)
 

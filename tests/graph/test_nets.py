@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import fingerprint, problems, run, trace
-from tests.graph.test_vocabulary import FOLDED, Call, image, same, seeded, warm  # noqa: F401
+from tests.graph.ops.test_vocabulary import FOLDED, Call, image, same, seeded, warm  # noqa: F401
 
 torch.set_num_threads(1)
 

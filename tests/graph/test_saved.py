@@ -12,9 +12,9 @@ import hummingbird
 from hummingbird import graph
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import OPS, SavedNet, Step
+from hummingbird.graph.integer_values import rounded
 from hummingbird.graph.schema import KINDS, OPERATIONS
 from hummingbird.graph.steps import Ref
-from hummingbird.graph.whole import rounded
 from scripts.fuzz_make import recipe
 from tests.support.operations import cases
 

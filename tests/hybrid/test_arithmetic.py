@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hummingbird.graph import Ref
 from hummingbird.hybrid import arithmetic, ideal
-from hummingbird.hybrid.plan import Gate, Linear, Model, Parameters, Plan, Step, reduced, signed
+from hummingbird.hybrid.plan import Gate, Linear, LinearWeights, Model, Plan, Step, reduced, signed
 from hummingbird.prg import Stream
 
 SEED = bytes(range(16))
@@ -27,7 +27,7 @@ def small() -> Model:
     words = signed(Stream(SEED).words(2 * 9 + 3 * 32), 4)
     weights = words[:18].reshape(2, 1, 3, 3), words[18:].reshape(3, 32, 1, 1)
     biases = torch.tensor([5, -700]), torch.tensor([1, 2, -3])
-    found = {number: Parameters(w, b) for number, w, b in zip((1, 5), weights, biases, strict=True)}
+    found = {number: LinearWeights(w, b) for number, w, b in zip((1, 5), weights, biases, strict=True)}
     return Model(Plan(steps, "data", 2.0), found)
 
 

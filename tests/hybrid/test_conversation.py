@@ -13,7 +13,7 @@ from hummingbird import hybrid
 from hummingbird.bits import BitWindow
 from hummingbird.hybrid import data_side, encrypted, model_side
 from hummingbird.hybrid.client import Connection
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.prg import Stream
 from tests.support.chance import chi_square_limit
@@ -36,14 +36,14 @@ def net() -> nn.Module:
 @pytest.mark.parametrize("value", [-4.0, 0.0, 4.0])
 def test_all_that_is_sent_is_uniform(garbler: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, bytearray] = defaultdict(bytearray)
-    send = Link.send
+    send = MessageStream.send
 
-    def recorded(self: Link, name: str, data: bytes | torch.Tensor) -> None:
+    def recorded(self: MessageStream, name: str, data: bytes | torch.Tensor) -> None:
         seen[name.rpartition(": ")[2]] += data if isinstance(data, bytes) else data.contiguous().numpy().tobytes()
         send(self, name, data)
 
     model = hybrid.convert_model(net(), (3, 16, 16), BitWindow(20, 10), garbler)
-    monkeypatch.setattr(Link, "send", recorded)
+    monkeypatch.setattr(MessageStream, "send", recorded)
     model(torch.full((IMAGES, 3, 16, 16), value))
     online = {"bits", "labels"} if garbler == "data" else {"labels", "result"}
     assert {"input", "Enc(r)", "reply", "OT", "tables", "logits", *online} == seen.keys() - PLAIN

@@ -12,7 +12,7 @@ from torch import nn
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.hybrid import ideal, public
+from hummingbird.hybrid import ideal, plan_json
 from hummingbird.hybrid.convert import convert_model, make_plan
 from hummingbird.hybrid.plan import Gate, Model, at_rest
 from tests.support.hybrid_nets import NETS, WINDOWS, Residual, Several, exact, images, same
@@ -302,7 +302,7 @@ def test_a_plan_tells_the_size_of_weights_to_a_factor_of_two_and_nothing_else_of
     windows = BitConfig(BitWindow(20, 8), {"3": BitWindow(22, 8)}, input_range=1.0)
 
     def told(net: nn.Module, bits: BitConfig = windows) -> str:
-        return public.to_json(make_plan(net, (1, 6, 6), bits).plan)
+        return plan_json.to_json(make_plan(net, (1, 6, 6), bits).plan)
 
     at = 2.0**-4 * 1.001  # rounded weights are not asked for their size
     same = told(small(0, at))

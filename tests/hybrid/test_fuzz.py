@@ -20,14 +20,14 @@ import torch
 
 from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
-from hummingbird.hybrid import description, ends, messages, session, store
+from hummingbird.hybrid import description, messages, proxy_view, session, store
 from hummingbird.hybrid.data_side import DataSide
-from hummingbird.hybrid.link import Link, Outgoing, both
+from hummingbird.hybrid.message_stream import MessageStream, Outgoing, both
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.store import Header, Store
 from hummingbird.hybrid.switched import keys_of
-from hummingbird.wire.frame import pack_tensors
+from hummingbird.rpc.frame import pack_tensors
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import model
 from tests.support.mutations import mutated
@@ -75,7 +75,7 @@ def in_memory(patch: pytest.MonkeyPatch) -> None:
 class Sides:
     """Both sides of a session with slot 0 ready, and every message of a conversation: (role, what it reads)."""
 
-    roles: dict[str, Callable[[Link], object]]
+    roles: dict[str, Callable[[MessageStream], object]]
     read: dict[str, list[bytes]]
     secrets: list[bytes]
 
@@ -106,21 +106,23 @@ class _Replayed:
 def sides_of(garbler: str) -> Sides:
     made, read = model(garbler), dict[str, list[bytes]]()
 
-    def tapped(name: str, role: Callable[[Link], object]) -> Callable[[Link], object]:
-        def run(link: Link) -> object:
+    def tapped(name: str, role: Callable[[MessageStream], object]) -> Callable[[MessageStream], object]:
+        def run(link: MessageStream) -> object:
             link._incoming = _Tapped(link._incoming, read.setdefault(name, []))
             return role(link)
 
         return run
 
-    def converse(name: str, data: Callable[[Link], object], at_model: Callable[[Link], object]) -> None:
+    def converse(
+        name: str, data: Callable[[MessageStream], object], at_model: Callable[[MessageStream], object]
+    ) -> None:
         roles[f"{name}, data"], roles[f"{name}, model"] = data, at_model
         both(tapped(f"{name}, data", data), tapped(f"{name}, model", at_model), HANG)
 
-    def set_up(role: Any) -> Callable[[Link], None]:
+    def set_up(role: Any) -> Callable[[MessageStream], None]:
         return lambda link: stores.setdefault(role, role(link, garbler, DIGEST, Path()))
 
-    roles: dict[str, Callable[[Link], object]] = {}
+    roles: dict[str, Callable[[MessageStream], object]] = {}
     stores: dict[Any, Memory] = {}
     with pytest.MonkeyPatch.context() as patch:
         in_memory(patch)
@@ -129,11 +131,11 @@ def sides_of(garbler: str) -> Sides:
     data, at_model = DataSide(made.plan, DIGEST, ours), ModelSide(made)
     step, output, x = made.plan.input, made.plan.output, made.plan.encode(images(1).float())
 
-    def offline(link: Link) -> None:
+    def offline(link: MessageStream) -> None:
         messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them")
         at_model.prepare(link, theirs)
 
-    def online(link: Link) -> None:
+    def online(link: MessageStream) -> None:
         fields = messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them")
         messages.number_of(fields, "slot")
         given = link.receive("input", messages.words_bytes(step.count, step.ring))
@@ -165,7 +167,7 @@ def sides(request: pytest.FixtureRequest) -> Sides:
 def test_a_role_that_reads_anything_ends(sides: Sides, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory(monkeypatch)
     generator, role, whole = random.Random(name), sides.roles[name], sides.read[name]
-    role(Link(_Replayed(whole), Outgoing(), "the other side", HANG))  # as it was
+    role(MessageStream(_Replayed(whole), Outgoing(), "the other side", HANG))  # as it was
     refused = 0
     for _ in range(COUNT):
         sent, at = list(whole), generator.randrange(len(whole))
@@ -177,7 +179,7 @@ def test_a_role_that_reads_anything_ends(sides: Sides, name: str, monkeypatch: p
             case _:
                 sent[at] = mutated(generator, [whole[at]])
         try:
-            role(Link(_Replayed(sent), Outgoing(), "the other side", HANG))
+            role(MessageStream(_Replayed(sent), Outgoing(), "the other side", HANG))
         except HummingbirdError as error:
             refused += 1
             told(error, sides.secrets)
@@ -226,7 +228,7 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
             lambda data: messages.number_of(messages.read_opening(data, DIGEST, "us", "them"), "slot"),
         ),
         "description": ([text], description.read),
-        "ends": ([ends.ends(made.plan, DIGEST)], ends.read_ends),
+        "ends": ([proxy_view.proxy_view(made.plan, DIGEST)], proxy_view.read_proxy_view),
         "header": ([whole[header]], lambda data: opened(header, data)),
         "header, signed": ([whole[header]], lambda data: opened(header, signed_header(data))),
         "slot": ([whole[slot]], lambda data: opened(slot, data)),

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from hummingbird.errors import OverloadError, PeerError, StoreError
-from hummingbird.gc import cot
 from hummingbird.he import bfv
 from hummingbird.hybrid import messages, sessions
 from hummingbird.hybrid.client import RemoteNet
+from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.service import MAX_CALLS, Service
 from hummingbird.hybrid.sessions import DAYS
-from hummingbird.wire import service
-from hummingbird.wire.gate import Gate, Limits
-from hummingbird.wire.tokens import Tokens
+from hummingbird.rpc import service
+from hummingbird.rpc.admission import Admission, Limits
+from hummingbird.rpc.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import close, model, serving
 from tests.support.patience import HANG, NEVER, until
@@ -35,7 +35,7 @@ def named(
 ) -> Iterator[tuple[str, Service, str, str]]:
     """The address of a service for alice and bob, the service, and their tokens."""
     path, tokens = file_of(folder, "alice", "bob")
-    with serving(made, folder / "m", gate=Gate(limits, Tokens(path)), **options) as (address, offered):
+    with serving(made, folder / "m", gate=Admission(limits, Tokens(path)), **options) as (address, offered):
         yield address, offered, *tokens
 
 
@@ -59,7 +59,7 @@ def test_a_caller_that_sends_and_never_reads_takes_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is dealt what the connection holds and 1 MB beyond, then nothing, and its call ends; others are served."""
-    monkeypatch.setattr("hummingbird.hybrid.link.AHEAD", service.CHUNK)
+    monkeypatch.setattr("hummingbird.hybrid.message_stream.AHEAD", service.CHUNK)
     made = model("model")
     with serving(made, tmp_path / "m") as (address, offered):
         with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:

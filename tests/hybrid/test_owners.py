@@ -14,8 +14,8 @@ import pytest
 from hummingbird.errors import AccessError
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.store import HEADER
-from hummingbird.wire.gate import Gate
-from hummingbird.wire.tokens import Tokens
+from hummingbird.rpc.admission import Admission
+from hummingbird.rpc.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support.dealers import Authority
 from tests.support.hybrid import close, model, serving
@@ -44,7 +44,7 @@ def test_another_client_cannot_use_a_session(tmp_path: Path, by: str) -> None:
         alice, bob = ({"tls": ours.issue(name)} for name in ("alice", "bob"))
     else:
         path, (first, second) = file_of(tmp_path, "alice", "bob")
-        served = {"gate": Gate(tokens=Tokens(path))}
+        served = {"gate": Admission(tokens=Tokens(path))}
         alice, bob = {"token": first}, {"token": second}
     with serving(made, tmp_path / "m", **served) as (address, _):
         with RemoteNet(address, tmp_path / "d", timeout=HANG, **alice) as net:

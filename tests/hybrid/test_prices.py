@@ -10,11 +10,11 @@ import torch
 from hummingbird import cost, hybrid
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.gc import cot
-from hummingbird.gc.relu import Circuit
 from hummingbird.he.bfv import noise
 from hummingbird.hybrid import prices, report
 from hummingbird.hybrid.encrypted import Weights, layers
+from hummingbird.hybrid.gc import cot
+from hummingbird.hybrid.gc.relu import Circuit
 from hummingbird.hybrid.numbering import Numbering
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.kernels.cot import BLOCK

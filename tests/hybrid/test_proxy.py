@@ -18,16 +18,16 @@ from hummingbird.he import bfv
 from hummingbird.he.bfv import noise
 from hummingbird.hybrid import messages, prices
 from hummingbird.hybrid.client import Connection
-from hummingbird.hybrid.ends import ends, read_ends
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.plan import Model, Step
 from hummingbird.hybrid.proxy import MAX_USERS, Proxy
+from hummingbird.hybrid.proxy_view import proxy_view, read_proxy_view
 from hummingbird.hybrid.switched import Image, Keys, keys_of
 from hummingbird.hybrid.user import ProxiedNet
-from hummingbird.hybrid.users import INPUTS, MOST_KEYS, Users
-from hummingbird.wire import service
-from hummingbird.wire.gate import Gate
-from hummingbird.wire.tokens import Tokens
+from hummingbird.hybrid.users import INPUTS, MOST_KEYS, ConnectedUsers
+from hummingbird.rpc import service
+from hummingbird.rpc.admission import Admission
+from hummingbird.rpc.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support import hybrid_nets
 from tests.support.bfv_cases import UNLIKELY, chi_square
@@ -39,7 +39,7 @@ from tests.support.services import asked, file_of
 
 @contextmanager
 def proxied(
-    made: Model, folder: Path, slots: int = 2, gate: Gate | None = None, **options: Any
+    made: Model, folder: Path, slots: int = 2, gate: Admission | None = None, **options: Any
 ) -> Iterator[tuple[str, str, Proxy]]:
     """Addresses of a server and a proxy, and the proxy, whose users pass `gate`."""
     with serving(made, folder / "m", **options) as (server, _):
@@ -179,13 +179,13 @@ class Slow(dict[str, Any]):
 
 
 def test_a_ticket_serves_one_of_two_who_bring_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Users.__init__
+    begin = ConnectedUsers.__init__
 
-    def slowly(users: Users, *arguments: Any) -> None:
+    def slowly(users: ConnectedUsers, *arguments: Any) -> None:
         begin(users, *arguments)
         users._waiting = Slow()
 
-    monkeypatch.setattr(Users, "__init__", slowly)
+    monkeypatch.setattr(ConnectedUsers, "__init__", slowly)
     made = model()
     with proxied(made, tmp_path) as (server, address, offered):
         connection, size = offered._connection, messages.words_bytes(made.plan.input.count, made.plan.input.ring)
@@ -243,14 +243,14 @@ def test_a_proxy_without_slots_says_so(tmp_path: Path) -> None:
 
 def test_ends_of_a_plan_are_read_as_they_are_written_and_nothing_else() -> None:
     plan, digest = model().plan, "ab" * 32
-    text = ends(plan, digest)
-    read, found = read_ends(text)
+    text = proxy_view(plan, digest)
+    read, found = read_proxy_view(text)
     assert found == digest and read.input_range == plan.input_range
     for mine, theirs in ((read.input, plan.input), (read.output, plan.output)):
         assert (mine.shape, mine.ring, mine.unit) == (theirs.shape, theirs.ring, theirs.unit)
     for bad in (b"", b"[]", b"{}", text[:-1], text.replace(b"14", b"99"), text.replace(b"[1, 4, 4]", b"[1, -4]")):
         with pytest.raises(InputError):
-            read_ends(bad)
+            read_proxy_view(bad)
 
 
 def test_a_proxy_of_another_plan_is_refused(tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ def test_a_proxy_of_another_plan_is_refused(tmp_path: Path) -> None:
 def test_the_model_s_side_marks_a_slot_as_used_before_it_sends_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    sends, sent, made = Link.send, [], model()
+    sends, sent, made = MessageStream.send, [], model()
 
-    def send(link: Link, name: str, data: Any) -> None:
+    def send(link: MessageStream, name: str, data: Any) -> None:
         if link.where == "the data's side":
             lines = [path.read_bytes().splitlines() for path in (tmp_path / "m").glob("*/used")]
             sent.append((name, sum(map(len, lines)) - len(lines)))
@@ -274,7 +274,7 @@ def test_the_model_s_side_marks_a_slot_as_used_before_it_sends_a_byte(
 
     with proxied(made, tmp_path, slots=1) as (server, address, offered):
         offered._ended.set()  # prepares no more
-        monkeypatch.setattr(Link, "send", send)
+        monkeypatch.setattr(MessageStream, "send", send)
         with ProxiedNet(server, address, input=kind, timeout=HANG) as net:
             net(images(1).float())
         assert [name for name, _ in sent][:2] == ["done", "switched" if kind == "switched" else "relu: bits"]
@@ -285,7 +285,7 @@ def test_one_absent_user_does_not_hold_all_places(tmp_path: Path) -> None:
     """It has two of them; when they are given up others have them, and that name has none for a while."""
     made = model()
     path, (alice, bob) = file_of(tmp_path, "alice", "bob")
-    options: dict[str, Any] = {"slots": MAX_USERS, "gate": Gate(tokens=Tokens(path)), "idle": 5.0}
+    options: dict[str, Any] = {"slots": MAX_USERS, "gate": Admission(tokens=Tokens(path)), "idle": 5.0}
     with proxied(made, tmp_path, **options) as (_, address, offered):
         digest = offered._connection.digest
         for _ in range(2):
@@ -306,7 +306,7 @@ def test_one_user_s_keys_are_in_nobody_else_s_way(tmp_path: Path) -> None:
     with proxied(made, tmp_path) as (_, _, offered):
         public, digest = offered._public, offered._connection.digest
         keys = bytes.fromhex(digest) + keys_of(bfv.Secret.new(), public)
-    with serving(made, tmp_path / "m", gate=Gate(tokens=Tokens(path))) as (server, here):
+    with serving(made, tmp_path / "m", gate=Admission(tokens=Tokens(path))) as (server, here):
         mine = asked(server, "Keys", keys, token=bob).hex()
         channel = service.connect(server, timeout=HANG, token=alice)
         hers = [service.call(channel, "Keys", keys, timeout=HANG).hex() for _ in range(MOST_KEYS)]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hummingbird.errors import ModelError
-from hummingbird.hybrid import draft, lowering
-from hummingbird.hybrid.plan import Gate, Parameters
+from hummingbird.hybrid import lowering, plan_builder
+from hummingbird.hybrid.plan import Gate, LinearWeights
 from scripts import fuzz_hybrid, fuzz_nets
 from scripts.fuzz_hybrid import judge, recipe
 from tests.hybrid.test_convert import WIDE, make_plan
@@ -43,11 +43,11 @@ def _narrower(*given: Any) -> Gate:
     return cast(Callable[..., Gate], Gate)(*rest, width - 1)
 
 
-def _floored(step: Any) -> Parameters:
+def _floored(step: Any) -> LinearWeights:
     weight, bias = step.weights
     whole = (weight * (step.inputs[0].scale.unit / step.scale.unit)).floor().long()
     shift = torch.zeros(len(weight)) if bias is None else (bias / step.scale.unit).floor()
-    return Parameters(whole.contiguous(), shift.long())
+    return LinearWeights(whole.contiguous(), shift.long())
 
 
 def _divided(to: Any, name: str, x: Any, shape: Any, divisor: int, *sizes: Any) -> Any:
@@ -57,8 +57,8 @@ def _divided(to: Any, name: str, x: Any, shape: Any, divisor: int, *sizes: Any) 
 _SUM_POOL = lowering._sum_pool
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "a ReLU lets everything pass": ("relu", lambda patch: patch.setitem(lowering._RULES, "relu", _lifted)),
-    "weights are cut off": ("conv", lambda patch: patch.setattr(draft, "_parameters", _floored)),
-    "gates of a bit less": ("relu", lambda patch: patch.setattr(draft, "Gate", _narrower)),
+    "weights are cut off": ("conv", lambda patch: patch.setattr(plan_builder, "_parameters", _floored)),
+    "gates of a bit less": ("relu", lambda patch: patch.setattr(plan_builder, "Gate", _narrower)),
     "averages over one place more": ("avg_pool", lambda patch: patch.setattr(lowering, "_sum_pool", _divided)),
 }
 

@@ -27,9 +27,9 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.hybrid import client, messages
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.convert import make_plan
-from hummingbird.hybrid.plan import Model, Parameters
+from hummingbird.hybrid.plan import LinearWeights, Model
 from hummingbird.hybrid.service import MAX_CALLS
-from hummingbird.wire import service
+from hummingbird.rpc import service
 from tests.hybrid.test_arithmetic import images
 from tests.support import he_service, hybrid_nets
 from tests.support.dealers import Authority
@@ -184,7 +184,7 @@ def test_stores_of_other_nets_sessions_and_sides_are_refused(tmp_path: Path) -> 
         with pytest.raises(StoreError, match="another process is using this store"):
             with serving(made, tmp_path / "m"):
                 pass
-    changed = {**made.parameters, 5: Parameters(made.parameters[5].weight + 1, made.parameters[5].bias)}
+    changed = {**made.parameters, 5: LinearWeights(made.parameters[5].weight + 1, made.parameters[5].bias)}
     for other in (Model(made.plan, changed), model("model")):
         with (
             serving(other, tmp_path / "m") as (address, _),

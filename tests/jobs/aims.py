@@ -9,7 +9,7 @@ from torch import nn
 
 import hummingbird
 from hummingbird.bits import EXACT, BitWindow
-from hummingbird.mpc import launch
+from hummingbird.mpc.session import launch
 from tests.jobs.programs import unequal
 from tests.support.patience import HANG
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird.channel.meter import OUTSIDE, MeterRow
 from hummingbird.commands.party import run_party
 from hummingbird.cost import Cost
-from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
-from hummingbird.wire.meter import OUTSIDE, Row
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from tests.support.patience import HANG
 
 
@@ -30,7 +30,7 @@ class Two(nn.Module):
         return {"z": z, "b": self.b(z), "place": self.b(z).argmax(1)}
 
 
-def counted(row: Row) -> Cost:
+def counted(row: MeterRow) -> Cost:
     return Cost(row.rounds, row.bits_sent, row.offline_bits)
 
 

@@ -1,4 +1,6 @@
-"""Checks of tests/mpc/test_callers.py between two parties: `python -m tests.jobs.callers`, a process for each."""
+"""Checks of tests/mpc/session/test_callers.py between two parties: `python -m tests.jobs.callers`, a process for
+each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird.commands.party import run_party
 from hummingbird.errors import InputError
-from hummingbird.mpc import launch
+from hummingbird.mpc.session import launch
 from tests.support.patience import HANG
 
 UNIT = 2.0**-16

@@ -16,10 +16,11 @@ from torch import Tensor
 
 import hummingbird
 from hummingbird.commands.party import run_party
+from hummingbird.crypten import adapter
+from hummingbird.crypten.adapter import BinarySharedTensor, MPCTensor, cfg, crypten, ptype
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, InputError, TrustError
-from hummingbird.mpc import _crypten, launch
-from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import BinarySharedTensor, MPCTensor, cfg, crypten, ptype
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from tests.support import crypten_nets
 from tests.support.chance import DEVIATIONS
 from tests.support.crypten_cases import UNIT, X, Y
@@ -108,7 +109,7 @@ def binary() -> list[str]:
     for name, back in {
         "conversion": x.to(ptype.binary).to(ptype.arithmetic),
         "conversion at 20 bits": x.to(ptype.binary).to(ptype.arithmetic, precision=20),
-        "fine": _crypten.from_share(x.share << 16, 32).to(ptype.binary).to(ptype.arithmetic),
+        "fine": adapter.from_share(x.share << 16, 32).to(ptype.binary).to(ptype.arithmetic),
         "shared bits": MPCTensor(X.round() * (session.rank == 0), ptype=ptype.binary).to(ptype.arithmetic),
     }.items():
         if not torch.equal(back.get_plain_text(), X.round() if name == "shared bits" else X):
@@ -116,7 +117,7 @@ def binary() -> list[str]:
     # Comparisons and products of tensors whose fraction has another length.
     y = hummingbird.cryptensor(Y if session.rank == 0 else None)
     for scale in (17, 20, 24, 32):
-        fine = _crypten.from_share(x.share << (scale - 16), scale)
+        fine = adapter.from_share(x.share << (scale - 16), scale)
         for name, out, expected in (
             ("gt", fine > y, (X > Y).float()),
             ("lt", y < fine, (Y < X).float()),
@@ -145,7 +146,7 @@ def _refused(
     x: Any, words: Any, rank: int, parties: int, folder: Path
 ) -> Iterator[tuple[str, type[HummingbirdError], str, Any]]:
     """name, error, a part of its text, call; every party calls, and nothing is sent."""
-    communicator = _crypten.PartyCommunicator.get()
+    communicator = adapter.PartyCommunicator.get()
     assert communicator is not None
     statistics, hint = "statistics are not kept", "hummingbird.convert_model"
     yield "print stats", EnvironmentProblem, statistics, crypten.print_communication_stats
@@ -156,7 +157,7 @@ def _refused(
     yield "load", EnvironmentProblem, "pickle", lambda: crypten.load(folder / "x")
     yield "load a net", EnvironmentProblem, hint, lambda: crypten.load_from_party("f", model_class=torch.nn.Linear)
     yield "load a file", EnvironmentProblem, "weights_only", lambda: crypten.load_from_party(str(folder / "x"))
-    if _crypten.SHIMMED:
+    if adapter.SHIMMED:
         yield "from_pytorch", EnvironmentProblem, hint, lambda: crypten.nn.from_pytorch(torch.nn.ReLU(), X)
         yield "from_onnx", EnvironmentProblem, hint, lambda: crypten.nn.from_onnx("net.onnx")
     yield "init_thread", EnvironmentProblem, "hummingbird.init()", lambda: crypten.init_thread(0, 2)
@@ -240,7 +241,7 @@ def communication() -> list[str]:
     """CrypTen's communicator, its files, and what is made of random numbers."""
     session, wrong = launch.init(timeout=HANG), []
     rank, parties = session.rank, session.parties
-    communicator = _crypten.PartyCommunicator.get()
+    communicator = adapter.PartyCommunicator.get()
     assert communicator is not None
 
     def check(name: str, right: bool) -> None:

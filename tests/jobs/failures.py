@@ -27,8 +27,8 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import infer
 from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from tests.jobs import gathering, stores
 from tests.jobs.lanes import lanes
 from tests.support.patience import HANG, NEVER

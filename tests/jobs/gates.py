@@ -13,7 +13,7 @@ import torch
 import hummingbird
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.commands.party import run_party
-from hummingbird.mpc import launch
+from hummingbird.mpc.session import launch
 from tests.jobs.programs import unequal
 from tests.support.gates import ACTIVATIONS, block
 from tests.support.patience import HANG

@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 import hummingbird
 from hummingbird.__main__ import parser
+from hummingbird.channel import meter
 from hummingbird.commands import infer
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
-from hummingbird.wire import meter
 from tests.support.patience import HANG
 
 ROWS = 7

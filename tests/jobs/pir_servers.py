@@ -13,8 +13,8 @@ import torch
 from hummingbird.__main__ import main
 from hummingbird.errors import HummingbirdError
 from hummingbird.pir.serving import journal
-from hummingbird.wire import service
-from hummingbird.wire.service import Tls
+from hummingbird.rpc import service
+from hummingbird.rpc.service import Tls
 from tests.support.patience import HANG
 
 FORKS = multiprocessing.get_context("forkserver")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.commands.party import run_party
-from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from tests.jobs.programs import _remains, answered
 from tests.support.patience import HANG
 

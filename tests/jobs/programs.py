@@ -17,14 +17,15 @@ import torch.nn.functional as F
 import hummingbird
 from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
+from hummingbird.channel.meter import Meter
 from hummingbird.commands.party import run_party
+from hummingbird.crypten import adapter
+from hummingbird.crypten.provider import DealerProvider
 from hummingbird.errors import HummingbirdError, TrustError
-from hummingbird.mpc import _crypten, launch
-from hummingbird.mpc import microbatch as cutting
-from hummingbird.mpc import session as sessions
-from hummingbird.mpc.provider import DealerProvider
+from hummingbird.mpc.plan import microbatch as cutting
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from hummingbird.prg import Stream
-from hummingbird.wire.meter import Meter
 from models import get_model
 from tests.support.operations import cases
 from tests.support.patience import HANG
@@ -289,7 +290,7 @@ def crypten_functions() -> dict[str, Any]:
         assert not unequal(m)
 
     # Randomness: sums of zero, from our streams, different at every call and every party.
-    crypten, arithmetic, binary = _crypten.crypten, _crypten.ArithmeticSharedTensor, _crypten.BinarySharedTensor
+    crypten, arithmetic, binary = adapter.crypten, adapter.ArithmeticSharedTensor, adapter.BinarySharedTensor
     zero, again = arithmetic.PRZS((100,)).share, arithmetic.PRZS((100,)).share
     parts = [part[0] for part in session.channel.exchange(zero).values()]
     assert not bool(sum(parts, zero.clone()).any()) and bool(zero.all()) and not torch.equal(zero, again)
@@ -301,13 +302,13 @@ def crypten_functions() -> dict[str, Any]:
     assert not bool(total.any()) and bool(bits.any())
     assert all(isinstance(crypten.generators[name]["cpu"], Stream) for name in ("prev", "next", "local"))
     before = torch.random.get_rng_state()
-    arithmetic.PRSS((10,), device=None), _crypten.MPCTensor.rand(4), crypten.cryptensor(x, src=0), a.relu()
+    arithmetic.PRSS((10,), device=None), adapter.MPCTensor.rand(4), crypten.cryptensor(x, src=0), a.relu()
     assert torch.equal(before, torch.random.get_rng_state()), "torch's generator was used"
     local = [part[0] for part in session.channel.exchange(arithmetic.PRSS((50,)).share).values()]
     assert all(int((part == other).sum()) == 0 for part in local for other in [arithmetic.PRSS((50,)).share])
 
     # Objects travel as JSON; what would need pickle is refused before anything is sent.
-    communicator = _crypten.PartyCommunicator.get()
+    communicator = adapter.PartyCommunicator.get()
     said = [3, [1.5, "x"], {"a": None}]
     assert communicator.broadcast_obj(said if session.rank == owner else None, owner) == said
     assert list(communicator.broadcast_obj(torch.Size([2, 3]) if session.rank == 0 else None, 0)) == [2, 3]
@@ -338,7 +339,7 @@ def crypten_functions() -> dict[str, Any]:
             start()
         except HummingbirdError:
             continue
-        assert _crypten.PartyCommunicator.get() is communicator, "crypten.init() has replaced the communicator"
+        assert adapter.PartyCommunicator.get() is communicator, "crypten.init() has replaced the communicator"
     check("after all that", a.relu(), x.relu(), (1 + parties) * unit)
     return results
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.errors import AgreementError
-from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from tests.jobs.programs import unequal
 from tests.support.patience import HANG
 

@@ -15,9 +15,9 @@ import hummingbird
 from hummingbird import ring
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.party import run_party
-from hummingbird.mpc import launch
-from hummingbird.mpc._crypten import from_share, share_of
+from hummingbird.crypten.adapter import from_share, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.session import launch
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.simulation.exact import dealer_seeds, input_shares
 from tests.support.operations import norm

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import hummingbird
 from hummingbird.commands.party import run_party
-from hummingbird.mpc import launch
+from hummingbird.mpc.session import launch
 from tests.jobs.programs import unequal
 from tests.support.patience import HANG
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from hummingbird.wire.front import Front
-from hummingbird.wire.options import add_service, service_of
+from hummingbird.rpc.options import add_service, service_of
+from hummingbird.rpc.server import ServiceProgram
 from tests.support.patience import HANG
 
 
@@ -26,7 +26,7 @@ def main() -> None:
             time.sleep(0.01)
         return b"done"
 
-    with Front("test", service_of(args)) as front:
+    with ServiceProgram("test", service_of(args)) as front:
         front.serve({"Wait": wait, "Echo": lambda request, context: request})
         front.ready()
         print(front.line, flush=True)

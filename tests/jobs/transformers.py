@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.bits import BitConfig
-from hummingbird.mpc import launch
+from hummingbird.mpc.session import launch
 from models.bert import Bert
 from models.vit import vit
 from tests.jobs.programs import unequal

@@ -14,11 +14,11 @@ from typing import Any
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.data_side import DataSide, Slot
-from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.model_side import ModelSide, Online
 from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.store import Store
-from hummingbird.wire import service
+from hummingbird.rpc import service
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import close, model
 from tests.support.patience import HANG
@@ -39,19 +39,19 @@ def recorded(place: Path) -> None:
     data_deal, model_deal = DataSide._deal, ModelSide._deal
     answer, begin = DataSide.answer, ModelSide.begin
 
-    def deal_at_data(self: DataSide, link: Link, secret: Any, slot: int) -> Any:
+    def deal_at_data(self: DataSide, link: MessageStream, secret: Any, slot: int) -> Any:
         write(place, f"dealt data {slot}")
         return data_deal(self, link, secret, slot)
 
-    def deal_at_model(self: ModelSide, link: Link, store: Store, public: Any, slot: int) -> Any:
+    def deal_at_model(self: ModelSide, link: MessageStream, store: Store, public: Any, slot: int) -> Any:
         write(place, f"dealt model {slot}")
         return model_deal(self, link, store, public, slot)
 
-    def answer_at_data(self: DataSide, link: Link, slot: Slot) -> None:
+    def answer_at_data(self: DataSide, link: MessageStream, slot: Slot) -> None:
         write(place, f"used data {slot.number}")
         answer(self, link, slot)
 
-    def begin_at_model(self: ModelSide, link: Link, store: Store, slot: int) -> Online:
+    def begin_at_model(self: ModelSide, link: MessageStream, store: Store, slot: int) -> Online:
         online = begin(self, link, store, slot)
         write(place, f"used model {slot}")
         return online

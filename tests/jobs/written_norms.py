@@ -12,9 +12,9 @@ from torch import nn
 
 import hummingbird
 from hummingbird.commands.party import run_party
-from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
-from tests.graph.test_written import EpsNorm, OnnxNorm
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
+from tests.graph.ops.test_written_out import EpsNorm, OnnxNorm
 from tests.jobs.programs import answered
 from tests.support.patience import HANG
 

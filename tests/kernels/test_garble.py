@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.gc.relu import plain
+from hummingbird.hybrid.gc.relu import plain
 from hummingbird.kernels.garble import (
     GARBLERS,
     KINDS,

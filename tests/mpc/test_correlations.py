@@ -17,20 +17,20 @@ from hummingbird.mpc.correlations.bits import And
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.provider import SharedBit, Wraps
+from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
 from hummingbird.mpc.correlations.registry import KINDS, from_json
-from hummingbird.mpc.correlations.request import Turn, corrections, expand, layout, received
+from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, layout, received
 from hummingbird.mpc.correlations.truncation import Selection, Truncation
-from hummingbird.mpc.correlations.turns import Turns, received_by
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.wire.frame import frame_bytes
+from hummingbird.rpc.frame import frame_bytes
 from tests.support.chance import DEVIATIONS
 from tests.support.correlation_checks import CASES, columns, take_and_check
 from tests.support.patience import NEVER
 
 
 def test_every_kind_has_a_case():
-    # A mask that outlives its request: tests/mpc/test_private_weights.py.
+    # A mask that outlives its request: tests/mpc/layers/test_private_weights.py.
     assert {request.kind for request, _ in CASES} == set(KINDS) - {"fixed", "linear"}
 
 
@@ -114,7 +114,7 @@ def test_shares_satisfy_every_correlation(process, parties):
     taken, bits = take_and_check(clients), [request.correction_bits for request, _ in CASES]
     for rank, materials in enumerate(taken):
         assert [material.offline_bits for material in materials] == bits
-        mine = [turn.receiver == rank for turn in Turns(parties).take([request for request, _ in CASES])]
+        mine = [turn.receiver == rank for turn in ReceiverRotation(parties).take([request for request, _ in CASES])]
         assert any(mine) and [material.received_bits for material in materials] == [
             size if here else 0 for size, here in zip(bits, mine, strict=True)
         ]
@@ -213,7 +213,7 @@ def test_every_kind_can_be_received_by_every_party(receiver):
     """As dealt, to any of three parties: independent code recomputes what the shares stand for."""
     seeds = [os.urandom(16) for _ in range(3)]
     for number, (request, verify) in enumerate(CASES):
-        turn = Turn(receiver, number)
+        turn = ReceiverTurn(receiver, number)
         shares = [expand(request, turn, seed, rank) for rank, seed in enumerate(seeds)]
         shares[receiver] |= received(request, corrections(request, turn, seeds))
         verify(columns(request, [Material(mine) for mine in shares]), **request.params)
@@ -223,7 +223,7 @@ def test_turns_are_even_at_any_time():
     """To within the largest request so far, whatever the sizes are; each party's numbers go up by one."""
     random.seed(3)
     for parties in (1, 2, 3, 5):
-        turns, sent, numbers, largest = Turns(parties), [0] * parties, [0] * parties, 0
+        turns, sent, numbers, largest = ReceiverRotation(parties), [0] * parties, [0] * parties, 0
         for _ in range(300):
             request = SquarePair((random.choice([0, 1, 7, 50, random.randrange(1000)]),))
             (turn,) = turns.take([request])
@@ -237,8 +237,8 @@ def test_turns_are_even_at_any_time():
 
 def test_requests_in_one_list_have_the_turns_that_they_have_one_by_one():
     requests = [request for request, _ in CASES]
-    one_by_one = Turns(3)
-    assert Turns(3).take(requests) == [turn for request in requests for turn in one_by_one.take([request])]
+    one_by_one = ReceiverRotation(3)
+    assert ReceiverRotation(3).take(requests) == [turn for request in requests for turn in one_by_one.take([request])]
     parts = [received_by(rank, 3, requests) for rank in range(3)]
     bits = [sum(request.correction_bits for request in part) for part in parts]
     assert sum(map(len, parts)) == len(requests)

@@ -20,7 +20,7 @@ from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import SavedNet
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.saving import description
 from hummingbird.saving.folder import NET
 from tests.support.disk import Order

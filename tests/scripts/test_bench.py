@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hummingbird import cost
+from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.cost import Cost
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.wire.meter import Meter, Row
 from scripts import bench, bench_relu, bench_resnet, link, plot
 from scripts.bench import Unit, Work
 from scripts.contest import BESIDE, PARTS, Sample, window_of
@@ -72,7 +72,7 @@ def test_a_sample_is_what_the_meter_saw() -> None:
         ("opening", "open", 0.1, 64),
     ):
         rounds = int(bits > 0)
-        m.rows[name] = Row(name, kind, rounds=rounds, rounds_predicted=rounds, bits_sent=bits, bits_predicted=bits)
+        m.rows[name] = MeterRow(name, kind, rounds=rounds, rounds_predicted=rounds, bits_sent=bits, bits_predicted=bits)
         m.rows[name].compute_seconds, m.rows[name].wait_seconds = compute, 0.1
     m.rows["relu"].offline_seconds, m.rows["relu"].dealer_seconds = 0.05, 0.4
     m.rows["relu"].offline_bits = m.rows["relu"].offline_bits_predicted = 33
@@ -232,7 +232,7 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     assert 87 <= gmw["online_bits_per_relu"] < 87.1 and gmw["rounds"] == 5
     assert 22 <= fast["online_bits_per_relu"] < 22.1 and fast["rounds"] == 2 and fast["offline_bits_per_relu"] == 472
     assert [row["dealer"] for row in (crypten, gmw, fast, masked)] == [None, "far", "far", "far"]
-    # Of a dealer that streams the fewest bytes in all, of a store the fewest rounds (mpc/aim.py).
+    # Of a dealer that streams the fewest bytes in all, of a store the fewest rounds (mpc/protocols/table_choice.py).
     assert 26 <= masked["online_bits_per_relu"] < 26.1 and masked["rounds"] == 3
     assert all(22 <= row["online_bits_per_relu"] < 22.1 and row["rounds"] == 2 for row in stored) and stored
     assert gmw["offline_bits_per_relu"] == 144

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.gc import relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.kernels.cpu import library
 from scripts import bench_garble
 from scripts.bench_garble import Adders, isas, main

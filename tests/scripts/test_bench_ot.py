@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hummingbird import cost
-from hummingbird.gc import cot
+from hummingbird.hybrid.gc import cot
 from hummingbird.kernels.cpu import library
 from scripts import bench_ot
 

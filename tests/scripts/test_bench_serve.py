@@ -21,7 +21,7 @@ from hummingbird.capacity.system import Draws, Load, System
 from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.dry_run import dry_run
+from hummingbird.mpc.plan.dry_run import dry_run
 from scripts import bench_serve, calibrate, serve_reality, serve_timed
 from scripts.link import obstacle
 from scripts.serve_calibrate import Calibrated

@@ -8,7 +8,7 @@ import pytest
 
 from hummingbird import convert_model
 from hummingbird.capacity import load_profile, shipped
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError
 from models import get_model
@@ -38,9 +38,9 @@ def test_another_count_than_the_price_is_an_error() -> None:
 def test_a_spread_that_is_no_measurement_is_named(busy: tuple[float, ...], above: str, tmp_path: Path) -> None:
     """By the program that measures, and by every plan that rests on the samples; services vary by themselves."""
     rows = [
-        Row("mpc masked", "a ReLU", "a", {"values": 1.0}, {"compute": (1.0, *busy, 1.0, *busy)}),
-        Row("mpc masked", "a layer", "b", {"values": 2.0}, {"compute": (2.0, 2.1, 2.0, 9.0, 2.0, 2.0)}),
-        Row("serve", "digits", "c", {"requests": 1.0}, {"alone": (1.0, 9.0, 1.0, 9.0)}),
+        Measurement("mpc masked", "a ReLU", "a", {"values": 1.0}, {"compute": (1.0, *busy, 1.0, *busy)}),
+        Measurement("mpc masked", "a layer", "b", {"values": 2.0}, {"compute": (2.0, 2.1, 2.0, 9.0, 2.0, 2.0)}),
+        Measurement("serve", "digits", "c", {"requests": 1.0}, {"alone": (1.0, 9.0, 1.0, 9.0)}),
     ]
     made = Profile(machine(), 1, tuple(rows))
     assert above in calibrate.judged(made) and ("hint:" in calibrate.judged(made)) == bool(above)

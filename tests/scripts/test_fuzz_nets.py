@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hummingbird.crypten.adapter import from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Ref, Step, trace
 from hummingbird.graph.steps import map_refs
-from hummingbird.mpc._crypten import from_share, scale_of, share_of
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
 from scripts import fuzz_nets, fuzz_run
 from scripts.fuzz_bounds import BOUNDS, MOVES, UNIT, walk
 from scripts.fuzz_grammar import KINDS

@@ -19,7 +19,7 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels.gpu.sizes import DEFAULTS
-from hummingbird.mpc import microbatch
+from hummingbird.mpc.plan import microbatch
 from scripts import gpu, gpu_native, gpu_page, gpu_run, gpu_steps, gpu_wheels
 from scripts.gpu_steps import STEPS, Run, Step
 from scripts.kernel_cases import TUNED

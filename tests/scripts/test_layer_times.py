@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hummingbird.wire.meter import Row
+from hummingbird.channel.meter import MeterRow
 from scripts import layer_times
 from scripts.layer_times import by_stage, markdown, quickest
 
 
-def row(layer: str, window: str, *seconds: float) -> Row:
-    return Row(layer, window=window, compute_seconds=seconds[0], wait_seconds=seconds[1], offline_seconds=seconds[2])
+def row(layer: str, window: str, *seconds: float) -> MeterRow:
+    return MeterRow(
+        layer, window=window, compute_seconds=seconds[0], wait_seconds=seconds[1], offline_seconds=seconds[2]
+    )
 
 
 def test_rows_are_summed_by_stage() -> None:

@@ -15,9 +15,9 @@ import torch
 
 from hummingbird.errors import PeerError, TrustError
 from hummingbird.prg import new_seed
+from hummingbird.rpc import service as wire
 from hummingbird.serving.client import Client
 from hummingbird.serving.message import Request, split
-from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
 from tests.support.parties import finish, start
 from tests.support.patience import HANG, until

@@ -30,15 +30,17 @@ from hummingbird.errors import (
     PeerError,
     UnavailableError,
 )
+from hummingbird.rpc import service as wire
 from hummingbird.serving.client import Client
-from hummingbird.serving.description import Description, Part
+from hummingbird.serving.description import ServiceDescription, TensorSpec
 from hummingbird.serving.message import Request, pack_answer
-from hummingbird.wire import service as wire
 from tests.serving.test_message import SERVICE as OTHER
 from tests.support.patience import HANG, NEVER
 
 # A service that gives back what it gets.
-SERVICE = replace(OTHER, inputs=(Part("x", (3,)),), outputs=(Part("y", (3,)),), bits=40, result_bits=40, parties=2)
+SERVICE = replace(
+    OTHER, inputs=(TensorSpec("x", (3,)),), outputs=(TensorSpec("y", (3,)),), bits=40, result_bits=40, parties=2
+)
 X = torch.tensor([[1.0, -0.5, 0.25], [0.0, 1.5, -1.0]])
 
 
@@ -47,7 +49,7 @@ class Party:
     """One party: answers with its own share. refusals: errors for the next requests."""
 
     rank: int
-    service: Description
+    service: ServiceDescription
     refusals: list[HummingbirdError] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     handle: Callable[[bytes, grpc.ServicerContext], bytes] | None = None  # in place of `ask`

@@ -11,19 +11,19 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
-from hummingbird.serving.description import Described, Description, Part
+from hummingbird.serving.description import Described, ServiceDescription, TensorSpec
 from hummingbird.serving.message import Request, body_bytes, joined, pack_answer, split
 from hummingbird.structure import TENSOR
 from hummingbird.version import VERSION
 from tests.support.chance import DEVIATIONS
 from tests.support.serving import biases
 
-SERVICE = Description(
+SERVICE = ServiceDescription(
     release=VERSION,
     net="ab" * 32,
     session="cd" * 16,
-    inputs=(Part("x", (2, 3)),),
-    outputs=(Part("result", (4,)),),
+    inputs=(TensorSpec("x", (2, 3)),),
+    outputs=(TensorSpec("result", (4,)),),
     form=TENSOR,
     limit=1.5,
     scale=16,
@@ -36,13 +36,13 @@ SERVICE = Description(
 )
 SEVERAL = replace(
     SERVICE,
-    inputs=(Part("left", (2, 3)), Part("right", ())),
-    outputs=(Part("scores", (4,)), Part("boxes.0", (2, 2)), Part("boxes.1", ())),
+    inputs=(TensorSpec("left", (2, 3)), TensorSpec("right", ())),
+    outputs=(TensorSpec("scores", (4,)), TensorSpec("boxes.0", (2, 2)), TensorSpec("boxes.1", ())),
     form=("object", ("scores", "boxes", "note"), (TENSOR, ("tuple", (), (TENSOR, TENSOR)), ("constant", None))),
 )
 
 
-def received(x: Tensor, service: Description = SERVICE) -> list[Tensor]:
+def received(x: Tensor, service: ServiceDescription = SERVICE) -> list[Tensor]:
     """The words that each party reads of a request."""
     shares = []
     for rank, body in enumerate(split(x, service.bits, service.parties)):
@@ -127,7 +127,7 @@ def test_a_malformed_request_is_refused_in_words(rank: int, message: bytes, word
 
 
 def test_a_description_arrives_as_it_is() -> None:
-    for service in (SERVICE, replace(SERVICE, limit=None, outputs=(Part("class", ()),), rowwise=False), SEVERAL):
+    for service in (SERVICE, replace(SERVICE, limit=None, outputs=(TensorSpec("class", ()),), rowwise=False), SEVERAL):
         found = Described.read(service.answer(2, 12.5), "here")
         assert (found.rank, found.clock, found.service, found.service.digest) == (2, 12.5, service, service.digest)
     others = [replace(SERVICE, **{name: value}) for name, value in (("scale", 17), ("limit", 2.0), ("session", "ef"))]
@@ -170,7 +170,7 @@ def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None
 
 
 def test_rows_are_looked_up_at_two_parties_with_a_weight_for_each() -> None:
-    rows, weights = Part("rows", (2,), 600), Part("weights", (2,))
+    rows, weights = TensorSpec("rows", (2,), 600), TensorSpec("weights", (2,))
     looked = replace(SERVICE, inputs=(rows, weights), parties=2)
     assert Described.read(looked.answer(0, 1.0), "here").service == looked
     for wrong in (

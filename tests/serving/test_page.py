@@ -17,9 +17,9 @@ import torch
 from hummingbird import cost
 from hummingbird.convert import build
 from hummingbird.errors import PeerError
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.serving.client import Client
-from hummingbird.serving.description import Description
+from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.plan import describe
 from models import get_model, load_checkpoint
 from tests.support.pages import blocks, run, text_of
@@ -52,7 +52,7 @@ def planned(name: str) -> PrivateNet:
     return build(net.eval(), ROOT / "checkpoints" / bits)
 
 
-def described(private: PrivateNet, name: str, parties: int) -> Description:
+def described(private: PrivateNet, name: str, parties: int) -> ServiceDescription:
     opened = sessions(parties)
     known = describe(private, NETS[name][1], 64, opened[0], "ab" * 16)
     for session in opened:
@@ -60,7 +60,7 @@ def described(private: PrivateNet, name: str, parties: int) -> Description:
     return known
 
 
-def bytes_of(known: Description, images: int) -> tuple[int, int]:
+def bytes_of(known: ServiceDescription, images: int) -> tuple[int, int]:
     """Bytes up and down of a request of so many images."""
     return cost.asking(known.parties, images * known.values, known.bits, images * known.results, known.result_bits)
 

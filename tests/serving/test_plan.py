@@ -13,7 +13,7 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.serving.description import Described
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.plan import describe

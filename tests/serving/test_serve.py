@@ -10,7 +10,7 @@ from torch import nn
 import hummingbird
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, EnvironmentProblem, TrustError
-from hummingbird.mpc.session import enter
+from hummingbird.mpc.session.session import enter
 from tests.support.parties import sessions
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, StoreError, UnavailableError
-from hummingbird.serving import lives as module
-from hummingbird.serving.desk import Counts, unavailable
-from hummingbird.serving.lives import Lives
+from hummingbird.rpc.flag import Flag, check
+from hummingbird.serving import reconnect as module
+from hummingbird.serving.dispatcher import Counts, unavailable
 from hummingbird.serving.methods import Methods
-from hummingbird.wire.flag import Flag, check
+from hummingbird.serving.reconnect import ReconnectLoop
 from tests.support.patience import HANG, until
 
 
@@ -56,12 +56,12 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
 
 
-def live(*begins: Callable[[], Part]) -> tuple[Lives, list[bool]]:
+def live(*begins: Callable[[], Part]) -> tuple[ReconnectLoop, list[bool]]:
     """Lives that begin like this, one after the other, to their end; and what health has said."""
     health: list[bool] = []
     beginnings, flag = iter(begins), Flag()
     methods, reasons = Methods(health.append), list[str]()
-    lives = Lives(methods, lambda: next(beginnings)(), flag, lambda: None, reasons.append)  # type: ignore[arg-type, return-value]
+    lives = ReconnectLoop(methods, lambda: next(beginnings)(), flag, lambda: None, reasons.append)  # type: ignore[arg-type, return-value]
     before = signal.signal(signal.SIGTERM, lambda number, frame: flag.set())
     try:
         lives.run()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird import kernels, ranks
 from hummingbird.bits import BitWindow
-from hummingbird.kernels.reference.twin import drawn
+from hummingbird.kernels.reference.simulation import drawn
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law

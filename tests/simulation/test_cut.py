@@ -11,16 +11,16 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.hybrid import ideal
 from hummingbird.hybrid.convert import make_plan
-from hummingbird.simulation.cut import CutTwin
+from hummingbird.simulation.cut import CutSimulator
 from tests.support.hybrid_nets import NETS, Residual, exact, images
 
 BITS = BitConfig(BitWindow(20, 9), input_range=1.0)  # a bound of 6 must be in it
 SEED = bytes(range(16))
 
 
-def twin_of(net: nn.Module, bits: BitConfig = BITS, seed: int | None = 0) -> CutTwin:
+def twin_of(net: nn.Module, bits: BitConfig = BITS, seed: int | None = 0) -> CutSimulator:
     found = hummingbird.simulate(net, bits, seed=seed, cut=True)
-    assert isinstance(found, CutTwin)
+    assert isinstance(found, CutSimulator)
     return found
 
 

@@ -20,10 +20,10 @@ import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.kernels.cpu import library
-from hummingbird.mpc import session as sessions
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT
 from hummingbird.mpc.protocols.masked import MaskedLaw
+from hummingbird.mpc.session import session as sessions
 from hummingbird.simulation import exact
 from models import get_model
 from tests.jobs import real_run

@@ -10,7 +10,6 @@ import torch
 
 from hummingbird import cost
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.lift import Lifting
 from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
@@ -22,6 +21,7 @@ from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.rows import LiftedRows
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
+from hummingbird.mpc.functions import polynomials
 
 M64 = (1 << 64) - 1
 
@@ -169,7 +169,7 @@ def check_poly(parts, *, count, name, k, fraction, w, degree, scale, gain, stret
     mask = [value & ((1 << k) - 1) for value in total(parts[0])]
     m, pieces = (
         k - w,
-        polynomials.pieces(polynomials.Table(name, k, fraction, w, degree, scale, gain, stretch)).tolist(),
+        polynomials.pieces(polynomials.PolynomialTable(name, k, fraction, w, degree, scale, gain, stretch)).tolist(),
     )
     for power, column in enumerate(parts[1:]):
         modulus = (1 << bits + polynomials.GUARD + power * m) - 1

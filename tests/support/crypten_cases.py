@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hummingbird.mpc._crypten import crypten
+from hummingbird.crypten.adapter import crypten
 
 UNIT = 2.0**-16
 

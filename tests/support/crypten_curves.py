@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hummingbird.mpc._crypten import crypten
+from hummingbird.crypten.adapter import crypten
 from tests.support.crypten_cases import (
     IMAGE,
     KERNEL,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird.mpc._crypten import crypten
+from hummingbird.crypten.adapter import crypten
 from tests.support.crypten_cases import IMAGE, LINE, UNIT, X, grid
 
 cnn = crypten.nn

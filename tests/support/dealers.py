@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hummingbird.mpc.correlations.request import Request, Turn
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 from hummingbird.mpc.dealer.client import DealerClient
-from hummingbird.mpc.dealer.server import Dealer, handlers
-from hummingbird.wire import service
-from hummingbird.wire.service import Tls
+from hummingbird.mpc.dealer.server import DealerService, handlers
+from hummingbird.rpc import service
+from hummingbird.rpc.service import Tls
 from tests.support.patience import HANG
 
 
@@ -28,7 +28,7 @@ class Running:
     """A dealer served from this process on a unix socket, and clients that are closed at the end."""
 
     def __init__(self, folder: Path) -> None:
-        self.dealer = Dealer()
+        self.dealer = DealerService()
         self.address = f"unix:{folder}/d.sock"
         self.server = service.serve(handlers(self.dealer), self.address)
         self.clients: list[DealerClient] = []
@@ -62,7 +62,7 @@ def refusal(running: Running, method: str, **fields) -> str:
     return caught.value.details()
 
 
-def next_turn(dealer: Any, request: Request[Any]) -> Turn:
+def next_turn(dealer: Any, request: Request[Any]) -> ReceiverTurn:
     """The turn that a party's dealer will give a request if it is the next one."""
     (turn,) = copy.deepcopy(dealer._turns).take([request])
     return turn

@@ -9,7 +9,16 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from hummingbird.gc.relu import Circuit, chosen, evaluate, evaluate_model, garble, garble_model, new_delta, new_labels
+from hummingbird.hybrid.gc.relu import (
+    Circuit,
+    chosen,
+    evaluate,
+    evaluate_model,
+    garble,
+    garble_model,
+    new_delta,
+    new_labels,
+)
 from hummingbird.kernels.reference import garble as reference
 from hummingbird.prg import Stream, derive
 

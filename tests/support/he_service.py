@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.he.service.server import Service
-from hummingbird.wire import service
+from hummingbird.rpc import service
 
 SHAPE = (1, 6, 6)
 

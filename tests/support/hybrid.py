@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.service import Service
-from hummingbird.wire import service
-from hummingbird.wire.gate import Gate
-from hummingbird.wire.service import Tls
+from hummingbird.rpc import service
+from hummingbird.rpc.admission import Admission
+from hummingbird.rpc.service import Tls
 from tests.hybrid.test_arithmetic import small
 
 
@@ -28,7 +28,7 @@ def model(garbler: str = "data") -> Model:
 
 @contextmanager
 def serving(
-    made: Model, folder: Path, tls: Tls | None = None, gate: Gate | None = None, **options: Any
+    made: Model, folder: Path, tls: Tls | None = None, gate: Admission | None = None, **options: Any
 ) -> Iterator[tuple[str, Service]]:
     """The address of a service of this model, and the service."""
     with tempfile.TemporaryDirectory() as place:  # a unix socket's path is short

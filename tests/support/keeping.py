@@ -9,7 +9,7 @@ from hummingbird.errors import HummingbirdError
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer.keeper import Keeper
 from hummingbird.mpc.dealer.kept_store import KeptStore
-from hummingbird.mpc.lanes import Place
+from hummingbird.mpc.session.lanes import LanePosition
 from tests.support.parties import channels, together
 from tests.support.patience import NEVER
 
@@ -40,7 +40,7 @@ class Parties:
     def __init__(self, *roots: Path, timeout: float = NEVER, lane: int = 0, lanes: int = 1) -> None:
         self.roots = roots if len(roots) == 2 else roots * 2
         self.channels = channels(2)
-        places = [Place(rank, 2, lane, lanes) for rank in range(2)]
+        places = [LanePosition(rank, 2, lane, lanes) for rank in range(2)]
         self.stores: list[KeptStore] = []
         made: list[KeptStore | None] = [None, None]
 

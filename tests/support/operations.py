@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird.mpc.polynomials import ACTIVATIONS, choose
-from hummingbird.mpc.tabulated import FINEST
+from hummingbird.mpc.functions.polynomials import ACTIVATIONS, choose
+from hummingbird.mpc.functions.tabulated import FINEST
 
 UNIT = 2.0**-16
-# Of a smooth activation under exact windows: its table's bound for four parties (mpc/tabulated.py), more than the 2^-14
-# of a spline. Beside it, bends of splines times values round by two units each, at most 9 in all.
+# Of a smooth activation under exact windows: its table's bound for four parties (mpc/functions/tabulated.py), more
+# than the 2^-14 of a spline. Beside it, bends of splines times values round by two units each, at most 9 in all.
 SMOOTH = 9 * UNIT + max(
     table.error(4) for name in ACTIVATIONS if (table := choose(name, ACTIVATIONS[name].end + 0.25, FINEST, 3))
 )
@@ -229,7 +229,7 @@ def cases() -> dict[str, Case]:
         assert float(x.abs().max()) < 15
         out[name] = Case(net, x, (64 if name == "mean" else 9) * 5 / 2 * UNIT + 3 * UNIT)
     # Every result errs by 2^-13 of itself, and the rounding of values by 2^-15 over their deviation, above 1/4; then
-    # factors below 2.2 (mpc/norms.py).
+    # factors below 2.2 (mpc/layers/norms.py).
     for name, net, x in (
         ("layer_norm", norm(nn.LayerNorm(8)), image),
         ("group_norm", norm(nn.GroupNorm(2, 4, eps=1e-12)), image),

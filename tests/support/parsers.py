@@ -24,18 +24,20 @@ from torch import nn
 
 from hummingbird import ledger
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.channel import handshake
+from hummingbird.channel.channel import Channel
 from hummingbird.commands.checkpoint import load_checkpoint
 from hummingbird.convert import build
 from hummingbird.errors import HummingbirdError, PeerError
-from hummingbird.mpc import meeting, rendezvous
 from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.request import Turn, corrections, layout
+from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, layout
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Kept
-from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
-from hummingbird.mpc.lanes import Place
+from hummingbird.mpc.dealer.server import DealerService, _Message, handlers
+from hummingbird.mpc.session import meeting, rendezvous
+from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.pir import Owner, Server, Source, dpf
 from hummingbird.pir import messages as pir
 from hummingbird.pir.batching.batch_code import BatchCode
@@ -43,14 +45,13 @@ from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Identity, Statement, public_key, read_key
 from hummingbird.pir.serving.auditing import audit
 from hummingbird.prg import CIPHERS
+from hummingbird.rpc import service
+from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 from hummingbird.saving import folder as saved_folder
 from hummingbird.saving import read_net, save
 from hummingbird.saving import weights as saved_weights
-from hummingbird.saving.description import Description, _digest
+from hummingbird.saving.description import NetDescription, _digest
 from hummingbird.version import VERSION
-from hummingbird.wire import greeting, service
-from hummingbird.wire.channel import Channel
-from hummingbird.wire.frame import pack_tensors, unpack_tensors
 from models import get_model
 from tests.support import keeping
 from tests.support.correlation_checks import CASES
@@ -148,7 +149,7 @@ def saved_nets(root: Path) -> dict[str, Parser]:
     known = saved_folder.description(made)
 
     def convert(data: bytes) -> object:
-        saved = Description.from_json(data, "net.json")
+        saved = NetDescription.from_json(data, "net.json")
         if sum(tensor.numel() for tensor in saved.tensors.values()) > 1 << 20:
             return None  # as many weights as the net says: another test has little memory
         net = read_net(root / "none", saved, weights=False)
@@ -170,7 +171,7 @@ def saved_nets(root: Path) -> dict[str, Parser]:
 
 
 def dealers() -> dict[str, Parser]:
-    methods, context = handlers(Dealer()), type("Context", (), {"is_active": lambda self: True})()
+    methods, context = handlers(DealerService()), type("Context", (), {"is_active": lambda self: True})()
     join, leave, correct = (lambda data, n=n: methods[n](data, context) for n in ("Join", "Leave", "Correct"))
     session = {"session": "00" * 16, "token": "11" * 16}
     first = {"session": "00" * 16, "rank": 0, "parties": PARTIES, "version": VERSION, "cipher": "aes-128-ctr"}
@@ -191,7 +192,7 @@ def dealers() -> dict[str, Parser]:
             return client._join()
 
     request = MaskedOpening(9, k=12, m=2, tables=2, ring=64)
-    frame = pack_tensors(corrections(request, Turn(0, 0), [bytes(16), bytes(range(16))]))
+    frame = pack_tensors(corrections(request, ReceiverTurn(0, 0), [bytes(16), bytes(range(16))]))
     assert len(layout(request)) == 6
 
     def correction(data: bytes) -> object:
@@ -276,14 +277,14 @@ def lookups() -> dict[str, Parser]:
         "answer": Parser([answer], lambda data: pir.unpack_answer(data, 3, signed.facts, True)),
         "update": Parser([update], lambda data: pir.unpack_update(data, signed.facts)),
         "update at a server": Parser([update], updated.update, valid=False),
-        "description": Parser([server.describe()], pir.Description.unpack),
+        "description": Parser([server.describe()], pir.TableDescription.unpack),
         "statement's query": Parser([statement.query], changed("query")),
         "statement's answer": Parser([statement.answer], changed("answer")),
     }
 
 
 def parties(root: Path) -> dict[str, Parser]:
-    calls = {call.hello(bytes(16)): call for call in [greeting.Call(1, 0, True)]}
+    calls = {call.hello(bytes(16)): call for call in [handshake.Hello(1, 0, True)]}
 
     @contextlib.contextmanager
     def hearing(data: bytes) -> Any:
@@ -308,7 +309,7 @@ def parties(root: Path) -> dict[str, Parser]:
         ends[0].sendall(data)
         ends[0].close()
         try:
-            for _ in greeting.take(listening, b"", calls, {}, bytes(16), None):  # type: ignore[arg-type]
+            for _ in handshake.take(listening, b"", calls, {}, bytes(16), None):  # type: ignore[arg-type]
                 pass
         except OSError as error:
             raise PeerError("a stranger") from error
@@ -360,7 +361,7 @@ def parties(root: Path) -> dict[str, Parser]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rendezvous, "StoreDealer", lambda *_, **__: Store())
             patch.setattr(rendezvous, "agree", lambda *_: None)
-            return rendezvous.open_store(channel, "x", Place(0, 2, 0, 1), 1.0)
+            return rendezvous.open_store(channel, "x", LanePosition(0, 2, 0, 1), 1.0)
 
     def agree(channel: Any) -> None:
         rendezvous.agree(channel, "net", {"net": "00"})

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import hummingbird
+from hummingbird.channel.channel import Channel
 from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
-from hummingbird.wire.channel import Channel
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
 from tests.support.ports import free_port

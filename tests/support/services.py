@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
-from hummingbird.wire import service
-from hummingbird.wire.gate import caller_name
-from hummingbird.wire.tokens import line_of, new_token
+from hummingbird.rpc import service
+from hummingbird.rpc.admission import caller_name
+from hummingbird.rpc.tokens import line_of, new_token
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.prg import new_seed
+from hummingbird.rpc import service as wire
 from hummingbird.serving.client import Client
-from hummingbird.serving.description import Description
+from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.message import Request, split
-from hummingbird.wire import service as wire
 from tests.support.parties import Finished, finish, start
 from tests.support.patience import HANG, until
 from tests.support.ports import free_port
@@ -109,7 +109,7 @@ class Foreign:
 
     def __init__(self, service: Service) -> None:
         with service.client() as client:
-            self.service: Description = client.service
+            self.service: ServiceDescription = client.service
             self.addresses = list(client.addresses)
         self.channels = [wire.connect(address, timeout=HANG) for address in self.addresses]
         self.claim = new_seed()

@@ -15,15 +15,15 @@ from tests.support.parsers import Parser
 
 
 def services() -> dict[str, Parser]:
-    inputs = (serving.Part("x", (2,)), serving.Part("y", (2, 2)))
-    outputs = tuple(serving.Part(name, (2,)) for name in ("a", "b"))
+    inputs = (serving.TensorSpec("x", (2,)), serving.TensorSpec("y", (2, 2)))
+    outputs = tuple(serving.TensorSpec(name, (2,)) for name in ("a", "b"))
     form = ("dict", ("a", "b", "n"), (TENSOR, TENSOR, ("constant", None)))
-    known = serving.Description(VERSION, "ab", "cd" * 16, inputs, outputs, form, 1.5, 16, 21, 16, 43, 2, 8, True)
+    known = serving.ServiceDescription(VERSION, "ab", "cd" * 16, inputs, outputs, form, 1.5, 16, 21, 16, 43, 2, 8, True)
     bodies = split(torch.zeros(2, 6, dtype=torch.int64), known.bits, 2)
     requests = [
         Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
     ]
-    rows = serving.Part("indices", (2,), 600), serving.Part("weights", (2,))
+    rows = serving.TensorSpec("indices", (2,), 600), serving.TensorSpec("weights", (2,))
     looked = replace(known, inputs=rows)
     asked = Question(torch.zeros(2, 2, dtype=torch.int64), torch.arange(4).view(2, 2)).bodies(looked)
     keyed = [Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(looked, rank) for rank, body in enumerate(asked)]

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.layer import Layer
+from hummingbird.he.bfv.layer import LayerShape
 
 
 class Blocks(NamedTuple):
@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def choose(layer: Layer, degree: int) -> Blocks:
+def choose(layer: LayerShape, degree: int) -> Blocks:
     """The blocks that send least, then multiply least, then reply least.
 
     InputError where even the window of a single output has more than `degree` places.
@@ -55,7 +55,7 @@ def choose(layer: Layer, degree: int) -> Blocks:
     return best
 
 
-def connected(layer: Layer, phases: int, count: int, block: int) -> list[range]:
+def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
     """Which input polynomials, of `count` planes each, have one for each reply, of `block` outputs."""
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []
@@ -66,7 +66,7 @@ def connected(layer: Layer, phases: int, count: int, block: int) -> list[range]:
     return found
 
 
-def tiles_of(layer: Layer, degree: int) -> list[tuple[int, int, int]]:
+def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
     """Heights and widths of tiles, and places of a plane, where these are at most `degree`; the largest first.
 
     InputError where there is none.

@@ -15,7 +15,7 @@ MOST_LENGTH = 1 << 14  # of a padded dimension: what is tried for a layer takes 
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerShape:
     """Shapes of the input, the weights and the output of one image, as torch has them; both dimensions, and groups.
 
     What has one spatial dimension, or none, has one of 1 before it in `rows`, and in `columns`.
@@ -36,7 +36,7 @@ class Layer:
         padding: int | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
-    ) -> Layer:
+    ) -> LayerShape:
         """Check a layer: (C, H, W), (C, L) or (features,) with weights as torch has them.
 
         stride, padding, dilation: one number, or one for each dimension. InputError where these do not fit each other.
@@ -66,7 +66,7 @@ class Layer:
                 hint = "check the kernel, the stride, the padding and the dilation"
                 raise InputError(what, where=f"{where}(weight_shape)", hint=hint)
         output_shape = (weights[0], *(axis.outputs for axis in axes[2 - dims :]))
-        return Layer(inputs, weights, output_shape, groups, *axes)
+        return LayerShape(inputs, weights, output_shape, groups, *axes)
 
     def channels(self, outputs: Tensor) -> Tensor:
         """The input channels of some outputs' weights: int64 (n,) to (n, C / groups)."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.he.bfv import blocks
 from hummingbird.he.bfv.blocks import Blocks
-from hummingbird.he.bfv.layer import Layer, check, check_degree
+from hummingbird.he.bfv.layer import LayerShape, check, check_degree
 from hummingbird.he.bfv.planes import Planes
 from hummingbird.he.bfv.scheme import DEGREE, products
 
@@ -39,7 +39,7 @@ class Layout:
     Polynomials of inputs and replies come tile by tile, as many for each: `pairs` and the weights serve every tile.
     """
 
-    layer: Layer
+    layer: LayerShape
     degree: int
     blocks: Blocks
 
@@ -61,7 +61,7 @@ class Layout:
             Layout.of((64, 32, 32), (64, 64, 3, 3), padding=1)
         """
         check_degree(degree, f"{_WHERE}.of")
-        layer = Layer.of(input_shape, weight_shape, stride, padding, dilation, groups)
+        layer = LayerShape.of(input_shape, weight_shape, stride, padding, dilation, groups)
         return Layout(layer, degree, blocks.choose(layer, degree))
 
     # ---- sizes

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hummingbird import cost
 from hummingbird.he.bfv import blocks
-from hummingbird.he.bfv.layer import Layer, check, check_degree
+from hummingbird.he.bfv.layer import LayerShape, check, check_degree
 from hummingbird.he.bfv.planes import Planes
 from hummingbird.he.bfv.scheme import DEGREE, RING
 from hummingbird.kernels import ciphertexts
@@ -46,7 +46,7 @@ class Taps:
     Polynomials come tile by tile; in a tile there is one for each plane of the input, one for each output channel.
     """
 
-    layer: Layer
+    layer: LayerShape
     degree: int
     planes: Planes
 
@@ -65,7 +65,7 @@ class Taps:
         taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
         """
         check_degree(degree, f"{_WHERE}.of")
-        layer = Layer.of(input_shape, weight_shape, stride, padding, dilation, groups)
+        layer = LayerShape.of(input_shape, weight_shape, stride, padding, dilation, groups)
 
         def sent(tile: tuple[int, int, int]) -> float:
             height, width, size = tile

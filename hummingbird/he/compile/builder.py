@@ -20,7 +20,7 @@ from hummingbird.he.compile.im2col import Map
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import CLIENT, FREE, Placement
 from hummingbird.he.runtime.operations import Linear, Operation
-from hummingbird.he.runtime.program import Line
+from hummingbird.he.runtime.program import ReportLine
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import noise
 from hummingbird.kernels.ciphertexts import Ring
@@ -30,13 +30,13 @@ _MOST_PARTS = 1 << 10
 _FACTOR_BITS = 20  # of whole factors that bring values to one unit
 
 
-class Builder:
+class PlanBuilder:
     """Errors and lines of a plan under construction. Steps are `prepared`, all magnitudes known."""
 
     def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
         self.placement, self.steps, self.sizes = placement, placement.steps, sizes
         self.errors: dict[int, float] = {}
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, ReportLine] = {}
 
     def size(self, index: int) -> Magnitude:
         """The magnitude of a step's value."""
@@ -72,7 +72,9 @@ class Builder:
         step, rms = self.steps[index], 0.0 if self.sizes[index] is None else self.size(index).rms
         self.errors[index] = error
         if step.op not in ("input", "output"):
-            self.lines[index] = Line(step.name, step.attrs.get("function", step.op), side, turn, rms=rms, error=error)
+            self.lines[index] = ReportLine(
+                step.name, step.attrs.get("function", step.op), side, turn, rms=rms, error=error
+            )
 
 
 def public_steps(placement: Placement) -> tuple[Step, ...]:

@@ -23,15 +23,24 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError
-from hummingbird.he.compile.builder import Builder, common, exact_norm, margin, parts, public_steps, quantized, rounded
+from hummingbird.he.compile.builder import (
+    PlanBuilder,
+    common,
+    exact_norm,
+    margin,
+    parts,
+    public_steps,
+    quantized,
+    rounded,
+)
 from hummingbird.he.compile.im2col import Map, has_bias, is_weighted, linear_map, view
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import FREE, Placement
 from hummingbird.he.compile.registers import Located, Registers
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.operations import Combine, Form, Linear, Operation
-from hummingbird.he.runtime.program import Line, Plan, Program
-from hummingbird.he.runtime.rounds import Return, Send, Turn
+from hummingbird.he.runtime.operations import Form, Linear, Operation, WeightedSum
+from hummingbird.he.runtime.program import Plan, Program, ReportLine
+from hummingbird.he.runtime.rounds import EncryptedInput, Return, Round
 from hummingbird.he.scheme import noise
 from hummingbird.he.scheme.params import PRIME_BITS, Parameters
 
@@ -41,7 +50,7 @@ _BITS = range(60, -61, -1)  # candidates for t
 _Gains = tuple[list[int], int]  # of a register's integers: by send, and of the constant
 
 
-class AidedBuilder(Builder):
+class AidedBuilder(PlanBuilder):
     """Builds the plan turn by turn, as errors go from one to the next."""
 
     def __init__(
@@ -89,7 +98,7 @@ class _TurnBuilder:
     def __init__(self, whole: AidedBuilder, number: int) -> None:
         self.whole, self.number = whole, number
         self.placement, self.steps, self.parameters = whole.placement, whole.steps, whole.parameters
-        self.sends = [Send(i, whole.size(i).shape) for i in self.placement.sends[number]]
+        self.sends = [EncryptedInput(i, whole.size(i).shape) for i in self.placement.sends[number]]
         self.firsts = [sum(send.count for send in self.sends[:i]) for i in range(len(self.sends) + 1)]
         self.served = self.placement.served[number]
         self.one = any(has_bias(self.steps[i]) for i in self.served)
@@ -102,7 +111,7 @@ class _TurnBuilder:
         self.bits: dict[int, int] = {}
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
-    def build(self) -> tuple[Turn, Program]:
+    def build(self) -> tuple[Round, Program]:
         """The turn as the client is told it, and the server's program."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
@@ -122,7 +131,7 @@ class _TurnBuilder:
         back = self.placement.returns[self.number]
         program = self.registers.program([self.located[i].register for i in back])
         returns = tuple(self._return(index) for index in back)
-        turn = Turn(tuple(self.placement.client[self.number]), tuple(self.sends), returns, self.one, None, 0)
+        turn = Round(tuple(self.placement.client[self.number]), tuple(self.sends), returns, self.one, None, 0)
         return self._judged(turn, program), program
 
     def _locate(self, index: int) -> Located:
@@ -203,7 +212,7 @@ class _TurnBuilder:
         unit, (f, g), _ = common([a.unit, b.unit if self.steps[index].op == "add" else -b.unit])
         (first, first_one), (second, second_one) = self.gains[a.register - 1], self.gains[b.register - 1]
         gains = [abs(f) * x + abs(g) * y for x, y in zip(first, second, strict=True)]
-        operation = Combine(a.register, b.register, (f, g))
+        operation = WeightedSum(a.register, b.register, (f, g))
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
@@ -229,7 +238,7 @@ class _TurnBuilder:
         unit, one_gain = located.unit, _coarse(one)
         return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
-    def _judged(self, turn: Turn, program: Program) -> Turn:
+    def _judged(self, turn: Round, program: Program) -> Round:
         """Predicted errors, at the input scale that the measured sizes would give; fewer primes for what goes back."""
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
@@ -240,7 +249,7 @@ class _TurnBuilder:
             coarse, own = self.own.get(index, (0.0, 0.0))
             whole.errors[index] = math.hypot(whole.passed_on(index), coarse * 2.0**-scale, own)
             operation = program.operations[located.register - 1]
-            whole.lines[index] = Line(
+            whole.lines[index] = ReportLine(
                 self.steps[index].name,
                 self.steps[index].op,
                 "encrypted",

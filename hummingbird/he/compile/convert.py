@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem, shown
-from hummingbird.graph.at_hand import traced
 from hummingbird.graph.calls import separate
+from hummingbird.graph.example_shapes import traced
 from hummingbird.he.compile import magnitudes, placement
 from hummingbird.he.compile.client_aided import PRIMES, AidedBuilder
 from hummingbird.he.compile.non_interactive import build as build_polynomial

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from hummingbird.errors import ConfigError, ModelError, Problem
 from hummingbird.he.compile import bounds
-from hummingbird.he.compile.attempt import Attempt, NoRoom, is_product
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import Placement
+from hummingbird.he.compile.plan_attempt import PlanAttempt, TooLarge, is_product
 from hummingbird.he.runtime.precision import LEAST
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.scheme import noise
@@ -54,16 +54,16 @@ def build(
         if math.isinf(limits[index]):
             hint = "give samples= of your data, or compute it before the net"
             raise ModelError([Problem(steps[index].name, "no bound is known for values that are encrypted", hint)])
-    short: NoRoom | None = None
-    best: tuple[float, Attempt, Plan] | None = None
+    short: TooLarge | None = None
+    best: tuple[float, PlanAttempt, Plan] | None = None
     finer, helps = 0, True
     for candidate in DEGREES if degree is None else (degree,):
         count = 1
         while helps and count <= most_primes(candidate):
-            attempt = Attempt(placement, sizes, choose(candidate, count), packing, limits, finer)
+            attempt = PlanAttempt(placement, sizes, choose(candidate, count), packing, limits, finer)
             try:
                 plan = attempt.plan(bound, basis)
-            except NoRoom as error:
+            except TooLarge as error:
                 short, count = error, max(count + 1, error.primes)
                 continue
             bits = min(attempt.bits.values())
@@ -84,7 +84,7 @@ def build(
     )
 
 
-def _check_bits(attempt: Attempt) -> None:
+def _check_bits(attempt: PlanAttempt) -> None:
     """ModelError unless typical answers have LEAST bits above their errors."""
     steps = attempt.steps
     found = [

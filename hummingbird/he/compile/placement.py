@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import Problem
-from hummingbird.graph import Ref, Step, elementwise
+from hummingbird.graph import Ref, Step
+from hummingbird.graph.ops import elementwise
 from hummingbird.graph.steps import compact, map_refs, refs
 from hummingbird.he.compile.im2col import SUMS, VIEWS, is_weighted, linear_map
 
@@ -91,7 +92,7 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPlace:
     """side: CLIENT, SERVER or FREE. turn: the server's turn; for the client, the turn before which it has the value."""
 
     side: str
@@ -108,7 +109,7 @@ class Placement:
 
     steps: Sequence[Step]
     shapes: Shapes
-    places: list[Place]
+    places: list[StepPlace]
     client: list[list[int]] = field(default_factory=list)
     sends: list[list[int]] = field(default_factory=list)
     served: list[list[int]] = field(default_factory=list)
@@ -186,7 +187,7 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
         if mode == "polynomial" and side != CLIENT and turn > 0:
             found += [_encrypted(steps, i, step.name) for i in _culprits(placement, index)]
             turn = 0
-        placement.places.append(Place(side, turn))
+        placement.places.append(StepPlace(side, turn))
     if not found:
         placement.demand()
     return placement, list(dict.fromkeys(found))
@@ -214,7 +215,7 @@ def _misplaced(steps: Sequence[Step]) -> list[Problem]:
     ]
 
 
-def _aided(step: Step, inputs: Sequence[Place], placement: Placement) -> str:
+def _aided(step: Step, inputs: Sequence[StepPlace], placement: Placement) -> str:
     if is_weighted(step):
         return SERVER
     if not inputs or any(p.side == CLIENT for p in inputs) or len({p.turn for p in inputs}) > 1:
@@ -226,7 +227,7 @@ def _aided(step: Step, inputs: Sequence[Place], placement: Placement) -> str:
     return FREE if is_view(step) and len(inputs) == 1 else CLIENT
 
 
-def _polynomial(step: Step, inputs: Sequence[Place], placement: Placement) -> str:
+def _polynomial(step: Step, inputs: Sequence[StepPlace], placement: Placement) -> str:
     if is_weighted(step):
         return SERVER
     if all(p.side == CLIENT for p in inputs) or any(p.side == CLIENT and p.turn > 0 for p in inputs):
@@ -249,7 +250,7 @@ def _culprits(placement: Placement, index: int) -> list[int]:
         if placement.places[i].side == CLIENT and placement.places[i].turn > 0:
             step = placement.steps[i]
             before = [ref.index for ref in refs(step.inputs)]
-            if _polynomial(step, [Place(SERVER, 0)] * len(before), placement) == CLIENT:
+            if _polynomial(step, [StepPlace(SERVER, 0)] * len(before), placement) == CLIENT:
                 found.add(i)
             waiting += before
     return sorted(found)

@@ -31,7 +31,7 @@ from hummingbird.graph.steps import refs
 from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.placing import moved
 from hummingbird.he.runtime.precision import PLANNED, SMALL, TIMES, Precision, Shadow, least_bits, named
-from hummingbird.he.runtime.rounds import MOST_MESSAGE, Download, Return, Turn, Upload, check_body
+from hummingbird.he.runtime.rounds import MOST_MESSAGE, Download, Return, Round, Upload, check_body
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import Coins, SecretKey
 from hummingbird.kernels.devices import find_device
@@ -50,7 +50,7 @@ class Client:
         self.public = replace(public, steps=moved(public.steps, self.device))
         self._key = SecretKey(public.parameters, self.device)
 
-    def batches(self, images: Tensor) -> list[Batch]:
+    def batches(self, images: Tensor) -> list[ClientBatch]:
         """Start on any number of images, float (n, *input_shape), n >= 1, in batches of `slots`, as `begin` does."""
         shape = self.public.input_shape
         if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
@@ -62,7 +62,7 @@ class Client:
             return [self.begin(images)]
         return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
 
-    def begin(self, images: Tensor, first: int = 0) -> Batch:
+    def begin(self, images: Tensor, first: int = 0) -> ClientBatch:
         """Start on images, float (1 .. slots, *input_shape). first: the number of the first one, for errors.
 
         InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
@@ -87,10 +87,10 @@ class Client:
             what = f"images reach {most:.4g}, the plan was made for |input| <= {bound:.4g}: {wrong}"
             hint = "normalize them as in training, or convert with a larger input_range: sums could leave the modulus"
             raise InputError(what, where=where, hint=hint)
-        return Batch(public, self._key, images.detach(), first, self.device)
+        return ClientBatch(public, self._key, images.detach(), first, self.device)
 
 
-class Batch:
+class ClientBatch:
     """One batch at the client: the plain values it knows, turn by turn.
 
     Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
@@ -202,11 +202,11 @@ class Batch:
         """Go on after the last turn; InputError where it is not complete, or another than `number` comes after it."""
         if number != self._turn or next(self._waiting, None) is not None:
             what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
-            raise InputError(what, where="Batch", hint="all slices up, all slices down, then the next turn")
+            raise InputError(what, where="ClientBatch", hint="all slices up, all slices down, then the next turn")
         if number > 0:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
 
-    def _forget(self, turn: Turn) -> None:
+    def _forget(self, turn: Round) -> None:
         """Be as before the first answer of a turn."""
         for back in turn.returns:
             self._values.pop(back.value, None)
@@ -246,7 +246,7 @@ class Batch:
             what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
             raise InputError(what, where=where, hint="are images and weights right?")
 
-    def _weigh(self, turn: Turn, flat: list[Tensor]) -> None:
+    def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
         """Find the images that are small beside those that a fixed scale was made for."""
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
@@ -254,7 +254,7 @@ class Batch:
             small &= energy < SMALL * send.typical
         self._small = small
 
-    def _input_scales(self, turn: Turn, flat: list[Tensor]) -> Tensor:
+    def _input_scales(self, turn: Round, flat: list[Tensor]) -> Tensor:
         """log2 of every image's scale: int64 (images,)."""
         ends = [(part.amin(0), part.amax(0)) for part in flat]
         peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
@@ -279,7 +279,7 @@ class Batch:
             )
         return scales
 
-    def _messages(self, turn: Turn, flat: list[Tensor], start: int, stop: int) -> Tensor:
+    def _messages(self, turn: Round, flat: list[Tensor], start: int, stop: int) -> Tensor:
         """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
         public, out, first = self.public, [], 0
         degree, scales = public.parameters.degree, torch.ldexp(torch.ones_like(self._scales).float(), self._scales)

@@ -1,9 +1,9 @@
 """The part of a plan that a client knows: parameters, its own steps, and what crosses in every turn. JSON, no weights.
 
 Inference goes in turns. In turn t the client runs its steps (plain torch on plain values), encrypts the tensors of
-`Turn.sends`, one after the other, and where `Turn.one` a last ciphertext of the constant 1: one stream of
-`Turn.sent` ciphertexts. The server answers with one stream of `Turn.returned` ciphertexts, those of `Turn.returns` one
-after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
+`Round.sends`, one after the other, and where `Round.one` a last ciphertext of the constant 1: one stream of
+`Round.sent` ciphertexts. The server answers with one stream of `Round.returned` ciphertexts, those of `Round.returns`
+one after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
 
 Public, and so known to the client: shapes and operations, numbers written in the net's code (a LeakyReLU's slope, the
 bounds of a clamp), and for every linear layer one power of two, the largest row sum of |weights| and the predicted
@@ -28,7 +28,7 @@ from hummingbird.graph import OPS, Interpreter, Ref, Step
 from hummingbird.graph.interpreter import arguments
 from hummingbird.graph.steps import refs
 from hummingbird.he.runtime import spec_json
-from hummingbird.he.runtime.rounds import Return, Turn
+from hummingbird.he.runtime.rounds import Return, Round
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.params import PRIME_BITS, Parameters
@@ -62,7 +62,7 @@ class Public:
     input_shape: tuple[int, ...]
     input_range: float | None
     steps: tuple[Step, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[Round, ...]
     last: tuple[int, ...]
 
     @property
@@ -93,7 +93,7 @@ class Public:
         """Bytes of `count` ciphertexts of one tensor down."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
-    def turn_bytes(self, turn: Turn) -> tuple[int, int]:
+    def turn_bytes(self, turn: Round) -> tuple[int, int]:
         """Bytes of a turn's slices, up, seeds included, and down: the same for one image as for `slots` of them."""
         up = self.up_bytes(turn.sent) + SEED_BYTES * len(list(turn.up()))
         return up, sum(self.down_bytes(back, back.count) for back in turn.returns)
@@ -184,7 +184,7 @@ class Public:
         if form != TENSOR and not 0 < len(made) == tensors(form) == len([*refs(self.steps[self.last[-1]].inputs)]):
             raise ValueError("results that do not fit their structure")
 
-    def _check_return(self, back: Return, turn: Turn) -> None:
+    def _check_return(self, back: Return, turn: Round) -> None:
         if not (
             self.steps[back.value].op == REMOTE
             and 0 < math.prod(back.shape) == back.count <= _MOST

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError
 from hummingbird.he.runtime import report
-from hummingbird.he.runtime.client import Batch, Client
+from hummingbird.he.runtime.client import Client, ClientBatch
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import installed, predicted
 from hummingbird.he.runtime.program import Plan
@@ -41,7 +41,7 @@ class HEModel:
         self.plan = plan
         self.server = Server(plan, device)
         self.client = Client(plan.public, device)
-        self.last: report.Run | None = None
+        self.last: report.CallFigures | None = None
 
     def __repr__(self) -> str:
         public = self.public
@@ -80,10 +80,10 @@ class HEModel:
             count["client"] += clock() - start
         results = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
         kept = images[:_COMPARED].detach().clone(), [out[:_COMPARED].clone() for out in results]
-        self.last = report.Run(len(images), len(precision), count, before, _peak(), precision, *kept)
+        self.last = report.CallFigures(len(images), len(precision), count, before, _peak(), precision, *kept)
         return self.public.joined([results])
 
-    def _turn(self, batch: Batch, number: int, count: dict[str, float]) -> None:
+    def _turn(self, batch: ClientBatch, number: int, count: dict[str, float]) -> None:
         """All slices up, all slices down, and what they take."""
         clock = time.perf_counter
         turn, start = self.server.turn(number), clock()

@@ -106,7 +106,7 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Combine:
+class WeightedSum:
     """factors[0] a + factors[1] b, element by element, of equal forms."""
 
     a: int
@@ -179,7 +179,7 @@ class Pick:
         return out
 
 
-Operation = Linear | Combine | Product | Pick
+Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:

@@ -71,7 +71,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Line:
+class ReportLine:
     """A line of the report, for one step. side: "encrypted", "client", or "free", which costs nothing on either side.
 
     turn: of the server, or the one before which the client does it. register: of the result at the server, 0 for none.
@@ -102,7 +102,7 @@ class Plan:
     public: Public
     steps: tuple[Step, ...]
     programs: tuple[Program, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ReportLine, ...]
     basis: str
 
     def distance_bits(self) -> float:

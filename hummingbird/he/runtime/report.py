@@ -13,14 +13,14 @@ from hummingbird.graph.steps import refs
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.precision import Precision, summary
-from hummingbird.he.runtime.program import Line, Plan
+from hummingbird.he.runtime.program import Plan, ReportLine
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.structure import places
 from hummingbird.table import text_table
 
 
 @dataclass(frozen=True)
-class Run:
+class CallFigures:
     """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
 
     before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
@@ -115,7 +115,7 @@ def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def _row(plan: Plan, line: Line) -> tuple[str, ...]:
+def _row(plan: Plan, line: ReportLine) -> tuple[str, ...]:
     precision = f"{math.log2(line.rms / line.error):.1f}" if line.rms > 0 and line.error > 0 else ""
     if line.side != "encrypted":
         return (line.name, line.op, line.side, str(line.turn), *[""] * 7, precision)
@@ -173,7 +173,7 @@ def _notes(plan: Plan, crossing: int) -> str:
     return "\n".join(lines)
 
 
-def after(plan: Plan, run: Run) -> str:
+def after(plan: Plan, run: CallFigures) -> str:
     """The report of a call: time, bytes, memory, and the distance of its outputs from the net's in the clear."""
     expected = graph.run(plan.steps, run.images.double())
     seconds = run.count["client"] + run.count["server"]

@@ -25,7 +25,7 @@ MOST_MESSAGE = ((1 << 30) - NOISE - 0.5) * (1 - 2.0**-40)  # of what is encrypte
 
 
 @dataclass(frozen=True)
-class Send:
+class EncryptedInput:
     """A value that the client encrypts. value: its step's number. shape: of one image.
 
     typical: the root mean square that the plan was made for; 0 where the client chooses a scale for each image.
@@ -45,8 +45,8 @@ class Send:
 class Return:
     """A value that the server sends back: integers to be multiplied by `unit`, and by 2^-s where the client chose s.
 
-    value, shape: as in `Send`. rows, places, tile: the order of the stream, see `order`. last: the rows are the last
-    dimension of `shape`, else they are the first. size: components of a ciphertext; primes: how many are left.
+    value, shape: as in `EncryptedInput`. rows, places, tile: the order of the stream, see `order`. last: the rows are
+    the last dimension of `shape`, else they are the first. size: components of a ciphertext; primes: how many are left.
     gains, one_gain: the integers are at most sum of gains[i] |integer of send i| + one_gain |integer of the one|.
     noise: predicted error of the integers, a deviation. relative: what comes on top, as a part of a typical value.
     """
@@ -91,7 +91,7 @@ class Return:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Round:
     """A turn: what the client computes and sends, and what it gets back.
 
     steps: numbers of the steps the client runs first. scale: log2 of the input scale; None: the client's choice, for
@@ -100,7 +100,7 @@ class Turn:
     """
 
     steps: tuple[int, ...]
-    sends: tuple[Send, ...]
+    sends: tuple[EncryptedInput, ...]
     returns: tuple[Return, ...]
     one: bool
     scale: int | None

@@ -1,7 +1,7 @@
 """The server of encrypted inference, as pure computation: it has the weights and never a key (its loop: client.py).
 
 A server keeps nothing from one turn to the next: all that a turn reads is sent in it. So a turn is one streaming call,
-any server of the same net can answer it, and what it holds is freed with the `ServerTurn`.
+any server of the same net can answer it, and what it holds is freed with the `ServerRound`.
 
 A server sees ciphertexts, as many as the plan says. It is trusted to compute what the plan says: one that answers with
 something else learns from whether the client goes on, and so from the next turn, if not what it sent.
@@ -42,12 +42,12 @@ class Server:
         self.memory = predicted(plan).server
         self._programs = moved(plan.programs, self.device)
 
-    def turn(self, number: int) -> ServerTurn:
+    def turn(self, number: int) -> ServerRound:
         """Begin a turn of one client."""
-        return ServerTurn(self.public, number, self._programs[number], self.device)
+        return ServerRound(self.public, number, self._programs[number], self.device)
 
 
-class ServerTurn:
+class ServerRound:
     """One turn of one client at the server: its ciphertexts."""
 
     def __init__(self, public: Public, number: int, program: Program, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.step_json import MALFORMED, check_name, check_text, plain, read, whole
 from hummingbird.graph.steps import refs
-from hummingbird.he.runtime.rounds import MOST_SCALE, Return, Send, Turn
+from hummingbird.he.runtime.rounds import MOST_SCALE, EncryptedInput, Return, Round
 
 __all__ = ["MALFORMED", "load", "read_step", "read_turn", "step_fields", "turn_fields", "whole", "wholes", "word"]
 
@@ -74,7 +74,7 @@ def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
     return step
 
 
-def turn_fields(turn: Turn) -> dict[str, Any]:
+def turn_fields(turn: Round) -> dict[str, Any]:
     """A turn as JSON has it."""
     backs = [vars(back) | {"unit": [str(back.unit.numerator), str(back.unit.denominator)]} for back in turn.returns]
     return {"steps": turn.steps, "sends": [vars(send) for send in turn.sends], "returns": backs} | {
@@ -84,15 +84,15 @@ def turn_fields(turn: Turn) -> dict[str, Any]:
     }
 
 
-def read_turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any, usual: Any) -> Turn:
+def read_turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any, usual: Any) -> Round:
     """A turn from the values of `turn_fields`."""
     if not isinstance(one, bool) or not (scale is None or abs(signed(scale)) <= MOST_SCALE):
         raise ValueError("one or scale")
     if one and scale is not None or abs(signed(usual)) > MOST_SCALE:
         raise ValueError("one or usual")
-    return Turn(
+    return Round(
         wholes(steps),
-        tuple(Send(whole(send["value"]), wholes(send["shape"]), _size(send["typical"])) for send in sends),
+        tuple(EncryptedInput(whole(send["value"]), wholes(send["shape"]), _size(send["typical"])) for send in sends),
         tuple(_return(**back) for back in returns),
         one,
         scale,

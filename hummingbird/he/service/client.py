@@ -19,15 +19,15 @@ from typing import Any
 import grpc
 from torch import Tensor
 
+from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import ConfigError, InputError, OverloadError, PeerError, UnavailableError
-from hummingbird.he.runtime.client import Batch, Client
+from hummingbird.he.runtime.client import Client, ClientBatch
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
 from hummingbird.he.service import messages
 from hummingbird.kernels.devices import find_device
-from hummingbird.wire import service
-from hummingbird.wire.prefetch import Prefetch
+from hummingbird.rpc import service
 
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
@@ -38,7 +38,7 @@ _REPEATS = 8  # how often one turn may break in its middle
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    tls, token: how both sides know each other, see `wire.service.connect`. timeout: longest silence of the server, and
+    tls, token: how both sides know each other, see `rpc.service.connect`. timeout: longest silence of the server, and
     longest time that it may be away or full, seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
     that the batches under way may take there, by what the server has told; as much as it has if not given. `public` is
     what the server has told: shapes, operations, parameters; `sent_bytes` and `received_bytes` count the messages of
@@ -121,13 +121,13 @@ class RemoteModel:
             raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
         return allowed // max(1, needed)  # a dishonest net may take nothing
 
-    def _evaluate(self, batch: Batch, run: _Run) -> list[Tensor]:
+    def _evaluate(self, batch: ClientBatch, run: _Run) -> list[Tensor]:
         crossing = sum(turn.sent + turn.returned for turn in self.public.turns)
         for number in range(len(self.public.turns)):
             self._turn(batch, number, run, batch.images / crossing)
         return batch.parts()
 
-    def _turn(self, batch: Batch, number: int, run: _Run, share: float) -> None:
+    def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
         """One turn, tried again while the server is away or full. share: images' worth of one ciphertext."""
         deadline, pause, broken = math.inf, _PAUSES[0], 0
         while True:
@@ -147,7 +147,7 @@ class RemoteModel:
                 with self._lock:
                     self.repeated += 1
 
-    def _call(self, batch: Batch, number: int, run: _Attempt, share: float) -> None:
+    def _call(self, batch: ClientBatch, number: int, run: _Attempt, share: float) -> None:
         problems: list[Exception] = []  # of encryption, which gRPC's thread would not tell
         encrypted = threading.Event()
         with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
@@ -172,7 +172,7 @@ class RemoteModel:
                     raise
 
     def _requests(
-        self, batch: Batch, number: int, run: _Attempt, share: float, encrypted: threading.Event
+        self, batch: ClientBatch, number: int, run: _Attempt, share: float, encrypted: threading.Event
     ) -> Iterator[bytes]:
         opening = messages.opening(self._digest, number)
         yield opening

@@ -18,10 +18,10 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
+from hummingbird.rpc import options
+from hummingbird.rpc.options import positive
+from hummingbird.rpc.server import ServiceProgram
 from hummingbird.structure import leaf, places
-from hummingbird.wire import options
-from hummingbird.wire.front import Front
-from hummingbird.wire.options import positive
 
 _SERVER = """Evaluate a net on ciphertexts for the clients that connect; sees no image and no result.
 
@@ -46,7 +46,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     print(model.report(), flush=True)
     memory = None if args.memory is None else int(args.memory * 1e9)
     service = Service(model.server, turns=args.turns, memory=memory, idle=args.idle)
-    with Front("he-server", config) as front:
+    with ServiceProgram("he-server", config) as front:
         service.measure(front.metrics.registry)
         front.serve(service.handlers())
         front.ready()

@@ -1,4 +1,4 @@
-"""The messages between client and server of encrypted inference (gRPC: wire/service.py): two methods.
+"""The messages between client and server of encrypted inference (gRPC: rpc/service.py): two methods.
 
     Public(opening)  -> what a client must know of the net, JSON without weights
     Turn(stream)     -> stream
@@ -29,8 +29,8 @@ from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.rounds import Download, Return, Upload
 from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.prg import SEED_BYTES
+from hummingbird.rpc.service import CHUNK
 from hummingbird.version import VERSION
-from hummingbird.wire.service import CHUNK
 
 FORMAT = 2  # of the messages, and of what a seed expands to
 _HINT = "the bytes were damaged, or come from another program or release"

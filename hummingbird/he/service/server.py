@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
 
+from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import AgreementError, ConfigError, OverloadError, PeerError
 from hummingbird.he.runtime.memory import installed
-from hummingbird.he.runtime.server import Server, ServerTurn
+from hummingbird.he.runtime.server import Server, ServerRound
 from hummingbird.he.service import messages
-from hummingbird.he.service.room import RETRY, Place, Room
-from hummingbird.wire.gate import caller_name
-from hummingbird.wire.prefetch import Prefetch
-from hummingbird.wire.service import WORKERS, Exchange, Method
+from hummingbird.he.service.admission import RETRY, RoundAdmission, WaitingCall
+from hummingbird.rpc.admission import caller_name
+from hummingbird.rpc.service import WORKERS, Exchange, Method
 
 TURNS = 4
 IDLE_SECONDS = 120.0
@@ -55,10 +55,10 @@ class Service:
         self._server, self._public, self._idle = server, server.public, idle
         self._text = server.public.to_json().encode()
         self._digest = messages.digest(self._text)
-        self.room = Room(min(turns, memory // server.memory), MAX_CALLS)
+        self.room = RoundAdmission(min(turns, memory // server.memory), MAX_CALLS)
 
     def handlers(self) -> dict[str, Method | Exchange]:
-        """The methods for `wire.service.serve`."""
+        """The methods for `rpc.service.serve`."""
         return {"Public": self._describe, "Turn": Exchange(self._turn)}
 
     def measure(self, registry: CollectorRegistry) -> None:
@@ -108,7 +108,7 @@ class Service:
             raise PeerError("the client ended before its turn was complete", where="he")
         return message
 
-    def _wait_for_room(self, place: Place, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _wait_for_room(self, place: WaitingCall, context: grpc.ServicerContext) -> Iterator[bytes]:
         deadline = time.monotonic() + self._idle
         while not place.wait(_POLL):
             if time.monotonic() > deadline or not context.is_active():
@@ -116,7 +116,7 @@ class Service:
                 raise OverloadError(what, where="he", retry_after=RETRY)
             yield b""
 
-    def _take_in(self, turn: ServerTurn, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:
+    def _take_in(self, turn: ServerRound, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:
         signed = time.monotonic()
         for first, stop in self._public.turns[number].up():
             receive = lambda: self._next(incoming)  # noqa: E731
@@ -125,7 +125,7 @@ class Service:
                 yield b""
                 signed = time.monotonic()
 
-    def _give_out(self, turn: ServerTurn, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _give_out(self, turn: ServerRound, context: grpc.ServicerContext) -> Iterator[bytes]:
         computed = (message for back in turn.downloads() for message in messages.pack_download(self._public, back))
         with Prefetch(computed, _DEPTH) as answers:
             signed = time.monotonic()

@@ -12,7 +12,7 @@ from torch import Tensor
 from hummingbird.kernels.cpu.library import handle
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.lookups.dpf import LEAF_BYTES, MOST_ROWS, ROWS, header, key_bytes
-from hummingbird.kernels.lookups.rows import Store
+from hummingbird.kernels.lookups.rows import RowStore
 from hummingbird.kernels.reference.lookups import dpf as reference
 from hummingbird.kernels.reference.lookups.rows import zeros
 from hummingbird.kernels.registry import implements
@@ -47,8 +47,8 @@ def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tenso
     return first, second, signs
 
 
-@implements(Store, "cpu")
-class SlicedRows(Store):
+@implements(RowStore, "cpu")
+class SlicedRows(RowStore):
     """Rows bit-sliced: 64 bytes for 8 rows of 8 bytes, an even number of groups (csrc/slices.h has the layout)."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class SlicedRows(Store):
         return _answer([self], bits[None], width, -1)[0]
 
     @classmethod
-    def answer_each(cls, stores: Sequence[Store], keys: Tensor, width: int) -> Tensor:
+    def answer_each(cls, stores: Sequence[RowStore], keys: Tensor, width: int) -> Tensor:
         return _answer(stores, keys, width, 0)
 
 

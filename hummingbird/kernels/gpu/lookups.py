@@ -13,15 +13,15 @@ from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels.gpu.dpf import expand
 from hummingbird.kernels.gpu.rows import prepare, select_sum
 from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUMBER, leaves_of
-from hummingbird.kernels.lookups.rows import WIDTHS, Store
+from hummingbird.kernels.lookups.rows import WIDTHS, RowStore
 from hummingbird.kernels.registry import implements
 
 _MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes take a quarter as much again
 _ROOM = 3 * _MOST_BITS  # bytes of a GPU for answering, besides the table
 
 
-@implements(Store, "gpu")
-class SignedRows(Store):
+@implements(RowStore, "gpu")
+class SignedRows(RowStore):
     """Rows of signed bytes on a device; keys, rows that come and answers that go are on the CPU."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:

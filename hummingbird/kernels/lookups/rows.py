@@ -27,7 +27,7 @@ from hummingbird.kernels.registry import best_on
 WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
-class Store(ABC):
+class RowStore(ABC):
     """Rows as one backend's kernels read them, zeros at first: made of rows, row_bytes and a device.
 
     Arguments are checked by `Table`, and contiguous.
@@ -58,7 +58,7 @@ class Store(ABC):
         """Raise InputError for keys, or a width, that have no kernel here."""
 
     @classmethod
-    def answer_each(cls, stores: Sequence[Store], keys: Tensor, width: int) -> Tensor:
+    def answer_each(cls, stores: Sequence[RowStore], keys: Tensor, width: int) -> Tensor:
         """Answer from each store its own keys, uint8 (T, B, key_bytes): uint8 (T, B, row_bytes)."""
         return torch.stack([store.answer(own, width, 0) for store, own in zip(stores, keys, strict=True)])
 
@@ -163,12 +163,12 @@ class Table:
             raise InputError(f"no words of {width} bits in rows of {self.row_bytes} bytes", where=where, hint=hint)
 
 
-def _store_on(device: str, rows: int, row_bytes: int) -> Store:
+def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
     """Zeros where a device's kernels read them; InputError where it is not there."""
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
     try:
-        store = best_on(Store, there)
+        store = best_on(RowStore, there)
     except ImportError as error:
         what = f"Triton cannot be imported: {error}"
         raise InputError(what, where=where, hint="cpu serves every decoder and PRF") from None

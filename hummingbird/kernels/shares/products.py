@@ -3,8 +3,8 @@
 A convolution is one matrix product per group, [O, C*kh*kw] x [C*kh*kw, B*L], the batch folded into the columns. In C++
 (csrc/products.cpp) it runs without ever building the columns; gpu/products.py has the ways on CUDA.
 
-Of most results the low V bits are read, and no others (mpc/rounding_plan.py), and public weights have far fewer bits
-than 64. Both make products cheaper: a vector instruction that multiplies 52 bits, fewer limbs or digits on a GPU.
+Of most results the low V bits are read, and no others (mpc/plan/rounding_plan.py), and public weights have far fewer
+bits than 64. Both make products cheaper: a vector instruction that multiplies 52 bits, fewer limbs or digits on a GPU.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@
     bits.py         ANDs of packed bits (protocols/boolean.py, protocols/gmw.py)
     masked.py       a mask and its step tables (protocols/masked.py)
     poly.py         a mask and the coefficients of polynomials (protocols/poly.py)
-    truncation.py   masks and their quotients (protocols/truncation.py, mpc/division.py)
+    truncation.py   masks and their quotients (protocols/truncation.py, mpc/functions/division.py)
     lift.py         a mask of a small ring, and its carry (protocols/lift.py)
     products.py     products of masks (protocols/beaver.py, protocols/weight_mask.py)
-    provider.py     for CrypTen's own functions (mpc/provider.py)
+    provider.py     for CrypTen's own functions (crypten/provider.py)
 
 Parties and the dealer share this package. It needs torch alone.
 """

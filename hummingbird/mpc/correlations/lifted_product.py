@@ -115,7 +115,7 @@ def products(
 
 
 @dataclass(frozen=True)
-class Drawn:
+class MaskValues:
     """The dealer's knowledge of masks of k bits: values, carries of their summands mod 2^(64 - k), and top bits."""
 
     value: Tensor
@@ -123,15 +123,15 @@ class Drawn:
     top: Tensor
 
 
-def read(summands: list[Tensor], k: int) -> Drawn:
+def read(summands: list[Tensor], k: int) -> MaskValues:
     """The masks whose summands, in the low k bits, the parties have."""
     low = (1 << k) - 1 if k < 64 else -1
     total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
     # Of a sum mod 2^64 the bits from k on are right mod 2^(64 - k), and nobody asks for those of 64.
-    return Drawn(total & low, total >> min(k, 63), (total >> (k - 1)) & 1)
+    return MaskValues(total & low, total >> min(k, 63), (total >> (k - 1)) & 1)
 
 
-def multiplied(a: Drawn, b: Drawn, fields: Fields, cut: int) -> dict[str, Tensor]:
+def multiplied(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
     """The values of those of `products` that are among the fields."""
     values = {
         "carry": lambda: a.carry,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hummingbird.channel.staging import Ready
 from hummingbird.kernels.shares.words import Words, anchor
-from hummingbird.wire.staging import Ready
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from hummingbird.kernels.devices import put
 from hummingbird.kernels.shares.words import Words
-from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number, one_of
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, Table
+from hummingbird.mpc.functions import polynomials
+from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable
 
 _AT_ONCE = 1 << 16  # coefficients of one power that the dealer moves at a time: they stay in a core's cache
 
@@ -60,9 +60,11 @@ class Polynomial(Request[PolynomialShares]):
             raise ValueError(f"coefficients of {max(self.widths)} bits")
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PolynomialTable:
         """The table that is looked up."""
-        return Table(self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain, self.stretch)
+        return PolynomialTable(
+            self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain, self.stretch
+        )
 
     @property
     def widths(self) -> list[int]:
@@ -89,7 +91,7 @@ class Polynomial(Request[PolynomialShares]):
         return PolynomialShares(words["mask"], [words[name] for name in self.derived])
 
 
-def moved(table: Table, lambda_: Tensor) -> list[Tensor]:
+def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
     """T_j[X] for every X, int64 (n 2^w,) for each power, lowest first, from lambda, int64 (n,), in 0 .. 2^k - 1.
 
     Binomials by repeated Horner steps, in float64: a coefficient stays below 2^(scale + GUARD + degree + the bits of

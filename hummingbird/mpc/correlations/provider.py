@@ -1,4 +1,4 @@
-"""Correlations for CrypTen's own functions, which ask for them through mpc/provider.py."""
+"""Correlations for CrypTen's own functions, which ask for them through crypten/provider.py."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Request(ABC, Generic[Shares]):
         try:
             self.check()
             fields = [*self.free.values(), *self.derived.values()]
-        except HummingbirdError:  # not the request's: a signal (mpc/launch.py) may interrupt anything
+        except HummingbirdError:  # not the request's: a signal (mpc/session/launch.py) may interrupt anything
             raise
         except Exception as error:  # sizes that no product has
             raise DealerError(f"{malformed}: {str(error)[:200]}") from None
@@ -139,7 +139,7 @@ class Request(ABC, Generic[Shares]):
         return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
 
 
-class Turn(NamedTuple):
+class ReceiverTurn(NamedTuple):
     """A request's place among all: the party that receives its correction, and how many this one has received before.
 
     No other request of a session, or of a store, has the same: it names the request's randomness.
@@ -149,7 +149,7 @@ class Turn(NamedTuple):
     number: int
 
 
-def _stream(seed: bytes, turn: Turn, request: Request[Any], device: torch.device | str = "cpu") -> Stream:
+def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torch.device | str = "cpu") -> Stream:
     return Stream(derive(seed, "request", turn.receiver, turn.number, request.kind), device)
 
 
@@ -159,7 +159,7 @@ def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
 
 
 def expand(
-    request: Request[Any], turn: Turn, seed: bytes, rank: int, device: torch.device | str = "cpu"
+    request: Request[Any], turn: ReceiverTurn, seed: bytes, rank: int, device: torch.device | str = "cpu"
 ) -> dict[str, Words]:
     """Party `rank`'s shares of the free fields, and of the derived ones too unless it is the receiver, on `device`."""
     stream = _stream(seed, turn, request, device)
@@ -181,7 +181,7 @@ def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, 
 
 
 def corrections(
-    request: Request[Any], turn: Turn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
+    request: Request[Any], turn: ReceiverTurn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
     """The dealer's work: what the receiver must be sent (`layout`), from all parties' seeds by rank.
 

@@ -30,7 +30,7 @@ from hummingbird.mpc.correlations.parameters import number, shape
 from hummingbird.mpc.correlations.request import Request
 
 
-class Widths(NamedTuple):
+class RowWidths(NamedTuple):
     """Bits of rows: of a value and of the factor of a row as they are opened, and of what is read of the sum of a row's
     squares, and of a product, of which the lowest `cut` are not wanted.
     """
@@ -54,7 +54,9 @@ class LiftedRowShares(LiftedShares):
 
 @dataclass(frozen=True)
 class LiftedRows(Request[LiftedRowShares]):
-    """lambda uniform in Z_2^value, of this shape, mu in Z_2^factor for each row, the last dimension; as in `Widths`."""
+    """lambda uniform in Z_2^value, of this shape, mu in Z_2^factor for each row, the last dimension; as in
+    `RowWidths`.
+    """
 
     kind = "lifted_rows"
     shape: tuple[int, ...] = shape()

@@ -1,4 +1,4 @@
-"""Masks and their quotients: protocols/truncation.py and mpc/division.py open a value behind one, and divide.
+"""Masks and their quotients: protocols/truncation.py and mpc/functions/division.py open a value behind one, and divide.
 
 A quotient comes in two versions, of the mask as an unsigned and as a signed 64-bit number: which one is right, the
 opened value tells.

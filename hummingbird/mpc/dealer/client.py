@@ -18,18 +18,18 @@ import grpc
 import torch
 from torch import Tensor
 
+from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError, InputError, PeerError
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, Turn, expand, layout, received
-from hummingbird.mpc.correlations.turns import Turns
+from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request, expand, layout, received
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.server import SESSION_BYTES
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
 from hummingbird.prg import CIPHERS
+from hummingbird.rpc import service
+from hummingbird.rpc.frame import frame_bytes, unpack_tensors
 from hummingbird.version import VERSION
-from hummingbird.wire import service
-from hummingbird.wire.frame import frame_bytes, unpack_tensors
-from hummingbird.wire.staging import Aside
 
 _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
@@ -66,7 +66,7 @@ class DealerClient:
         self.address, self.rank, self.parties = address, rank, parties
         self._session, self._timeout = session, timeout
         self._cipher, self._device = cipher, torch.device(device)
-        self._turns = Turns(parties)
+        self._turns = ReceiverRotation(parties)
         self._call: Any = None  # the stream of corrections under way
         self._told = 0.0  # the dealer's seconds for all answers that have come
         self._supplies = Supplies(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
@@ -159,7 +159,7 @@ class DealerClient:
         if self._call is not None:
             self._call.cancel()
 
-    def _make(self, turns: Sequence[Turn], requests: Requests) -> Iterator[Material]:
+    def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
         """Material of consecutive requests; the corrections that go to this party in one call."""
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
         if mine:

@@ -28,10 +28,10 @@ from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device, processors
 from hummingbird.mpc.dealer.figures import Figures
-from hummingbird.mpc.dealer.server import IDLE_SECONDS, Dealer, handlers
-from hummingbird.wire.front import Front
-from hummingbird.wire.options import add_service, count, service_of
-from hummingbird.wire.service import check_address
+from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, handlers
+from hummingbird.rpc.options import add_service, count, service_of
+from hummingbird.rpc.server import ServiceProgram
+from hummingbird.rpc.service import check_address
 
 _NAME = "dealer"
 _READY = f"{_NAME} listening on "
@@ -63,15 +63,17 @@ def deal_on(threads: int | None) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of `wire.front.Front`."""
+    """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of
+    `rpc.server.ServiceProgram`.
+    """
     config = service_of(args)
     # A party may leave a stream unread for as long as its session may be idle.
     config = replace(config, limits=replace(config.limits, stall=IDLE_SECONDS))
     heap.keep()
     deal_on(args.threads)
     parent = os.getppid()
-    dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
-    with Front(_NAME, config) as front:
+    dealer = DealerService(parties=args.parties, device=find_device(args.device, "--device"))
+    with ServiceProgram(_NAME, config) as front:
         front.metrics.registry.register(Figures(dealer))
         front.serve(handlers(dealer))
         front.ready()  # a dealer that answers can deal

@@ -1,4 +1,4 @@
-"""Figures of a dealer and of a keeper for Prometheus, beside those of every service (wire/metrics.py): no names.
+"""Figures of a dealer and of a keeper for Prometheus, beside those of every service (rpc/metrics.py): no names.
 
     hummingbird_dealer_sessions_open          sessions of which a party has joined, and that have not ended
     hummingbird_dealer_sessions_total         sessions that have ended
@@ -19,13 +19,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hummingbird.mpc.dealer.keeper import Keeper
-from hummingbird.mpc.dealer.server import Dealer
+from hummingbird.mpc.dealer.server import DealerService
 
 
 class Figures(Collector):
     """The figures of a dealer, asked at each scrape."""
 
-    def __init__(self, dealer: Dealer) -> None:
+    def __init__(self, dealer: DealerService) -> None:
         self._dealer = dealer
 
     def collect(self) -> Iterator[Metric]:

@@ -39,9 +39,9 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch import Tensor
 
 from hummingbird.errors import DealerError, HummingbirdError
+from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
 from hummingbird.mpc.correlations.registry import from_json
-from hummingbird.mpc.correlations.request import Request, Turn, layout
-from hummingbird.mpc.correlations.turns import Turns, received_by
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request, layout
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.version import VERSION
 
@@ -92,13 +92,13 @@ class Header:
             os.fsync(file.fileno())
         temporary.rename(folder / HEADER)
 
-    def turns(self, region: int) -> list[Turn]:
+    def turns(self, region: int) -> list[ReceiverTurn]:
         """The turns of a region's requests; region 0 is the setup, region s + 1 is slot s."""
-        setup, batch = (Turns(self.parties).take(requests) for requests in (self.setup, self.batch))
+        setup, batch = (ReceiverRotation(self.parties).take(requests) for requests in (self.setup, self.batch))
         if not region:
             return setup
         of_setup, of_slot = (Counter(turn.receiver for turn in turns) for turns in (setup, batch))
-        return [Turn(rank, of_setup[rank] + (region - 1) * of_slot[rank] + number) for rank, number in batch]
+        return [ReceiverTurn(rank, of_setup[rank] + (region - 1) * of_slot[rank] + number) for rank, number in batch]
 
     @property
     def received(self) -> list[list[Request[Any]]]:

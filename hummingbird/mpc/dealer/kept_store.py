@@ -20,17 +20,17 @@ from typing import Any
 import torch
 
 from hummingbird import cost
+from hummingbird.channel import interleave, meter
+from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, DealerError
-from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, Turn
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
-from hummingbird.mpc.dealer.store import Slot, StoreDealer, check_net
+from hummingbird.mpc.dealer.store import DealtSlice, StoreDealer, check_net
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
-from hummingbird.mpc.lanes import Place
-from hummingbird.wire import meter, turns
-from hummingbird.wire.channel import Channel
+from hummingbird.mpc.session.agreement import agree
+from hummingbird.mpc.session.lanes import LanePosition
 
 _LOOK = 0.25  # seconds between looks for the next set
 _WORDS = 4  # of a party's word on the set it has come to: number, slots used, and the set's id
@@ -45,7 +45,7 @@ class KeptStore:
     """
 
     def __init__(
-        self, channel: Channel, root: Path, place: Place, timeout: float, device: torch.device | str = "cpu"
+        self, channel: Channel, root: Path, place: LanePosition, timeout: float, device: torch.device | str = "cpu"
     ) -> None:
         self.folder, self._channel, self._place = root, channel, place
         self._timeout, self._device = timeout, device
@@ -120,7 +120,7 @@ class KeptStore:
         check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
         self.sweep()
         while self._agreeing:  # another computation is, and has passed its turn on
-            turns.pass_on()
+            interleave.pass_on()
         self._agreeing = True
         try:
             self._wait_for(len(shapes))
@@ -203,7 +203,7 @@ class KeptStore:
 
     # Handing out ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, requests: Requests | None) -> Slot:
+    def reserve(self, requests: Requests | None) -> DealtSlice:
         """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
         if not self._sets:
             raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
@@ -258,7 +258,7 @@ class Set(StoreDealer):
         root: Path,
         number: int,
         kept: Kept,
-        place: Place,
+        place: LanePosition,
         timeout: float,
         device: torch.device | str,
         shared: Supplies,
@@ -280,5 +280,5 @@ class Set(StoreDealer):
         return first, second
 
 
-def _nothing(turns: Sequence[Turn], requests: Requests) -> Iterator[Material]:
+def _nothing(turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
     raise AssertionError("every set makes its own material")

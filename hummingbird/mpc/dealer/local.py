@@ -15,8 +15,8 @@ import torch
 from hummingbird.errors import InputError
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation
 from hummingbird.mpc.correlations.request import Request, corrections, expand, received
-from hummingbird.mpc.correlations.turns import Turns
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
@@ -36,7 +36,7 @@ class LocalDealer:
             )
         self.rank, self.parties = rank, parties
         self._seeds, self._device = list(seeds), torch.device(device)
-        self._turns = Turns(parties)
+        self._turns = ReceiverRotation(parties)
 
     def __repr__(self) -> str:
         return "dealer in this process"

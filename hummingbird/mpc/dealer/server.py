@@ -6,7 +6,7 @@
     Leave(session, token)
 
 The token says which party it is. Requests are JSON objects, the answer to Join too; corrections are frames
-(wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. A party's turns are numbered, and select the
+(rpc/frame.py), each cut into messages of at most `service.CHUNK` bytes. A party's turns are numbered, and select the
 randomness with its rank: what one party is sent, no other one can ask for. A number is marked as used before its
 correction is computed and never served again: two corrections with one number and different parameters would be masked
 by the same shares. Numbers may come in any order: a party that works ahead for two slices fetches for both in turn.
@@ -30,16 +30,16 @@ from typing import Any
 import grpc
 import torch
 
+from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import DealerError, OverloadError
 from hummingbird.mpc.correlations.registry import from_json
-from hummingbird.mpc.correlations.request import Request, Turn, corrections
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
+from hummingbird.rpc.admission import caller_name
+from hummingbird.rpc.frame import pack_pieces
+from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.service import CHUNK, WORKERS, Method
 from hummingbird.version import VERSION
-from hummingbird.wire.frame import pack_pieces
-from hummingbird.wire.gate import caller_name
-from hummingbird.wire.prefetch import Prefetch
-from hummingbird.wire.room import Room
-from hummingbird.wire.service import CHUNK, WORKERS, Method
 
 SESSION_BYTES = 16
 MAX_PARTIES = 64
@@ -116,9 +116,9 @@ class _Session:
         return len(self.members) == self.parties and all(member.left for member in self.members.values())
 
 
-class Dealer:
+class DealerService:
     """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse,
-    OverloadError where there is no room for a session of its name: of the party's that began it (wire/room.py).
+    OverloadError where there is no room for a session of its name: of the party's that began it (rpc/quota.py).
 
     parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped. device: where
     corrections are computed whose seeds and kernels allow it: of sessions on GPUs.
@@ -131,8 +131,8 @@ class Dealer:
         self._sessions: dict[bytes, _Session] = {}
         self._past: dict[bytes, None] = {}  # in order of their end
         self._changed = threading.Condition()
-        self._open = Room("sessions", "open", MAX_SESSIONS, MAX_SESSIONS)
-        self._served = Room("sessions", "served", MAX_BUSY, MAX_BUSY)
+        self._open = Quota("sessions", "open", MAX_SESSIONS, MAX_SESSIONS)
+        self._served = Quota("sessions", "served", MAX_BUSY, MAX_BUSY)
         self.ended = 0  # sessions that have ended
         self._seconds = 0.0  # of work on their corrections
 
@@ -216,7 +216,7 @@ class Dealer:
             for number, request in enumerate(requests, first):
                 with state.working:
                     started = time.perf_counter()
-                    found = corrections(request, Turn(member.rank, number), seeds, self._device)
+                    found = corrections(request, ReceiverTurn(member.rank, number), seeds, self._device)
                     state.seconds += time.perf_counter() - started
                 yield found
         finally:
@@ -319,7 +319,7 @@ class Dealer:
                 self._end(session)
 
 
-def _check(room: Room, name: str | None, hint: str) -> None:
+def _check(room: Quota, name: str | None, hint: str) -> None:
     try:
         room.check(name)
     except OverloadError as full:
@@ -329,8 +329,8 @@ def _check(room: Room, name: str | None, hint: str) -> None:
 # The service ----------------------------------------------------------------------------------------------------------
 
 
-def handlers(dealer: Dealer) -> dict[str, Method]:
-    """The dealer's methods for `wire.service.serve`."""
+def handlers(dealer: DealerService) -> dict[str, Method]:
+    """The dealer's methods for `rpc.service.serve`."""
 
     def join(data: bytes, context: grpc.ServicerContext) -> bytes:
         message = _Message(data)

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.ledger import Ledger
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, Turn, expand, received
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request, expand, received
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
-from hummingbird.wire.staging import Aside
 
 _REGIONS = 3  # mapped at a time: two slices under way, and the next one
 
@@ -77,7 +77,7 @@ class StoreDealer:
         self._regions: dict[int, list[list[Tensor]]] = {}
         self._own = shared is None
         self._supplies = shared or Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
-        self._out: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._out: weakref.WeakSet[DealtSlice] = weakref.WeakSet()
         self._upcoming: deque[supplies.Supply] = deque()  # of slot `_next`, and those after it, when made already
 
     def _check_place(self, parties: int, lane: int, lanes: int) -> None:
@@ -170,7 +170,7 @@ class StoreDealer:
         shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
-    def reserve(self, requests: Requests | None) -> Slot:
+    def reserve(self, requests: Requests | None) -> DealtSlice:
         """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
         if not self.slots_left:
             raise DealerError(
@@ -187,7 +187,7 @@ class StoreDealer:
         slot, supply = self._next, self._upcoming.popleft()
         self._next += 1
         self.work_ahead()
-        made = Slot(self, slot, supply)
+        made = DealtSlice(self, slot, supply)
         self._out.add(made)
         return made
 
@@ -236,7 +236,7 @@ class StoreDealer:
     def _patience(self, size: int) -> float:
         return self._timeout + (size + self.slot_bytes) / 1e6  # a slot is checked as a whole first
 
-    def _make(self, turns: Sequence[Turn], requests: Requests) -> Iterator[Material]:
+    def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
         for turn, request in zip(turns, requests, strict=True):
             corrections = self._correction(turn.number) if turn.receiver == self.rank else None
             started = time.perf_counter()
@@ -263,7 +263,7 @@ class StoreDealer:
             return self._regions[region]
 
 
-class Slot:
+class DealtSlice:
     """The material of one slice: `correlation(request)` in the order it was dealt in."""
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:

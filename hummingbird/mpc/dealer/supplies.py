@@ -19,7 +19,7 @@ from typing import Any
 from hummingbird.errors import DealerError
 from hummingbird.kernels.devices import on_this_card
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, Turn
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 
 BUFFER_BYTES = 256 << 20  # shares made and not handed out yet; exceeded only by the one request that somebody waits for
 CALL_BYTES = 32 << 20  # of shares made in one go, so that a supply in need waits for little else
@@ -28,13 +28,13 @@ _LEAVE = 2.0  # seconds for the thread to end
 
 
 Requests = Sequence[Request[Any]]
-Make = Callable[[Sequence[Turn], Requests], Iterator[Material]]
+Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
 class _Work:
     """A supply as the thread knows it."""
 
-    def __init__(self, turns: Sequence[Turn], requests: Requests, make: Make) -> None:
+    def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
         self.turns, self.requests, self.make = list(turns), list(requests), make
         self.sizes = [request.share_bytes for request in requests]
         self.ready: deque[Material] = deque()
@@ -78,7 +78,7 @@ class Supplies:
         self._thread: threading.Thread | None = None
         self.most_held = 0  # bytes; the largest there has been
 
-    def reserve(self, turns: Sequence[Turn], requests: Requests, make: Make | None = None) -> Supply:
+    def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
         """Begin to make the material of requests with these turns; make: by another function than usual."""
         work = _Work(turns, requests, make or self._make)
         with self._changed:

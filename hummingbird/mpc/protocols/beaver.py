@@ -1,7 +1,7 @@
 """Products of two private values, by dealt products of masks (Beaver, CRYPTO 1991): one opening of both, masked.
 
 A product mod 2^R needs its operands mod 2^R and no more, so that masks, openings and what is dealt have R bits: as many
-as later layers look at (mpc/rounding_plan.py).
+as later layers look at (mpc/plan/rounding_plan.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hummingbird import kernels, ring
 from hummingbird.mpc.correlations.products import RowProducts, SquarePair, Triple
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, Any], bits: int = 64) -> Tensor:

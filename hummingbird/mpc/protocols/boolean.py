@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hummingbird.mpc.correlations.bits import And, AndPair
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 def open_bits(session: Session, *masked: Tensor) -> list[Tensor]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
-from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.protocols.law import Law
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 bits are then at a request's limit
@@ -36,7 +36,7 @@ class Comparison(ABC):
     window: BitWindow
     valid: int = 64
     ring: int = 64
-    aim: Aim = LATENCY
+    aim: TableChoice = LATENCY
     whole: bool = False
 
     name: ClassVar[str]

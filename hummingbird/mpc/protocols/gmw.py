@@ -33,7 +33,7 @@ from hummingbird.mpc.protocols.boolean import and_, and_pair
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.truncation import select
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 
 

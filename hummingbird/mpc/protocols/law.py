@@ -34,7 +34,7 @@ With a q, masked takes the multiples of 2^q next to several t.
 
 `decide` is the law on integers. `cut` is the same for `kernels.twin_relu`, on real numbers in one pass: mod 2^k,
 bit = 1 says of d - 2^m, or of d, that it is below 2^(k-1) - 2^m, or 2^(k-1). That pass is exact for every v below 2^46,
-whatever k and m are (kernels/twin.py), but for the low m - 32 bits of uniform numbers wider than 32.
+whatever k and m are (kernels/simulation.py), but for the low m - 32 bits of uniform numbers wider than 32.
 
 Squares (`Comparison.squares`) follow the same rule, on values rounded to their fraction. That rounding is not modelled.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.mpc.correlations.lift import Lifting
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:

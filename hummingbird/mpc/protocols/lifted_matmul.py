@@ -21,8 +21,8 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.protocols.lifted_product import Operand, masked, remaining, seen
-from hummingbird.mpc.protocols.poly import LookedUp, LookUp
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
+from hummingbird.mpc.session.session import Session
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp)
     return out, beside.result(others)
 
 
-def price(request: LiftedMatMul, beside: LookedUp, parties: int) -> Cost:
+def price(request: LiftedMatMul, beside: LookUpPrice, parties: int) -> Cost:
     """Price of `product` beside a look-up."""
     sent = packed(math.prod(request.size0) * request.value) + packed(math.prod(request.size1) * request.factor)
     return cost.opening(parties, sent + beside.payload, request.correction_bits + beside.offline_bits)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.mpc.correlations.lifted_product import LiftedProduct, LiftedShares
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 class Operand(NamedTuple):

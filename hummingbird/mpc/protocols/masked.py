@@ -14,8 +14,9 @@ every negative x; m = 0 is exact.
 
 A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both for c bits of L: two local look-ups of one
 secret step, where one-time truth tables for b and for the wrap would take twice the bits. A window of up to 8 bits is
-one table at most. A wider one, or one for which fewer bits count for more than fewer rounds (mpc/aim.py), is several
-tables below a tree, ceil(log2(number of tables)) rounds more (step_tables.py).
+one table at most. A wider one, or one for which fewer bits count for more than fewer rounds
+(mpc/protocols/table_choice.py), is several tables below a tree, ceil(log2(number of tables)) rounds more
+(step_tables.py).
 
 Then one opening of c_b = b xor r_b and c_s = s xor r_s; with dealt shares of r_b, r_s, lambda and r_b lambda the rest
 is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. Shares of lambda cost
@@ -48,7 +49,7 @@ from hummingbird.mpc.protocols import step_tables, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.protocols.comparison import Comparison, most_at_once
 from hummingbird.mpc.protocols.law import UNIT, Law
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 
 

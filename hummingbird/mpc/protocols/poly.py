@@ -30,34 +30,34 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares
-from hummingbird.mpc.polynomials import Table
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.functions.polynomials import PolynomialTable
+from hummingbird.mpc.session.session import Session
 
 AT_ONCE = 1 << 24  # coefficients of one power that are dealt at a time, 128 MiB
 TOGETHER = 2  # times as many are looked up by one message: what is dealt for them is held until it has come
 
 
-def evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
+def evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
     """Shares mod 2^bits of the table's function, at `table.scale`, int64 of any shape, from shares of x at `scale`.
 
-    |x| <= table.most, and shares are right mod 2^(table.k + scale - table.fraction). Errors: `Table.error`. Cost:
-    `price`, table.k bits and 1 round for up to TOGETHER (AT_ONCE >> w) values.
+    |x| <= table.most, and shares are right mod 2^(table.k + scale - table.fraction). Errors: `PolynomialTable.error`.
+    Cost: `price`, table.k bits and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """
     parts = share.reshape(-1).split(TOGETHER * (AT_ONCE >> table.w))
     return torch.cat([_evaluate(session, part, table, scale, bits) for part in parts]).view(share.shape)
 
 
-def _evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
+def _evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
     found = LookUp(session, share, table, scale, bits)
     return found.result(list(zip(found.words, *session.channel.exchange(*found.words).values(), strict=True)))
 
 
 class LookUp:
     """A look-up whose opening others share: `words` is this party's part of the message, and `result` takes the parts
-    of all parties. Arguments as of `evaluate`; cost: `LookedUp`, however many values.
+    of all parties. Arguments as of `evaluate`; cost: `LookUpPrice`, however many values.
     """
 
-    def __init__(self, session: Session, share: Tensor, table: Table, scale: int, bits: int) -> None:
+    def __init__(self, session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> None:
         self._table, self._shape = table, share.shape
         sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain, table.stretch
         parts = share.reshape(-1).split(AT_ONCE >> table.w)
@@ -75,14 +75,14 @@ class LookUp:
         return torch.cat(out).view(self._shape)
 
 
-class LookedUp(NamedTuple):
+class LookUpPrice(NamedTuple):
     """The price of a `LookUp`: bytes that it sends to another party, and bits that are dealt for it."""
 
     payload: int
     offline_bits: int
 
     @classmethod
-    def of(cls, n: int, table: Table, bits: int, parties: int) -> LookedUp:
+    def of(cls, n: int, table: PolynomialTable, bits: int, parties: int) -> LookUpPrice:
         """For n values."""
         most = AT_ONCE >> table.w
         sizes = [most] * (n // most) + [n % most] * (n % most > 0 or not n)
@@ -90,7 +90,7 @@ class LookedUp(NamedTuple):
         return cls(sum(cost.packed(size * table.k) for size in sizes), sum(dealt))
 
 
-def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor:
+def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable) -> Tensor:
     """This party's share of the result, int64 (n,), from opened words, int64 (n,) in 0 .. 2^k - 1."""
     row = (torch.arange(opened.numel(), device=opened.device) << table.w) + (opened >> table.m)
     low, total = opened & ((1 << table.m) - 1), torch.zeros_like(opened)
@@ -100,9 +100,9 @@ def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor
     return (total + (1 << table.shift >> 1)) >> table.shift
 
 
-def price(n: int, table: Table, bits: int, parties: int) -> Cost:
+def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:
     """Price of `evaluate` on n values."""
     most = TOGETHER * (AT_ONCE >> table.w)
     whole, rest = divmod(n, most)
     sizes = [most] * whole + [rest] * (rest > 0 or not whole)
-    return sum((cost.opening(parties, *LookedUp.of(size, table, bits, parties)) for size in sizes), cost.FREE)
+    return sum((cost.opening(parties, *LookUpPrice.of(size, table, bits, parties)) for size in sizes), cost.FREE)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hummingbird.mpc.correlations.rows import LiftedRows, Widths
+from hummingbird.mpc.correlations.rows import LiftedRows, RowWidths
 from hummingbird.mpc.protocols.lifted_product import Operand, multiplied, opened, remaining
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 class RowOpening:
@@ -26,7 +26,7 @@ class RowOpening:
     with the product.
     """
 
-    def __init__(self, session: Session, x: Tensor, shift: int, widths: Widths) -> None:
+    def __init__(self, session: Session, x: Tensor, shift: int, widths: RowWidths) -> None:
         self._session, self._widths = session, widths
         self._shares = shares = session.correlation(LiftedRows(tuple(x.shape), *widths))
         (self._opened,) = opened(session, (Operand(x, shift, widths.value), shares.mask))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.mpc.protocols.boolean import and_, and_pair
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:

@@ -37,7 +37,7 @@ from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds, ThresholdShares
 from hummingbird.mpc.protocols import step_tables
 from hummingbird.mpc.protocols.boolean import open_bits
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 
 def relus(

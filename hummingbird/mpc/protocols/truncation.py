@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.mpc.correlations.truncation import Selection, Truncation
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 
 OFFSET = 1 << 62  # makes every value within +-2^62 non-negative
 

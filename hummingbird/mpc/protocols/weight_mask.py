@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
-from hummingbird.mpc import sharing
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
 from hummingbird.mpc.protocols import beaver
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session import sharing
+from hummingbird.mpc.session.session import Session
 
 
 class FixedWeight(nn.Module):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hummingbird.errors import AgreementError, ConfigError, InputError
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
-from hummingbird.pir.link import Link
 from hummingbird.pir.messages import keys_in_a_query
 from hummingbird.pir.table import DTYPES, State
+from hummingbird.pir.table_server import TableServer
 
 _TRIES = 5
 
@@ -54,7 +54,12 @@ class BatchedEmbedding(nn.Module):
 
     @classmethod
     def from_torch(
-        cls, embedding: nn.Embedding, plan: Plan, zero: Sequence[str | Link], one: Sequence[str | Link], **options: Any
+        cls,
+        embedding: nn.Embedding,
+        plan: Plan,
+        zero: Sequence[str | TableServer],
+        one: Sequence[str | TableServer],
+        **options: Any,
     ) -> BatchedEmbedding:
         """The layer in place of `embedding`, whose data are not used. zero, one: the servers of party 0 and of party 1,
         for each of the plan's codes, as `Client` takes them; options: of `Client`.

@@ -84,7 +84,7 @@ class BucketServer(Server):
         return super().handle(query, whole)
 
 
-class Rows:
+class BucketRows:
     """The rows of a table as they are now, for updates: what to write into the tables of a plan.
 
     records: uint8 (rows + 1, record_bytes), zeros at the end; changed by updates.
@@ -124,7 +124,7 @@ def plan_servers(
     if source.facts.rows != plan.full.rows:
         what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
         raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")
-    rows = Rows(plan, torch.from_numpy(np.concatenate([source.records, np.zeros_like(source.records[:1])])))
+    rows = BucketRows(plan, torch.from_numpy(np.concatenate([source.records, np.zeros_like(source.records[:1])])))
     servers: list[Server] = []
     for code, records in zip(plan.codes, rows.laid_out(), strict=True):
         facts = plan.facts(code, source.facts)

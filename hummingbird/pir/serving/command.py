@@ -21,8 +21,8 @@ from hummingbird.pir.serving.metrics import Figures
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
 from hummingbird.pir.table import Source
-from hummingbird.wire import options
-from hummingbird.wire.front import Front
+from hummingbird.rpc import options
+from hummingbird.rpc.server import ServiceProgram
 
 DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
 
@@ -79,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Raises the errors of `wire.front.Front`, InputError for the table and keys, and
-    PeerError if a worker process ends.
+    """Serve until SIGTERM or SIGINT. Raises the errors of `rpc.server.ServiceProgram`, InputError for the table and
+    keys, and PeerError if a worker process ends.
     """
     config = options.service_of(args)
     if args.threads is not None:
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
     keys = {name: read_key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    with ExitStack() as ends, Front("pir-server", config) as front:
+    with ExitStack() as ends, ServiceProgram("pir-server", config) as front:
         servers = _servers(args, keys)
         for server in servers:
             ends.callback(server.close)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hummingbird.errors import InputError
 from hummingbird.ledger import Appended
-from hummingbird.wire.service import MAX_MESSAGE
+from hummingbird.rpc.service import MAX_MESSAGE
 
 MAGIC = b"HBPIRJ1\n"
 MOST = MAX_MESSAGE + (2 << 20)  # bytes of a body: a message, or a piece of rows with one message too many
@@ -27,7 +27,7 @@ _HEAD_BYTES = _HEAD.size + _SUM
 _STEP = 1 << 20  # bytes that are looked at together
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One entry: the byte where it begins, its kind, its body."""
 
     at: int
@@ -67,7 +67,7 @@ class Entries:
         """Bytes in the file."""
         return self._file.size
 
-    def all(self) -> Iterator[Entry]:
+    def all(self) -> Iterator[JournalEntry]:
         """The whole entries in order. What is torn behind the last one is left where it is."""
         at = len(MAGIC)
         while at < self.size and not self._torn(at):
@@ -75,14 +75,14 @@ class Entries:
             yield entry
             at = entry.end
 
-    def read(self, at: int) -> Entry:
+    def read(self, at: int) -> JournalEntry:
         """The entry that begins at byte `at`."""
         head = self._file.read(_HEAD_BYTES, at)
         kind, length, digest = self._parsed(at, head)
         body = self._file.read(length, at + _HEAD_BYTES)
         if len(body) != length or _digest(body) != digest:
             raise self.damaged(at, "the body of an entry")
-        return Entry(at, kind, body)
+        return JournalEntry(at, kind, body)
 
     def pieces(self, first: int, last: int) -> Iterator[bytes]:
         """Bytes first..last-1 as they are, in pieces."""

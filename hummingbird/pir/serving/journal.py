@@ -24,9 +24,9 @@ from torch import Tensor
 
 from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir.messages import unpack_update
-from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, Entry, packed, sync_folder, write
+from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, JournalEntry, packed, sync_folder, write
 from hummingbird.pir.table import Facts, State
-from hummingbird.wire.frame import pack_tensors, unpack_tensors
+from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 GROWN = 64 << 20  # bytes from which updates are merged
 KEPT = 8 << 20  # bytes of the last updates, which stay as they are: for a server that is behind
@@ -194,7 +194,7 @@ class Journal:
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
-    def _check_header(self, entry: Entry) -> None:
+    def _check_header(self, entry: JournalEntry) -> None:
         if entry.kind != _HEADER:
             raise self._entries.damaged(entry.at, "an entry that does not belong there")
         if entry.body != self._header:
@@ -202,13 +202,13 @@ class Journal:
             what = f"the journal is of another table: {_told(entry.body)}; this one is {_told(self._header)}"
             raise AgreementError(what, where=str(self.path), hint=hint)
 
-    def _states(self, entry: Entry) -> list[State]:
+    def _states(self, entry: JournalEntry) -> list[State]:
         try:
             return [State(int(version), bytes.fromhex(digest)) for version, digest in json.loads(entry.body)]
         except (ValueError, TypeError, RecursionError):
             raise self._entries.damaged(entry.at, "states that cannot be read") from None
 
-    def _merged(self, entry: Entry) -> tuple[Tensor, Tensor]:
+    def _merged(self, entry: JournalEntry) -> tuple[Tensor, Tensor]:
         try:
             indices, records = unpack_tensors(entry.body, max_bytes=MOST, max_tensors=2)
         except (HummingbirdError, ValueError):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError, PeerError
 from hummingbird.pir import integrity
-from hummingbird.pir.messages import Description, pack_answer, unpack_query, unpack_version
+from hummingbird.pir.messages import TableDescription, pack_answer, unpack_query, unpack_version
 from hummingbird.pir.serving.shards import Shard, opened
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Workers
@@ -77,7 +77,7 @@ class Server:
 
     def describe(self) -> bytes:
         """A packed Description."""
-        return Description(self.party, self.facts, self._state, self.signs).pack()
+        return TableDescription(self.party, self.facts, self._state, self.signs).pack()
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
         """State and selected records for checked keys: uint8 (B, record_bytes), XOR (`xor`) or sum mod 2^width."""

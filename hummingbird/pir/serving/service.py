@@ -24,8 +24,8 @@ from hummingbird.errors import ConfigError, PeerError
 from hummingbird.pir.serving.metrics import Metrics
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.table import State
-from hummingbird.wire.gate import Gate, Limits
-from hummingbird.wire.service import Method, Tls, serve
+from hummingbird.rpc.admission import Admission, Limits
+from hummingbird.rpc.service import Method, Tls, serve
 
 MAX_BATCH = 192
 MAX_WAIT = 0.002
@@ -150,7 +150,7 @@ class Methods:
         self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
 
     def handlers(self) -> dict[str, Method]:
-        """The methods by name, for `wire.service.serve`."""
+        """The methods by name, for `rpc.service.serve`."""
         server = self.server
         return {
             "Describe": lambda data, context: server.describe(),
@@ -178,7 +178,7 @@ class Service:
     """A server at an address, from now until `stop`. TRUST: the operator of the other server must not be this one.
 
     tls: mutual TLS, needed for other hosts: whoever has a certificate of its authority may ask. max_batch, max_wait:
-    see `Batcher`. limits: of its callers. Raises the errors of `wire.service.serve`, and ConfigError for the batching.
+    see `Batcher`. limits: of its callers. Raises the errors of `rpc.service.serve`, and ConfigError for the batching.
 
         service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
     """
@@ -196,7 +196,7 @@ class Service:
         self._methods = Methods(server, max_batch, max_wait)
         self.metrics = self._methods.metrics
         try:
-            self._front = serve(self._methods.handlers(), address, tls, gate=Gate(limits))
+            self._front = serve(self._methods.handlers(), address, tls, gate=Admission(limits))
         except BaseException:
             self._methods.close()
             raise

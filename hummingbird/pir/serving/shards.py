@@ -41,7 +41,7 @@ class Shard(Protocol):
         """Let go of everything; may be called twice."""
 
 
-class Part:
+class TableShard:
     """Records first..last-1 of a table, in this process, zeros before `load`; `first` begins a leaf.
 
     device: "cpu", "cuda" or "cuda:1". EnvironmentProblem where it has not enough memory.
@@ -90,7 +90,7 @@ class Split:
 
     def __init__(self, source: Source, devices: Sequence[str]) -> None:
         runs = cut(source.facts.rows, len(devices), "device")
-        self._parts = [Part(source, *run, device=name) for run, name in zip(runs, devices, strict=True)]
+        self._parts = [TableShard(source, *run, device=name) for run, name in zip(runs, devices, strict=True)]
         for part in self._parts:
             part.load()
         self.digests = [digest for part in self._parts for digest in part.digests]
@@ -115,11 +115,13 @@ class Split:
 
 
 def opened(source: Source, device: str) -> Shard:
-    """A table on a device, or split over several: "cpu", "cuda", "cuda:0,cuda:1"; errors as `Part` and `Split`."""
+    """A table on a device, or split over several: "cpu", "cuda", "cuda:0,cuda:1"; errors as `TableShard` and
+    `Split`.
+    """
     names = device.split(",")
     if len(names) > 1:
         return Split(source, names)
-    whole = Part(source, device=device)
+    whole = TableShard(source, device=device)
     whole.load()
     return whole
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError
 from hummingbird.pir.messages import as_bytes
-from hummingbird.pir.serving.shards import Part, cut, joined
+from hummingbird.pir.serving.shards import TableShard, cut, joined
 from hummingbird.pir.table import Source
-from hummingbird.wire.frame import pack_tensors, unpack_tensors
+from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 _FRAME = struct.Struct("<Q")
 _LOAD_SECONDS = 3600.0  # for a worker to load its part
@@ -171,7 +171,7 @@ def work(job: str) -> None:
     pipe = socket.socket(fileno=os.dup(0))
     torch.set_num_threads(1)
     try:
-        part = Part(Source.open(path, tensor), first, last)
+        part = TableShard(Source.open(path, tensor), first, last)
         part.load()
     except HummingbirdError as error:
         _send(pipe, [as_bytes(error.what.encode()), as_bytes(error.hint.encode())])

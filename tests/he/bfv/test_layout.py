@@ -15,7 +15,7 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.he.bfv.axis import Axis
 from hummingbird.he.bfv.blocks import Blocks, choose, connected
-from hummingbird.he.bfv.layer import Layer
+from hummingbird.he.bfv.layer import LayerShape
 from hummingbird.he.bfv.layout import Layout
 from tests.he.bfv.polynomials import replies
 
@@ -183,7 +183,7 @@ def test_the_largest_layers_are_laid_out_soon() -> None:
 
 def test_products_of_groups_that_meet_in_a_polynomial() -> None:
     """By hand: four groups of two planes and three outputs, and a depthwise layer."""
-    four, each = Layer.of((8, 1), (12, 2, 1), groups=4), Layer.of((6, 1), (6, 1, 1), groups=6)
+    four, each = LayerShape.of((8, 1), (12, 2, 1), groups=4), LayerShape.of((6, 1), (6, 1, 1), groups=6)
     assert connected(four, 1, 3, 4) == [range(2), range(2), range(1, 3)]
     assert connected(each, 1, 2, 1) == [range(1), range(1), range(1, 2), range(1, 2), range(2, 3), range(2, 3)]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hummingbird import he
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import run, trace
-from hummingbird.graph.elementwise import _MODULES, _TWO, FUNCTIONS
+from hummingbird.graph.ops.elementwise import _MODULES, _TWO, FUNCTIONS
 from tests.support.he_cases import TOO_LARGE, Fn, errors, images, parameter
 
 NUMBERS: dict[str, tuple[Any, ...]] = {

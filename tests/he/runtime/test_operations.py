@@ -18,7 +18,7 @@ from hummingbird.he.compile.builder import common, exact_norm, parts
 from hummingbird.he.compile.im2col import Map, linear_map, natural, view
 from hummingbird.he.compile.magnitudes import measure, shapes
 from hummingbird.he.compile.placement import prepared
-from hummingbird.he.runtime.operations import Combine, Form, Gather, Linear, Pick
+from hummingbird.he.runtime.operations import Form, Gather, Linear, Pick, WeightedSum
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import arithmetic
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, made
@@ -187,7 +187,7 @@ def test_single_weights_beyond_the_bound_cannot_be_cut() -> None:
 def test_sums_with_factors() -> None:
     a, b = registers(3), registers(3, seed=1)
     for f, g in ((1, 1), (3, -2), (-(1 << 40), 5), (1, 1 << 23)):
-        got = Combine(1, 2, (f, g)).run(RING, {1: a, 2: b}, APART)
+        got = WeightedSum(1, 2, (f, g)).run(RING, {1: a, 2: b}, APART)
         primes = torch.tensor(RING.primes).view(2, 1)
         wanted = a.long() * torch.tensor([f % q for q in RING.primes]).view(2, 1) % primes
         wanted = wanted + b.long() * torch.tensor([g % q for q in RING.primes]).view(2, 1) % primes

@@ -26,7 +26,7 @@ from hummingbird.he.service import messages
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import MAX_CALLS, Service
 from hummingbird.kernels.ciphertexts import pack, unpack
-from hummingbird.wire import service
+from hummingbird.rpc import service
 from tests.support.chance import DEVIATIONS, chi_square_limit
 from tests.support.dealers import Authority
 from tests.support.he_service import close, images, served
@@ -381,7 +381,7 @@ def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None
     made = Service(server, turns=1, idle=NEVER)
     with served(made) as address:
         code = (
-            "import sys, time; from hummingbird.wire import service\n"
+            "import sys, time; from hummingbird.rpc import service\n"
             "def requests():\n    yield sys.argv[2].encode()\n    time.sleep(3600)\n"
             "channel = service.connect(sys.argv[1])\n"
             "list(service.exchange(channel, 'Turn', requests(), timeout=3600))"

@@ -16,7 +16,7 @@ from hummingbird.kernels.reference.shares import dealing
 from hummingbird.kernels.shares.dealing import deal_masks
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.request import Turn, corrections, expand, received
+from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, received
 from hummingbird.prg import Stream, derive
 
 RUN = 512  # elements that the C++ does at a time (csrc/words.h)
@@ -62,7 +62,7 @@ def test_many_threads_deal_what_one_does() -> None:
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(corrections(request, Turn(1, 5), seeds(2)))
+            found.append(corrections(request, ReceiverTurn(1, 5), seeds(2)))
     finally:
         torch.set_num_threads(before)
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
@@ -76,7 +76,7 @@ def test_shares_stand_for_what_the_masks_decide(parties: int, receiver: int, cip
     to r_b lambda.
     """
     n, k, ring = 1000, 20, 36
-    request, turn = MaskedOpening(n, k, 12, 2, ring, whole), Turn(receiver, 3)
+    request, turn = MaskedOpening(n, k, 12, 2, ring, whole), ReceiverTurn(receiver, 3)
     mine = [derive(bytes(16), "shares", party, size=cipher) for party in range(parties)]
     drawn = [expand(request, turn, seed, rank) for rank, seed in enumerate(mine)]
     drawn[turn.receiver] |= received(request, corrections(request, turn, mine))

@@ -17,8 +17,8 @@ from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.dealer import server as server_module
 from hummingbird.mpc.dealer.server import Used
+from hummingbird.rpc import service
 from hummingbird.version import VERSION
-from hummingbird.wire import service
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import SQUARE, raw, refusal
 from tests.support.patience import HANG, until

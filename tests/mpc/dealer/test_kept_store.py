@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from hummingbird.channel import interleave, meter
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.kept import erase, numbers, set_folder
 from hummingbird.mpc.dealer.kept_store import Set
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.wire import meter, turns
 from tests.support.keeping import FACTS, REQUEST, SHAPE, SLOTS, Parties, dealt, keeper
 from tests.support.parties import together
 
@@ -179,7 +179,7 @@ def test_two_computations_in_turns_go_on_to_the_same_sets(tmp_path: Path) -> Non
                     channel.exchange(torch.zeros(2))
                     slot.correlation(REQUEST)
 
-        turns.Turns().run([lambda: work(2), lambda: work(3)])
+        interleave.Interleave().run([lambda: work(2), lambda: work(3)])
 
     together([lambda: compute(0), lambda: compute(1)])
     assert taken[0] == taken[1] and sorted(taken[0]) == [*product(range(1, 4), range(SLOTS)), (4, 0)]

@@ -20,9 +20,10 @@ from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer import command as dealer_command
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
-from hummingbird.mpc.dealer.server import IDLE_SECONDS, MAX_BUSY, MAX_SESSIONS, Dealer
+from hummingbird.mpc.dealer.server import IDLE_SECONDS, MAX_BUSY, MAX_SESSIONS, DealerService
+from hummingbird.rpc.server import ServiceConfig
 from hummingbird.version import VERSION
-from hummingbird.wire.front import ServiceConfig
+from tests.channel.test_connect import Authority
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Running
 from tests.support.nursery import alive
@@ -30,7 +31,6 @@ from tests.support.parties import free_port, together
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, suspend, until
 from tests.support.services import started
-from tests.wire.test_connect import Authority
 
 
 def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
@@ -51,7 +51,7 @@ def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_party_may_leave_before_the_others_come(first):
-    dealer = Dealer()
+    dealer = DealerService()
     seed, token = dealer.join(b"s" * 16, first, 2, VERSION)
     dealer.leave(b"s" * 16, token)
     with pytest.raises(DealerError, match=f"party {first} has left"):
@@ -64,7 +64,7 @@ def test_a_party_may_leave_before_the_others_come(first):
 
 
 def test_parties_are_served_at_a_time_and_count_as_one_session():
-    dealer = Dealer()
+    dealer = DealerService()
     tokens = [dealer.join(b"s" * 16, rank, 2, VERSION)[1] for rank in range(2)]
     others = []
     for number in range(MAX_BUSY - 1):
@@ -77,7 +77,7 @@ def test_parties_are_served_at_a_time_and_count_as_one_session():
 
 
 def test_the_number_of_sessions_is_limited():
-    dealer = Dealer()
+    dealer = DealerService()
     tokens = []
     for number in range(MAX_SESSIONS):
         tokens.append(dealer.join(number.to_bytes(16, "big"), 0, 1, VERSION)[1])
@@ -103,7 +103,7 @@ def test_the_number_of_sessions_is_limited():
 
 def test_no_name_takes_all_sessions():
     """A name that begins as many as it may leaves a quarter for others; what it gives back is free again."""
-    dealer, few = Dealer(), "the room that is left is for callers with few"
+    dealer, few = DealerService(), "the room that is left is for callers with few"
     tokens = {}
     with pytest.raises(OverloadError, match=few):
         for number in range(MAX_SESSIONS):
@@ -123,7 +123,7 @@ def test_no_name_takes_all_sessions():
 
 
 def test_no_name_is_served_in_all_places_and_who_waits_has_none():
-    dealer, request, gone = Dealer(), [SquarePair((1,))] * 2, threading.Event()
+    dealer, request, gone = DealerService(), [SquarePair((1,))] * 2, threading.Event()
 
     def call(session: bytes, rank: int, parties: int):
         token = dealer.join(session, rank, parties, VERSION, f"party-{rank}")[1]
@@ -153,7 +153,7 @@ def test_no_name_is_served_in_all_places_and_who_waits_has_none():
 
 
 def test_idle_sessions_are_dropped():
-    dealer = Dealer(idle_seconds=0.05)
+    dealer = DealerService(idle_seconds=0.05)
     _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
     time.sleep(0.1)
     dealer.join(b"b" * 16, 0, 1, VERSION)
@@ -162,7 +162,7 @@ def test_idle_sessions_are_dropped():
 
 
 def test_a_session_that_says_it_stays_is_not_dropped():
-    dealer = Dealer(idle_seconds=NEVER)
+    dealer = DealerService(idle_seconds=NEVER)
     _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
     before = dealer._sessions[b"a" * 16].used
     time.sleep(0.01)
@@ -190,7 +190,7 @@ def test_a_client_that_stays_hears_of_a_dealer_that_has_gone(tmp_path):
 
 
 def test_one_call_at_a_time_and_time_is_counted():
-    dealer = Dealer()
+    dealer = DealerService()
     _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
     request = SquarePair((100_000,))
     frames = dealer.correct(b"a" * 16, token, 0, [request] * 2, 1.0)
@@ -205,7 +205,7 @@ def test_one_call_at_a_time_and_time_is_counted():
 
 
 def test_concurrent_joins_give_one_seed_each():
-    dealer, outcomes = Dealer(), []
+    dealer, outcomes = DealerService(), []
 
     def attempt():
         try:
@@ -223,7 +223,7 @@ def test_concurrent_joins_give_one_seed_each():
 
 def test_a_dealer_for_another_number_of_parties():
     with pytest.raises(DealerError, match="there are 3 parties, this dealer is for 2"):
-        Dealer(parties=2).join(b"a" * 16, 0, 3, VERSION)
+        DealerService(parties=2).join(b"a" * 16, 0, 3, VERSION)
 
 
 def test_dealer_starts_without_crypten():
@@ -364,7 +364,7 @@ def test_an_unread_stream_of_a_dealer_is_not_cut_off_before_its_session(monkeypa
         found.append(config)
         raise Seen
 
-    monkeypatch.setattr(dealer_command, "Front", front)
+    monkeypatch.setattr(dealer_command, "ServiceProgram", front)
     monkeypatch.setattr(dealer_command, "deal_on", lambda threads: None)
     parser = argparse.ArgumentParser()
     dealer_command.add_arguments(parser)

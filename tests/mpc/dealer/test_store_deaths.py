@@ -16,7 +16,7 @@ import torch
 
 from hummingbird.mpc.dealer.store import StoreDealer
 from tests.jobs.stores import SLICE, net, rows, write_store
-from tests.mpc.test_deaths import dealing
+from tests.mpc.session.test_deaths import dealing
 from tests.support.nursery import Nursery, Party, all_fail
 from tests.support.patience import NEVER, until
 

@@ -15,7 +15,7 @@ import torch
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
-from hummingbird.mpc.correlations.request import Request, Turn, corrections, expand, received
+from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections, expand, received
 from hummingbird.mpc.dealer.folder import chunk_checksum
 from hummingbird.mpc.dealer.supplies import Supplies, Supply
 from tests.support.correlation_checks import CASES
@@ -36,9 +36,9 @@ class Maker:
         self.fail_at, self.gate = fail_at, gate
         self.calls: list[tuple[int, int]] = []
 
-    def __call__(self, turns: Sequence[Turn], requests: Sequence[Request[Any]]) -> Iterator[Material]:
+    def __call__(self, turns: Sequence[ReceiverTurn], requests: Sequence[Request[Any]]) -> Iterator[Material]:
         first = turns[0].number
-        assert turns == [Turn(0, first + place) for place in range(len(requests))]
+        assert turns == [ReceiverTurn(0, first + place) for place in range(len(requests))]
         self.calls.append((first, len(requests)))
         for index in range(first, first + len(requests)):
             if self.gate is not None:
@@ -58,7 +58,7 @@ def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = NEVER,
 
 def reserve(supplies: Supplies, first: int, requests: Sequence[Request[Any]]) -> Supply:
     """Reserve requests whose turns have the numbers from `first` on."""
-    return supplies.reserve([Turn(0, first + place) for place in range(len(requests))], requests)
+    return supplies.reserve([ReceiverTurn(0, first + place) for place in range(len(requests))], requests)
 
 
 def number(supply: Supply, request: Request[Any]) -> int:
@@ -216,7 +216,7 @@ def test_the_size_of_shares_in_memory() -> None:
     for request, _ in CASES:
         seeds = [bytes(16), bytes(range(16))]
         for rank in range(2):
-            turn = Turn(0, 0)
+            turn = ReceiverTurn(0, 0)
             shares = expand(request, turn, seeds[rank], rank)
             shares |= received(request, corrections(request, turn, seeds)) if rank == 0 else {}
             size = sum(share.nbytes for share in shares.values())

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, ring
+from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc import sharing
 from hummingbird.mpc.correlations.products import SquarePair, Triple
 from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
-from hummingbird.mpc.session import Session
-from hummingbird.wire import meter
+from hummingbird.mpc.session import sharing
+from hummingbird.mpc.session.session import Session
 from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together

@@ -9,12 +9,12 @@ import torch
 
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
+from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols import gmw
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.truncation import select, truncate
 from hummingbird.ring import SCALE
-from hummingbird.wire import meter
 from tests.support.parties import compute, share, together
 from tests.support.parties import sessions as make_sessions
 

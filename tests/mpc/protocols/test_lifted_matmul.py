@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from hummingbird.channel import meter
 from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
-from hummingbird.mpc.polynomials import choose
+from hummingbird.mpc.functions.polynomials import choose
 from hummingbird.mpc.protocols import lifted_matmul
 from hummingbird.mpc.protocols.lifted_product import Operand
-from hummingbird.mpc.protocols.poly import LookedUp, LookUp
-from hummingbird.mpc.session import Session
-from hummingbird.wire import meter
+from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
+from hummingbird.mpc.session.session import Session
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -109,7 +109,7 @@ def test_what_is_sent_is_what_is_priced(parties: int, sizes: Sizes) -> None:
     assert TABLE is not None
     x, y = torch.zeros(3, 5, 7, dtype=torch.int64), torch.zeros(3, 7, 4, dtype=torch.int64)
     request = LiftedMatMul((3, 5, 7), (3, 7, 4), *sizes)
-    price = lifted_matmul.price(request, LookedUp.of(5, TABLE, 12, parties), parties)
+    price = lifted_matmul.price(request, LookUpPrice.of(5, TABLE, 12, parties), parties)
     with meter.meter() as counted:
         multiplied(parties, x, y, sizes)
     assert counted.total.bits_sent == parties * price.bits and counted.total.rounds == parties * price.rounds == parties

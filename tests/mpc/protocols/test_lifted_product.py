@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
+from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.lifted_product import LiftedProduct
 from hummingbird.mpc.correlations.request import expand
 from hummingbird.mpc.protocols.lifted_product import Operand, product
-from hummingbird.mpc.session import Session
-from hummingbird.wire import meter
+from hummingbird.mpc.session.session import Session
 from tests.support.chance import chi_square_limit
 from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions

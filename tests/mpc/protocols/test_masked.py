@@ -12,14 +12,14 @@ from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
+from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import masked
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.wire import meter
 from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
 from tests.support.parties import compute, share, together

@@ -17,7 +17,7 @@ from hummingbird.kernels.gpu import chacha20, dealing, opening
 from hummingbird.mpc.correlations import request
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.protocols import masked
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session.session import Session
 from hummingbird.prg import Stream, derive
 from tests.support.parties import channels, share, together
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost
-from hummingbird.mpc import polynomials
+from hummingbird.channel import meter
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares, moved
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, Table, choose, fit_error
+from hummingbird.mpc.functions import polynomials
+from hummingbird.mpc.functions.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, PolynomialTable, choose, fit_error
 from hummingbird.mpc.protocols import poly
-from hummingbird.mpc.session import Session
-from hummingbird.wire import meter
+from hummingbird.mpc.session.session import Session
 from tests.support.chance import DEVIATIONS
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
@@ -27,20 +27,20 @@ def signed(value: Tensor, bits: int) -> Tensor:
     return (value << 64 - bits) >> 64 - bits
 
 
-def at(table: Table, x: Tensor, lambda_: Tensor) -> Tensor:
+def at(table: PolynomialTable, x: Tensor, lambda_: Tensor) -> Tensor:
     """Values that the dealt coefficients give for whole numbers x under these masks, without shares, as reals."""
     opened = (x + lambda_) & ((1 << table.k) - 1)
     out = poly.combined(opened, PolynomialShares(lambda_, list(moved(table, lambda_))), table)
     return signed(out, 63 - table.shift).double() * 2.0**-table.scale
 
 
-def bound(table: Table, parties: int, most: float) -> float:
+def bound(table: PolynomialTable, parties: int, most: float) -> float:
     """Error of a table on values that nobody rounds: its pieces, its coefficients, and the parties' results."""
     unit = 2.0**-table.scale
     return fit_error(table, most) + ((table.degree + 1) / 2**polynomials.GUARD + parties / 2) * unit
 
 
-def inside(table: Table) -> Tensor:
+def inside(table: PolynomialTable) -> Tensor:
     """The whole numbers that the equations hold for."""
     half = 1 << table.k - 1
     return torch.arange(-half, half - (1 << table.m) + 1)
@@ -52,7 +52,7 @@ def test_every_value_under_every_mask_in_every_small_ring(name: str, degree: int
     """All k up to 6 with all w and m: x = 2^m D + u, and the row that X chooses is that of D."""
     for k in range(1, 7):
         for w in range(1, k + 1):
-            table = Table(name, k, max(0, k - 4), w, degree, 12)
+            table = PolynomialTable(name, k, max(0, k - 4), w, degree, 12)
             values, masks = inside(table), torch.arange(1 << k)
             x, lambda_ = (column.flatten() for column in torch.meshgrid(values, masks, indexing="ij"))
             real = x.double() * 2.0**-table.fraction
@@ -62,7 +62,7 @@ def test_every_value_under_every_mask_in_every_small_ring(name: str, degree: int
 
 def test_beyond_the_range_pieces_are_those_of_other_values() -> None:
     """The upper edge is not promised: the comparison above can fail."""
-    table = Table("sigmoid", 8, 4, 4, 3, 12)
+    table = PolynomialTable("sigmoid", 8, 4, 4, 3, 12)
     x = torch.arange(128 - 15, 128).repeat_interleave(256)
     error = (at(table, x, torch.arange(256).repeat(15)) - torch.sigmoid(x.double() / 16)).abs()
     assert float(error.max()) > 0.9
@@ -83,7 +83,7 @@ def test_all_inputs_of_fourteen_bits(name: str) -> None:
     assert float(error[kept].max()) > table.error(2) / 8
 
 
-def run(sessions: list[Session], x: Tensor, table: Table, scale: int, bits: int) -> Tensor:
+def run(sessions: list[Session], x: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
     """The result that the parties' shares stand for, of whole numbers x at `scale`, with its sign."""
     shares = share(x, len(sessions))
     try:
@@ -155,7 +155,7 @@ def test_one_value_costs_k_bits_and_one_round() -> None:
 @pytest.mark.parametrize("power", range(4))
 def test_any_wrong_coefficient_shows(power: int) -> None:
     """A row's coefficient that is off by a quarter of the function's range leaves the bound, for some of the values."""
-    table = Table("tanh", 8, 4, 3, 3, 12)
+    table = PolynomialTable("tanh", 8, 4, 3, 3, 12)
     x = torch.randint(-100, 90, (4000,))
     wanted = torch.tanh(x.double() / 16)
 
@@ -178,7 +178,7 @@ def test_any_wrong_coefficient_shows(power: int) -> None:
 
 def test_a_mask_that_is_not_moved_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Coefficients for l = 0, as if the mask had no low bits, leave the bound."""
-    table = Table("silu", 8, 4, 3, 3, 12)
+    table = PolynomialTable("silu", 8, 4, 3, 3, 12)
     x, lambda_ = torch.arange(-128, 97), torch.full((225,), 0b101)
     wrong = moved(table, lambda_ & ~((1 << table.m) - 1))
     opened = (x + lambda_) & 255
@@ -192,7 +192,7 @@ def test_what_is_opened_is_uniform() -> None:
     n, seen = 20_000, list[Tensor]()
     combined = poly.combined
 
-    def listen(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor:
+    def listen(opened: Tensor, material: PolynomialShares, table: PolynomialTable) -> Tensor:
         seen.append(opened.clone())
         return combined(opened, material, table)
 
@@ -217,7 +217,7 @@ def test_a_table_is_chosen_by_its_error_and_is_the_cheapest(name: str, fraction:
     bits = sum(table.widths(6 + fraction)) << table.w
     for w in range(2, table.w + 1):
         for degree in polynomials.DEGREES:
-            other = Table(name, table.k, fraction, w, degree, fraction)
+            other = PolynomialTable(name, table.k, fraction, w, degree, fraction)
             if sum(other.widths(6 + fraction)) << w < bits and other.most >= 6.5:
                 assert fit_error(other, 6.5) > 2.0 ** -(fraction + 1) or other.widths(6 + fraction)[-1] > 64
 
@@ -279,7 +279,7 @@ def test_a_request_of_another_process_is_checked() -> None:
 def test_every_part_has_a_mask_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two values behind one mask would show their difference: of equal shares, no part is sent as another one is."""
     monkeypatch.setattr(poly, "AT_ONCE", 64 << 6)
-    table = Table("sigmoid", 12, 8, 6, 2, 14)
+    table = PolynomialTable("sigmoid", 12, 8, 6, 2, 14)
     session, x = make_sessions(1)[0], torch.zeros(192, dtype=torch.int64)
     try:
         look_up = poly.LookUp(session, x, table, table.fraction, 18)

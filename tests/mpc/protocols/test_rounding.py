@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.bits import BitWindow
+from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
-from hummingbird.mpc.aim import AIMS, Aim
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.gmw import Gmw, GmwLaw
 from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.protocols.table_choice import AIMS, TableChoice
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.wire import meter
 from tests.mpc.protocols.test_masked import masks, opened_sum
 from tests.support.chance import DEVIATIONS
 from tests.support.parties import sessions as make_sessions
@@ -73,7 +73,7 @@ def expected(shares: list[Tensor], lam: Tensor, comparison: Comparison, scale: i
 @pytest.mark.parametrize("window", SMALL)
 def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int], parties: int, aim: str) -> None:
     opened, shares, lam = every_value(parties, *window, SCALE)
-    comparison = Masked(BitWindow(*window), aim=Aim.of(aim))
+    comparison = Masked(BitWindow(*window), aim=TableChoice.of(aim))
     y, z = run(opened, comparison, shares, SCALE)
     relu, value = expected(shares, lam, comparison, SCALE)
     assert torch.equal(y, relu) and torch.equal(z, value)
@@ -157,7 +157,7 @@ def test_messages_are_what_the_price_says(
     window: tuple[int, int, int], protocol: type[Comparison], parties: int, aim: str, extra: int
 ) -> None:
     for ring in (64, 40):
-        comparison = protocol(BitWindow(*window), ring=ring, aim=Aim.of(aim))
+        comparison = protocol(BitWindow(*window), ring=ring, aim=TableChoice.of(aim))
         opened = make_sessions(parties)
         with meter.meter() as counted:
             run(opened, comparison, share(torch.randint(-9, 9, (77,)), parties), SCALE + extra)

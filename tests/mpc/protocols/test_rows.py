@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
+from hummingbird.channel import meter
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.rows import LiftedRows, Widths
+from hummingbird.mpc.correlations.rows import LiftedRows, RowWidths
 from hummingbird.mpc.protocols.rows import RowOpening
-from hummingbird.mpc.session import Session
-from hummingbird.wire import meter
+from hummingbird.mpc.session.session import Session
 from tests.support.chance import chi_square_limit
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
-SMALL = Widths(value=5, factor=4, sums=16, product=14)  # products need tops: 14 > 5 + 4
-NARROW = Widths(value=6, factor=5, sums=9, product=8)
-CUT = Widths(value=5, factor=4, sums=16, product=11, cut=3)
+SMALL = RowWidths(value=5, factor=4, sums=16, product=14)  # products need tops: 14 > 5 + 4
+NARROW = RowWidths(value=6, factor=5, sums=9, product=8)
+CUT = RowWidths(value=5, factor=4, sums=16, product=11, cut=3)
 
 
 def noisy(x: Tensor, parties: int, bits: int) -> list[Tensor]:
@@ -28,7 +28,7 @@ def noisy(x: Tensor, parties: int, bits: int) -> list[Tensor]:
     return share(x + (torch.randint(-(2**62), 2**62, x.shape) << bits) if bits < 64 else x, parties)
 
 
-def opened(x: Tensor, v: Tensor, shift: int, widths: Widths, parties: int) -> tuple[Tensor, Tensor]:
+def opened(x: Tensor, v: Tensor, shift: int, widths: RowWidths, parties: int) -> tuple[Tensor, Tensor]:
     """Sums of squares and products that the parties' shares stand for, mod 2^sums and 2^product."""
     sessions = make_sessions(parties)
     xs, vs = noisy(x, parties, widths.value + shift), noisy(v, parties, widths.factor)
@@ -52,7 +52,7 @@ def low(x: Tensor, bits: int) -> Tensor:
     return x & ((1 << bits) - 1 if bits < 64 else -1)
 
 
-def grid(widths: Widths, length: int, edge: int = 1) -> tuple[Tensor, Tensor]:
+def grid(widths: RowWidths, length: int, edge: int = 1) -> tuple[Tensor, Tensor]:
     """Every value with every factor, many times over, in rows: (rows, length) and (rows, 1)."""
     values = torch.arange(-edge << widths.value - 2, edge << widths.value - 2)
     factors = torch.arange(-edge << widths.factor - 2, edge << widths.factor - 2)
@@ -62,7 +62,7 @@ def grid(widths: Widths, length: int, edge: int = 1) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("widths", [SMALL, NARROW], ids=["all forms", "no bit of both tops"])
 @pytest.mark.parametrize("parties", [1, 2, 3])
-def test_every_value_and_factor_under_all_masks(parties: int, widths: Widths) -> None:
+def test_every_value_and_factor_under_all_masks(parties: int, widths: RowWidths) -> None:
     """Masks of 5 and 4 bits, or 6 and 5: every value meets each of them some ten times."""
     torch.manual_seed(parties)
     x, v = grid(widths, 3)
@@ -111,9 +111,10 @@ def test_every_field_counts(field: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize(
-    ("shift", "widths"), [(30, Widths(26, 23, 47, 44)), (0, Widths(26, 23, 63, 64)), (2, Widths(62, 20, 64, 64))]
+    ("shift", "widths"),
+    [(30, RowWidths(26, 23, 47, 44)), (0, RowWidths(26, 23, 63, 64)), (2, RowWidths(62, 20, 64, 64))],
 )
-def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int, widths: Widths) -> None:
+def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int, widths: RowWidths) -> None:
     """Ends and chance; products by 1 show the values, within N/2 units, and squares are exactly theirs."""
     torch.manual_seed(shift)
     edge, ends = 1 << widths.value - 2, torch.ones(2, 50, dtype=torch.int64)
@@ -131,8 +132,10 @@ def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int,
 
 
 @pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("widths", [SMALL, NARROW, CUT, Widths(26, 23, 47, 64), Widths(26, 21, 47, 64, 20)], ids=str)
-def test_what_is_sent_is_what_is_priced(parties: int, widths: Widths) -> None:
+@pytest.mark.parametrize(
+    "widths", [SMALL, NARROW, CUT, RowWidths(26, 23, 47, 64), RowWidths(26, 21, 47, 64, 20)], ids=str
+)
+def test_what_is_sent_is_what_is_priced(parties: int, widths: RowWidths) -> None:
     x, v = torch.zeros(7, 11, dtype=torch.int64), torch.zeros(7, 1, dtype=torch.int64)
     price = cost.lifted_rows(77, 7, *widths, parties)
     with meter.meter() as counted:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
+from hummingbird.channel import meter
 from hummingbird.cost import Cost
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
@@ -21,9 +21,9 @@ from hummingbird.mpc.protocols import comparison as comparisons
 from hummingbird.mpc.protocols import thresholds
 from hummingbird.mpc.protocols.masked import MaskedLaw
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.wire import meter
 from tests.mpc.protocols.test_masked import check, opened_sum
 from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
@@ -194,9 +194,9 @@ def test_a_threshold_more_takes_two_bits_online_and_no_table() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("aim", [LATENCY, Aim("throughput"), Aim("throughput", 0.01)], ids=str)
+@pytest.mark.parametrize("aim", [LATENCY, TableChoice("throughput"), TableChoice("throughput", 0.01)], ids=str)
 @pytest.mark.parametrize("window", [BitWindow(20, 12), BitWindow(24, 0), BitWindow(64, 0)], ids=str)
-def test_one_opening_is_never_dearer_than_many(protocol: str, aim: Aim, window: BitWindow) -> None:
+def test_one_opening_is_never_dearer_than_many(protocol: str, aim: TableChoice, window: BitWindow) -> None:
     compare = named(protocol)(window, 64, 64, aim)
     for knots in (2, 3, 34):
         one, many = compare.cost(10_000, SCALE, 2, knots), compare.cost(10_000 * knots, SCALE, 2)
@@ -209,8 +209,10 @@ def test_one_opening_is_never_dearer_than_many(protocol: str, aim: Aim, window: 
             assert 2 * one.bits + aim.dealer * one.offline_bits < 2 * many.bits + aim.dealer * many.offline_bits
 
 
-@pytest.mark.parametrize("aim", [Aim("throughput"), Aim("throughput", 0.1), Aim("throughput", 4.0)], ids=str)
-def test_the_tables_are_the_cheapest_in_all_for_so_many_knots(aim: Aim) -> None:
+@pytest.mark.parametrize(
+    "aim", [TableChoice("throughput"), TableChoice("throughput", 0.1), TableChoice("throughput", 4.0)], ids=str
+)
+def test_the_tables_are_the_cheapest_in_all_for_so_many_knots(aim: TableChoice) -> None:
     n = 1 << 16
     for w, knots in ((8, 1), (8, 2), (8, 34), (16, 2), (24, 3)):
 
@@ -220,7 +222,7 @@ def test_the_tables_are_the_cheapest_in_all_for_so_many_knots(aim: Aim) -> None:
 
         fitting = [count for count in range(1, w + 1) if -(-w // count) <= 8]
         assert price(aim.tables(w, 2, knots)) <= min(map(price, fitting)) * (1 + 1e-3)
-    assert Aim("throughput").tables(8, 2, 34) < Aim("throughput").tables(8, 2, 1)
+    assert TableChoice("throughput").tables(8, 2, 34) < TableChoice("throughput").tables(8, 2, 1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -14,10 +14,10 @@ import torch
 
 from hummingbird.errors import ConfigError, InputError, PeerError
 from hummingbird.pir import Owner, Server, Service, dpf
-from hummingbird.pir.link import Remote
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.metrics import Metrics
 from hummingbird.pir.serving.service import Batcher
+from hummingbird.pir.table_server import Remote
 from tests.support.patience import HANG, NEVER, until
 
 OWNER = Owner()

@@ -10,7 +10,7 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels import registry
-from hummingbird.kernels.lookups.rows import Store
+from hummingbird.kernels.lookups.rows import RowStore
 from hummingbird.pir import Server, Source, local_servers
 from hummingbird.pir.serving.server import open_server
 from tests.support.triton import interpret, run
@@ -132,7 +132,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setitem(sys.modules, "triton", None)
     for name in ("chacha20", "dpf", "lookups", "rows"):
         monkeypatch.delitem(sys.modules, f"hummingbird.kernels.gpu.{name}", raising=False)
-    monkeypatch.delitem(registry._KERNELS, (Store, "gpu"), raising=False)
+    monkeypatch.delitem(registry._KERNELS, (RowStore, "gpu"), raising=False)
     with pytest.raises(InputError, match="Triton cannot be imported"):
         Server(table, 0, device="cuda")
     Source.of(table).save(tmp_path / "t.safetensors")

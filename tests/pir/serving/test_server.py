@@ -16,15 +16,9 @@ from hummingbird import pir, ring
 from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError, PeerError, TrustError
 from hummingbird.kernels.lookups.dpf import key_bytes
 from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
-from hummingbird.pir.messages import (
-    Description,
-    keys_in_a_query,
-    pack_query,
-    unpack_answer,
-    unpack_update,
-)
+from hummingbird.pir.messages import TableDescription, keys_in_a_query, pack_query, unpack_answer, unpack_update
 from hummingbird.pir.table import Facts
-from hummingbird.wire.frame import pack_tensors
+from hummingbird.rpc.frame import pack_tensors
 
 
 def table(rows: int = 1500, dim: int = 4, seed: int = 0) -> torch.Tensor:
@@ -250,7 +244,7 @@ def test_damaged_answers_name_the_server(party):
 
 
 def test_damaged_descriptions_are_refused():
-    good = Description.unpack(Server(table(), 1).describe())
+    good = TableDescription.unpack(Server(table(), 1).describe())
     assert (good.party, good.facts, good.signs) == (1, Facts(1500, 4, "float32"), False)
     fields = json.loads(good.pack())
     for change in (
@@ -266,10 +260,10 @@ def test_damaged_descriptions_are_refused():
         {"release": 3},
     ):
         with pytest.raises(InputError):
-            Description.unpack(json.dumps({**fields, **change}).encode())
+            TableDescription.unpack(json.dumps({**fields, **change}).encode())
     for data in (b"", b"[]", b"\xff", b"[" * 10_000):
         with pytest.raises(InputError):
-            Description.unpack(data)
+            TableDescription.unpack(data)
 
 
 # Two servers ----------------------------------------------------------------------------------------------------------

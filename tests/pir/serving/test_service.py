@@ -26,7 +26,7 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.workers import Workers
-from hummingbird.wire import service as wire
+from hummingbird.rpc import service as wire
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, suspend

@@ -9,7 +9,7 @@ from hummingbird import ring
 from hummingbird.errors import InputError
 from hummingbird.pir import Client, Owner, Server, Source, local_servers
 from hummingbird.pir.serving import shards
-from hummingbird.pir.serving.shards import Part, Split, opened
+from hummingbird.pir.serving.shards import Split, TableShard, opened
 
 ROWS = 5000  # 5 leaves, the last one cut: parts of 1, 2 and 2
 TABLE = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0))
@@ -19,7 +19,7 @@ THREE = "cpu,cpu,cpu"
 def test_parts_are_whole_leaves_in_order() -> None:
     assert shards.cut(ROWS, 3, "") == [(0, 1024), (1024, 3072), (3072, ROWS)]
     assert shards.cut(10, 1, "") == [(0, 10)]
-    assert isinstance(opened(Source.of(TABLE), "cpu"), Part)
+    assert isinstance(opened(Source.of(TABLE), "cpu"), TableShard)
 
 
 @pytest.mark.parametrize("decoder", ["xor", "sum"])
@@ -68,8 +68,8 @@ def test_devices_that_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
         Server(TABLE, 0, device="cpu," * 5 + "cpu")
     with pytest.raises(InputError, match="no device ''"):
         Server(TABLE, 0, device="cpu,")
-    loaded: list[Part] = []
-    monkeypatch.setattr(Part, "load", loaded.append)
+    loaded: list[TableShard] = []
+    monkeypatch.setattr(TableShard, "load", loaded.append)
     with pytest.raises(InputError, match="no device 'gpu'"):
         Server(TABLE, 0, device="cpu,gpu")
     assert not loaded  # every device is looked at before anything is read

@@ -30,7 +30,7 @@ from hummingbird.pir import (
 )
 from hummingbird.pir import client as client_module
 from hummingbird.pir import pair as pair_module
-from hummingbird.pir.messages import Description
+from hummingbird.pir.messages import TableDescription
 from hummingbird.pir.updating import Updater
 from tests.jobs.pir_servers import Pair
 from tests.support.patience import HANG, until
@@ -59,7 +59,7 @@ class Noting:
         def noted() -> bytes:
             answer = finish()
             if method in ("Switch", "Update") and answer:
-                self.acknowledged[self.party] = Description.unpack(answer).state.version
+                self.acknowledged[self.party] = TableDescription.unpack(answer).state.version
             return answer
 
         return noted
@@ -310,13 +310,13 @@ def test_an_offer_changes_nothing_until_it_is_to_be_made(tmp_path: Path) -> None
     digest, other = (hashlib.sha256(message).digest() for message in (first, second))
     assert zero.switch(digest) == b""  # nothing was offered
     size = (tmp_path / "0.journal").stat().st_size
-    assert Description.unpack(zero.offer(first)).state == one.state and zero.switch(other) == b""
+    assert TableDescription.unpack(zero.offer(first)).state == one.state and zero.switch(other) == b""
     assert (tmp_path / "0.journal").stat().st_size == size and torch.equal(
         Client([zero, one]).rows(torch.arange(ROWS)), TABLE
     )
     zero.offer(second)  # in place of the first
     assert zero.switch(digest) == b"" and zero.state.version == 0
-    assert Description.unpack(zero.switch(other)).state == zero.state != one.state and zero.state.version == 1
+    assert TableDescription.unpack(zero.switch(other)).state == zero.state != one.state and zero.state.version == 1
     assert zero.switch(other) == zero.offer(second) == zero.update(second) == zero.describe()  # once more: it is made
     with pytest.raises(AgreementError, match="the update is for version 0, of another table|the table is at 1"):
         zero.offer(first)

@@ -1,4 +1,4 @@
-// A comparison of the plaintext twin in one pass over memory: the fast version of reference/twin.py; kernels/twin.py
+// A comparison of the plaintext twin in one pass over memory: the fast version of reference/twin.py; kernels/simulation.py
 // has the equations and says why every step is exact. Plain loops without jumps, over blocks that stay in the
 // first-level cache: the compiler makes vectors of them. One thread: a pass is bound by memory, and a second thread has
 // not made nets faster on two cores, where torch's own workers are.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels.lookups.dpf import leaves_of
-from hummingbird.kernels.lookups.rows import WIDTHS, Store
+from hummingbird.kernels.lookups.rows import WIDTHS, RowStore
 from hummingbird.kernels.reference.lookups.dpf import expand
 from hummingbird.kernels.registry import implements
 
@@ -18,8 +18,8 @@ _HUGE = 4 << 20  # bytes from which on a table asks for large pages
 _PIECE = 4096  # rows at a time: sums of so many bits are exact in float32, 4096 < 2^24
 
 
-@implements(Store, "reference")
-class PlainRows(Store):
+@implements(RowStore, "reference")
+class PlainRows(RowStore):
     """Rows as bytes, one after the other."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:

@@ -1,0 +1,162 @@
+"""State of the recurrence in every run at once: places that free themselves, and tokens that refills make.
+
+Rows are runs (with replicas: run * replicas + replica); every method takes the rows that it is about, each once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from hummingbird.capacity.system import Draws, Floats, Ints, System
+from hummingbird.errors import ConfigError
+
+_MOST_BYTES = 4 << 30  # of the ends of all refills
+
+
+class Start(NamedTuple):
+    """A state to begin with, of rows; all times before the first arrival are alike.
+
+    slots: (rows, slots), when each is free. ends: (rows, any), the last ends of refills that were begun, ascending.
+    begun: refills, and taken: tokens, before. run: whose seconds of refills are a row's.
+    """
+
+    slots: Floats
+    ends: Floats
+    begun: Ints
+    taken: Ints
+    run: Ints
+
+    @classmethod
+    def idle(cls, system: System, rows: int) -> Start:
+        """Nobody there, and the tokens of time 0 in store."""
+        slots, ends = (np.full((rows, places), -math.inf) for places in (system.slots, system.workers))
+        nothing = np.zeros(rows, dtype=np.int64)
+        return cls(slots, ends, nothing, nothing, np.arange(rows))
+
+
+class Workers:
+    """Places of every row, each of which is free from a time on: (rows, places)."""
+
+    def __init__(self, free: Floats) -> None:
+        self.free = free.copy()
+
+    def first(self, rows: Ints) -> tuple[Ints, Floats]:
+        """The place of each row that is free first, and when."""
+        place = self.free[rows].argmin(1) if self.free.shape[1] > 1 else np.zeros_like(rows)
+        return place, self.free[rows, place]
+
+    def take(self, rows: Ints, until: Floats) -> None:
+        """Take the first place of each row until then."""
+        self.free[rows, self.first(rows)[0]] = until
+
+
+class NoTokens:
+    """Requests that need none."""
+
+    ahead = False  # made before a request needs them
+
+    def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
+        """When requests that begin at `begin` have the `need` tokens that each takes."""
+        return begin
+
+    def take(self, rows: Ints, need: Ints, at: Floats) -> None:
+        """Take them; their places are free from `at` on."""
+
+    def ends(self, before: int = 0) -> Floats:
+        """(rows, before + refills), when each refill ended, ascending; inf for none. before: so many earlier ones."""
+        return np.empty((0, 0))
+
+    def last(self, count: int) -> Floats:
+        """(rows, count), the last ends of refills begun so far."""
+        return np.empty((0, 0))
+
+
+class OnDemandRefill(NoTokens):
+    """Each request's refills one after another, in its slot, once it has begun."""
+
+    def __init__(self, system: System, seconds: Floats, start: Start) -> None:
+        self.per_refill = system.per_refill
+        self.seconds, self.run = seconds, start.run
+        self.done = start.begun.copy()
+
+    def _refills(self, need: Ints) -> Ints:
+        return -(-need // self.per_refill)
+
+    def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
+        refills, end = self._refills(need), begin
+        for number in range(int(refills.max())):
+            more = self.seconds[self.run[rows], (self.done[rows] + number) % self.seconds.shape[1]]
+            end = np.where(number < refills, end + more, end)
+        return end
+
+    def take(self, rows: Ints, need: Ints, at: Floats) -> None:
+        self.done[rows] += self._refills(need)
+
+
+class SimulatedStore(NoTokens):
+    """A store that its workers keep full; integers count tokens, as sums of their sizes would lose some."""
+
+    ahead = True
+
+    def __init__(self, system: System, seconds: Floats, most: Ints, start: Start) -> None:
+        """most: tokens that each row may take in all."""
+        self.system, self.seconds, self.run = system, seconds, start.run
+        rows, self.lead = start.ends.shape
+        room = start.taken + most + system.store - system.stored
+        refills = int((room // system.per_refill - start.begun).max(initial=0))
+        if 8 * rows * (refills + self.lead) > _MOST_BYTES:
+            hint = "fewer runs, or a store that is full at first"
+            raise ConfigError(f"{refills} refills in each of {rows} runs", where="tokens", hint=hint)
+        # Column base + j: the j-th smallest end. The first columns: what was, at first idle workers.
+        self.ready_at = np.full((rows, self.lead + refills), math.inf)
+        self.ready_at[:, : self.lead] = start.ends
+        self.base = self.lead - start.begun
+        self.begun, self.taken = start.begun.copy(), start.taken.copy()
+        self._refill(np.arange(rows), np.zeros(rows))
+
+    def ends(self, before: int = 0) -> Floats:
+        return self.ready_at[:, self.lead - before :]
+
+    def last(self, count: int) -> Floats:
+        columns = (self.base + self.begun)[:, None] + np.arange(-count, 0)
+        return np.take_along_axis(self.ready_at, columns, axis=1)
+
+    def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
+        last = self.taken[rows] + need - 1 - self.system.stored  # the last token, counted from the first made
+        refill = np.maximum(last // self.system.per_refill, -1)
+        return np.maximum(begin, self.ready_at[rows, self.base[rows] + refill])
+
+    def take(self, rows: Ints, need: Ints, at: Floats) -> None:
+        self.taken[rows] += need
+        self._refill(rows, at)
+
+    def _refill(self, rows: Ints, at: Floats) -> None:
+        """Begin what has room from `at` on."""
+        system, r = self.system, self.system.workers
+        while rows.size:
+            room = self.taken[rows] + system.store - system.stored
+            due = room // system.per_refill > self.begun[rows]
+            if not due.all():
+                rows, at = rows[due], at[due]
+            j = self.begun[rows]
+            column = self.base[rows] + j
+            begin = np.maximum(at, self.ready_at[rows, column - r])  # the r-th largest end: a worker is free
+            end = begin + self.seconds[self.run[rows], j % self.seconds.shape[1]]
+            self.ready_at[rows, column] = end
+            if r > 1:  # only the r - 1 other refills under way may end later than this one
+                columns = column[:, None] + np.arange(1 - r, 1)
+                self.ready_at[rows[:, None], columns] = np.sort(self.ready_at[rows[:, None], columns], axis=1)
+            self.begun[rows] = j + 1
+
+
+def tokens_of(system: System, seconds: Draws, need: Ints, start: Start) -> NoTokens:
+    """How requests come by their tokens; seconds.refill: of every refill."""
+    if system.tokens is None or seconds.refill is None:
+        return NoTokens()
+    start = start._replace(run=start.run % len(seconds.refill))
+    if not system.tokens:
+        return OnDemandRefill(system, seconds.refill, start)
+    return SimulatedStore(system, seconds.refill, np.repeat(need.sum(1), system.replicas), start)

@@ -1,0 +1,445 @@
+"""Connecting the parties, or one lane of each: one TCP connection per ordered pair, to send on.
+
+Either of the two may have made it: each calls the other for the connection that it sends on, and a second later also
+for the one that it receives on, if that is still missing. So it is enough that one of them can reach the other, through
+a firewall or an address translation, on one port. The sender takes the first connection that is there, and says so on
+it. greeting.py has what both say; with TLS the certificate must be for the name `party-RANK` as well.
+
+The port of a party is at its lane 0, which gives the other lanes their connections over Unix sockets (`links`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from hummingbird.channel.channel import Channel, named
+from hummingbird.channel.handshake import GO, HELLO_BYTES, Hello, Steps, Taken, introduce, reach, take
+from hummingbird.errors import PeerError
+from hummingbird.rpc.flag import check
+from hummingbird.rpc.trust import joined, loopback
+
+_HELLO = 5.0  # seconds for a new connection to prove that it is a party's, handshake included
+_REACH = 5.0  # seconds for an address to take a connection
+_HEAD_START = 1.0  # seconds for a party to call, before it is called for a connection that it sends on
+_AGAIN = 0.5  # seconds between two calls of one address
+_PATIENCE = 15.0  # seconds of failures until a party on another host is given up, that has not called either
+_LOOK = 0.05  # seconds between two looks at what is due
+_STRANGERS = 64  # connections at a time that have not said who they are
+_DONE = b"."  # what a lane says on its link when it has all connections
+
+Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and a Unix socket to it
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A listening socket at an address of this host; port 0: a free one. OSError where there can be none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = found[0]
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+
+
+def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
+    """torch's store as a part of this process, at this address of its host alone: torch's own takes all of them.
+
+    port: 0 for a free one. wait: for an answer. Does not wait for others. OSError where it cannot listen.
+    """
+    server = listen(host, port)
+    port = server.getsockname()[1]
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": wait, "multi_tenant": True}
+    return dist.TCPStore(host, port, master_listen_fd=server.detach(), **options)
+
+
+def connect(
+    rank: int,
+    addresses: Sequence[tuple[str, int]],
+    server: socket.socket | None,
+    token: bytes,
+    timeout: float,
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    lane: int | None = None,
+    links: Mapping[int, Link] | None = None,
+) -> Channel:
+    """Connect all parties to each other: every ordered pair has a connection, on which the first one sends.
+
+    rank: of the party. addresses: (host, port) by party. server: where the others call this one, None for a lane that
+    is given its connections by lane 0. token: 16 bytes known to the parties of this run, and lane, only.
+    tls: contexts for the connecting and the accepting side; then party i's certificate must be for the name `party-i`.
+    lane: which one of the parties' lanes meets here, where they have several. links: at lane 0 the other lanes of this
+    party, at those lane 0. Server and links are closed. PeerError where somebody does not come or fails.
+    """
+    joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
+    try:
+        joining.serve(server, links or {})
+        while not joining.complete:
+            joining.step()
+            if time.monotonic() > joining.deadline:
+                raise joining.late(timeout)
+    except BaseException:
+        joining.close_all()
+        raise
+    finally:
+        joining.close()
+    return Channel(rank, len(addresses), joining.outgoing, joining.incoming, timeout, lane)
+
+
+@dataclass
+class _Dialing:
+    """Calls of one party for one connection, one after the other."""
+
+    call: Hello
+    due: float
+    attempts: int = 0
+    failing: float | None = None  # since when
+    under_way: _Step | None = None
+
+
+@dataclass
+class _Step:
+    """A connection in the making: what is next, until when, and who is to hear how it went."""
+
+    steps: Steps[Any]
+    deadline: float
+    made: Callable[[Any], None]
+    failed: Callable[[OSError], None]
+    waits_on: socket.socket | None = None
+    stranger: bool = False
+
+
+class _Joining:
+    """All connections of one lane of a party, until there is one each way with every other party."""
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        token: bytes,
+        deadline: float,
+        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+        lane: int | None,
+    ) -> None:
+        self._rank, self._addresses, self._token, self._lane = rank, addresses, token, lane
+        self._calling: ssl.SSLContext | None = tls[0] if tls else None
+        self._called: ssl.SSLContext | None = tls[1] if tls else None
+        if self._called:
+            # A ticket would wait unread at the sender of a one-way connection, and turn its end into a reset, which
+            # may overtake the last frame.
+            self._called.num_tickets = 0
+        self.deadline = deadline
+        self.outgoing: dict[int, socket.socket] = {}
+        self.incoming: dict[int, socket.socket] = {}
+        self._offered: list[tuple[int, socket.socket]] = []  # to receive on, if the sender says so
+        others, now = [peer for peer in range(len(addresses)) if peer != rank], time.monotonic()
+        self._dialing = [_Dialing(Hello(rank, peer, True), now) for peer in others]
+        self._dialing += [_Dialing(Hello(rank, peer, False), now + _HEAD_START) for peer in others]
+        self._others = others
+        self._calls = self._hellos(token)
+        self._elsewhere: dict[bytes, int] = {}  # hellos for other lanes of this party
+        self._steps: list[_Step] = []
+        self._fresh: list[_Step] = []  # of these, those that have not begun
+        self._selector = selectors.DefaultSelector()
+        self._server: socket.socket | None = None
+        self._accepts = False
+        self._links: dict[int, socket.socket] = {}
+        self._refused = ""
+
+    def _hellos(self, token: bytes) -> dict[bytes, Hello]:
+        calls = [Hello(peer, self._rank, sends) for peer in self._others for sends in (True, False)]
+        return {call.hello(token): call for call in calls}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all connections are there, and those of the lanes that depend on this one."""
+        mine = len(self.outgoing) == len(self.incoming) == len(self._others)
+        return mine and (self._server is None or not self._links)
+
+    def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
+        """Take connections at a listening socket and for other lanes, or from lane 0."""
+        self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
+        for lane, link in self._links.items():
+            link.setblocking(False)
+            self._selector.register(link, selectors.EVENT_READ, lambda lane=lane: self._heard(lane))
+        if server is not None:
+            server.setblocking(False)
+            for lane, (token, _) in links.items():
+                self._elsewhere |= dict.fromkeys(self._hellos(token), lane)
+
+    def step(self) -> None:
+        """Wait a moment for something to happen, and go on with it."""
+        check()
+        now = time.monotonic()
+        for dialing in self._dialing:
+            if dialing.under_way is None and now >= dialing.due:
+                self._dial(dialing)
+        self._accept_or_not()
+        while self._fresh:
+            self._go_on(self._fresh.pop(0))
+        for key, _ in self._selector.select(_LOOK):
+            if self._selector.get_map().get(key.fd) is key:  # what came before may have ended it
+                key.data()
+        now = time.monotonic()
+        for step in [step for step in self._steps if now > step.deadline]:
+            self._end(step)
+            step.failed(TimeoutError("timed out"))
+
+    # Connections in the making ----------------------------------------------------------------------------------------
+
+    def _begin(
+        self, steps: Steps[Any], seconds: float, made: Callable[[Any], None], failed: Callable[[OSError], None]
+    ) -> _Step:
+        step = _Step(steps, time.monotonic() + seconds, made, failed)
+        self._steps.append(step)
+        self._fresh.append(step)
+        return step
+
+    def _go_on(self, step: _Step) -> None:
+        self._forget(step)
+        try:
+            connection, event = next(step.steps)
+        except StopIteration as end:
+            self._steps.remove(step)
+            step.made(end.value)
+        except OSError as error:
+            self._steps.remove(step)
+            step.failed(error)
+        else:
+            step.waits_on = connection
+            self._selector.register(connection, event, lambda: self._go_on(step))
+
+    def _forget(self, step: _Step) -> None:
+        if step.waits_on is not None:
+            self._selector.unregister(step.waits_on)
+            step.waits_on = None
+
+    def _end(self, step: _Step) -> None:
+        self._forget(step)
+        if step in self._fresh:
+            self._fresh.remove(step)
+        self._steps.remove(step)
+        step.steps.close()
+
+    # Calling ----------------------------------------------------------------------------------------------------------
+
+    def _dial(self, dialing: _Dialing) -> None:
+        address, attempt = self._addresses[dialing.call.called], dialing.attempts
+        dialing.attempts += 1
+
+        def failed(error: OSError) -> None:
+            now = time.monotonic()
+            dialing.under_way, dialing.due = None, now + _AGAIN
+            if isinstance(error, TimeoutError):  # nothing says that nobody is there
+                dialing.failing = None
+                return
+            dialing.failing = dialing.failing or now
+            gone = now - dialing.failing >= (0.0 if loopback(address[0]) else _PATIENCE)
+            if dialing.call.sends and gone:  # a party on this host is reached or gone
+                raise self._lost(dialing.call.called, error)
+
+        def reached(connection: socket.socket) -> None:
+            steps = introduce(connection, dialing.call, self._token, self._calling)
+            dialing.under_way = self._begin(steps, float("inf"), made, failed)
+
+        def made(connection: socket.socket) -> None:
+            self._dialing.remove(dialing)
+            self._made(dialing.call, dialing.call.called, connection)
+
+        dialing.under_way = self._begin(reach(*address, attempt), _REACH, reached, failed)
+
+    # Being called -----------------------------------------------------------------------------------------------------
+
+    def _accept_or_not(self) -> None:
+        """Take no more connections while there are many of strangers."""
+        if self._server is None:
+            return
+        accepts = sum(step.stranger for step in self._steps) < _STRANGERS
+        if accepts and not self._accepts:
+            self._selector.register(self._server, selectors.EVENT_READ, self._accept)
+        elif self._accepts and not accepts:
+            self._selector.unregister(self._server)
+        self._accepts = accepts
+
+    def _accept(self) -> None:
+        assert self._server is not None
+        with contextlib.suppress(OSError):  # the caller has left already
+            connection, caller = self._server.accept()
+            self._take(connection, b"", str(caller[0]))
+
+    def _take(self, connection: socket.socket, hello: bytes, caller: str) -> None:
+        def refused(error: OSError) -> None:
+            self._refused = f"the last connection refused was one from {caller}: {error}"
+
+        def taken(found: Taken) -> None:
+            if found.call is None:
+                self._hand_over(found)
+            else:
+                self._made(found.call, found.call.caller, found.connection)
+
+        steps = take(connection, hello, self._calls, self._elsewhere, self._token, self._called)
+        step = self._begin(steps, _HELLO, taken, refused)
+        step.stranger = True
+
+    # The other lanes of this party ------------------------------------------------------------------------------------
+
+    def _heard(self, lane: int) -> None:
+        """Something has come from another lane: at lane 0 that it is complete, at the others a connection."""
+        link = self._links[lane]
+        try:
+            handles: list[int] = []
+            if self._server is not None:
+                data = link.recv(1)
+            else:
+                data, handles, _, _ = socket.recv_fds(link, HELLO_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        for handle in handles:
+            self._take(socket.socket(fileno=handle), data, f"lane {lane}")
+        if not handles:
+            self._selector.unregister(link)
+            link.close()
+            del self._links[lane]
+            if data != _DONE:
+                what = f"{named(self._rank, lane)} ended while the parties met"
+                raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
+
+    def _hand_over(self, found: Taken) -> None:
+        """Give another lane what is its own, unless it wants no more."""
+        link = self._links.get(self._elsewhere[found.hello])
+        with found.connection, contextlib.suppress(OSError):  # a lane that is gone is noticed by its link
+            if link is not None:
+                socket.send_fds(link, [found.hello], [found.connection.fileno()])
+
+    # Connections that are made ----------------------------------------------------------------------------------------
+
+    def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
+        """Use a connection, if one is missing: to send on at once, to receive on once the other side says so."""
+        mine = call.sends == (call.caller == self._rank)  # this party sends
+        if not mine and peer not in self.incoming:
+            self._offered.append((peer, connection))
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._told(peer, connection))
+            return
+        if mine and peer not in self.outgoing:
+            try:
+                connection.sendall(GO)
+            except OSError:
+                connection.close()
+                return self._redial(peer, True)
+            self.outgoing[peer] = connection
+            self._settle(peer, True)
+            # Nothing is ever sent this way but its end.
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._left(peer, connection))
+            return
+        connection.close()
+
+    def _told(self, peer: int, connection: socket.socket) -> None:
+        """The sender has chosen this connection, or another one."""
+        try:
+            said = connection.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError:
+            said = b""
+        self._selector.unregister(connection)
+        self._offered.remove((peer, connection))
+        if said == GO and peer not in self.incoming:
+            self.incoming[peer] = connection
+            self._settle(peer, False)
+            for other in [offer for offer in self._offered if offer[0] == peer]:
+                self._offered.remove(other)
+                self._selector.unregister(other[1])
+                other[1].close()
+        else:
+            connection.close()
+            self._redial(peer, False)
+
+    def _settle(self, peer: int, sends: bool) -> None:
+        """Stop calling for a connection that is there."""
+        for dialing in [d for d in self._dialing if d.call.called == peer and d.call.sends == sends]:
+            self._dialing.remove(dialing)
+            if dialing.under_way is not None and dialing.under_way in self._steps:
+                self._end(dialing.under_way)
+
+    def _redial(self, peer: int, sends: bool) -> None:
+        """Call again for a connection that was lost."""
+        if not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
+            self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
+
+    def _left(self, peer: int, connection: socket.socket) -> None:
+        """A party that this one sends to has closed its end: it has failed, or was killed, and is not waited for."""
+        try:
+            if connection.recv(1):
+                return
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError:
+            pass
+        raise self._closed(peer)
+
+    # Ending -----------------------------------------------------------------------------------------------------------
+
+    def _name(self, peer: int) -> str:
+        return named(peer, self._lane)
+
+    def _at(self, peer: int) -> str:
+        return joined(*self._addresses[peer])
+
+    def _closed(self, peer: int) -> PeerError:
+        what = f"{self._name(peer)} closed the connection while the parties met"
+        hint = "it ended, or refuses this party: its own output says why"
+        return PeerError(what, where=self._name(self._rank), hint=hint)
+
+    def _lost(self, peer: int, error: OSError) -> PeerError:
+        if isinstance(error, ConnectionResetError):
+            return self._closed(peer)
+        mine = self._name(self._rank)
+        what = f"cannot connect to {self._name(peer)} at {self._at(peer)}: {error}"
+        if not loopback(self._addresses[peer][0]):
+            what += f"; nor has it connected to {mine} at {self._at(self._rank)}"
+        hint = (
+            "did it end, or is there a firewall between the hosts? One of the two addresses must be open to the other"
+        )
+        return PeerError(what, where=mine, hint=hint)
+
+    def late(self, timeout: float) -> PeerError:
+        """The error for the deadline."""
+        missing = sorted(set(self._others) - (set(self.outgoing) & set(self.incoming)))
+        if not missing:
+            what = f"lanes {sorted(self._links)} of this party did not connect within {timeout:g} s"
+            return PeerError(what, where=self._name(self._rank), hint="their own output says why")
+        places = " and ".join(f"{self._name(peer)} at {self._at(peer)}" for peer in missing)
+        return PeerError(
+            f"parties {missing} did not connect within {timeout:g} s: neither was {places} reached, "
+            f"nor has it reached {self._name(self._rank)} at {self._at(self._rank)}",
+            where=self._name(self._rank),
+            hint=self._refused or "did they end, or is there a firewall between the hosts? One direction is enough",
+        )
+
+    def close(self) -> None:
+        """Close all but the connections that were made."""
+        for step in tuple(self._steps):
+            self._end(step)
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                if self._server is None and self.complete:
+                    link.sendall(_DONE)
+            link.close()
+        for _, connection in self._offered:
+            connection.close()
+        if self._server is not None:
+            self._server.close()
+        self._selector.close()
+
+    def close_all(self) -> None:
+        """Close the connections that were made."""
+        for connection in (*self.outgoing.values(), *self.incoming.values()):
+            connection.close()

@@ -1,0 +1,159 @@
+"""Words of two parties when one calls the other: who they are, before a byte of the protocol.
+
+    the caller   16 bytes: a keyed hash, under the run's token, of who calls whom and which of the two will send
+    TLS          where they have certificates, each for the name `party-RANK`
+    the called   16 bytes: the hash of its answer
+    the sender   one byte, on the connection that it has chosen
+
+Neither a port scanner nor a process of another run can make the hashes. They tell a port that several connections share
+which one this is, also where TLS hides what follows: a party has one port for all others, and for all of its lanes.
+
+Each function is a generator that yields a socket and the event it waits for, as `selectors` has it, and returns what it
+has made; closing it closes the connection. So one thread has all connections under way at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import ssl
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from hummingbird.prg import derive
+
+GO = b"!"
+HELLO_BYTES = 16
+_T = TypeVar("_T")
+Steps = Generator[tuple[socket.socket, int], None, _T]
+
+
+class Hello(NamedTuple):
+    """A connection to be: which party calls which, and whether the caller will send on it, or receive."""
+
+    caller: int
+    called: int
+    sends: bool
+
+    def hello(self, token: bytes) -> bytes:
+        """The caller's words."""
+        return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
+
+    def answer(self, token: bytes) -> bytes:
+        """The words of the called party."""
+        return derive(token, "answer", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
+
+
+class Taken(NamedTuple):
+    """A connection that a party was called on; `call` is None for another lane's, to whom it goes with its hello."""
+
+    connection: socket.socket
+    hello: bytes
+    call: Hello | None
+
+
+def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
+    """A connection to one of the addresses of a host, another one at each attempt. OSError if there is none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[attempt % len(found)]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        code = connection.connect_ex(address)
+        if code == errno.EINPROGRESS:
+            yield connection, selectors.EVENT_WRITE
+            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def introduce(
+    connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
+) -> Steps[socket.socket]:
+    """The connection on which party `call.called` has proved itself. OSError for anybody else."""
+    try:
+        connection.sendall(call.hello(token))  # a new connection has room for it
+        if context:
+            connection = yield from _secure(connection, context, server_hostname=f"party-{call.called}")
+        if (yield from _read(connection, HELLO_BYTES)) != call.answer(token):
+            raise OSError("something else than this party answers")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def take(
+    connection: socket.socket,
+    hello: bytes,
+    calls: Mapping[bytes, Hello],
+    others: Mapping[bytes, object],
+    token: bytes,
+    context: ssl.SSLContext | None,
+) -> Steps[Taken]:
+    """A connection on which a party has proved itself: one of `calls`, by its hello.
+
+    hello: what another lane has read already, else empty. others: hellos for other lanes. OSError for anybody else.
+    """
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = hello or (yield from _read(connection, HELLO_BYTES))
+        if hello in others:
+            return Taken(connection, hello, None)
+        call = calls.get(hello)
+        if call is None:
+            raise OSError("it is no party of this run")
+        if context:
+            connection = yield from _secure(connection, context, server_side=True)
+            name = _common_name(connection)
+            if name != f"party-{call.caller}":
+                raise OSError(f"party {call.caller} has a certificate for {name!r}")
+        connection.sendall(call.answer(token))
+    except BaseException:
+        connection.close()
+        raise
+    return Taken(connection, hello, call)
+
+
+def _read(connection: socket.socket, size: int) -> Steps[bytes]:
+    data = b""
+    while len(data) < size:
+        try:
+            piece = connection.recv(size - len(data))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            yield connection, selectors.EVENT_READ
+            continue
+        if not piece:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+        data += piece
+    return data
+
+
+def _secure(connection: socket.socket, context: ssl.SSLContext, **options: Any) -> Steps[ssl.SSLSocket]:
+    secure = context.wrap_socket(connection, do_handshake_on_connect=False, **options)
+    try:
+        while True:
+            try:
+                secure.do_handshake()
+                return secure
+            except ssl.SSLWantReadError:
+                yield secure, selectors.EVENT_READ
+            except ssl.SSLWantWriteError:
+                yield secure, selectors.EVENT_WRITE
+    except BaseException:
+        secure.close()
+        raise
+
+
+def _common_name(connection: socket.socket) -> str:
+    assert isinstance(connection, ssl.SSLSocket)
+    subject: Any = (connection.getpeercert() or {}).get("subject", ())
+    return next((str(value) for entry in subject for key, value in entry if key == "commonName"), "")

@@ -1,0 +1,91 @@
+"""Computations that take turns, so that one computes while the others' messages are on the wire.
+
+Each runs on a thread of its own, but only one at a time: whoever has sent its part of an opening lets the next one go
+on, and comes back when all others have sent in turn. The order of all messages follows from the program alone, so it is
+the same at every party, and one channel serves all.
+
+    Turns().run([lambda: net(first), lambda: net(second)])     # Channel.exchange calls pass_on() after sending
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hummingbird.channel import meter
+from hummingbird.kernels.devices import on_this_card
+
+_place: contextvars.ContextVar[tuple[Interleave, int] | None] = contextvars.ContextVar("place", default=None)
+
+
+class _Stopped(BaseException):
+    """Raised in a computation when another one has failed; nobody but `Interleave` sees it."""
+
+
+def pass_on() -> None:
+    """Let the other computations run until each passes on or ends; does nothing outside of `Interleave.run`."""
+    place = _place.get()
+    if place is not None:
+        started = time.perf_counter()
+        place[0].pass_on_as(place[1])
+        meter.away(time.perf_counter() - started)
+
+
+class Interleave:
+    """Runs functions in turns and returns their results; the first error of any of them ends all, and is raised."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: list[int] = []  # in the order of turns; the first one's turn it is
+        self._failed: BaseException | None = None
+
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        """All results. The first function runs on the calling thread, which is the one that signals interrupt."""
+        results: list[Any] = [None] * len(functions)
+        self._running = list(range(len(functions)))
+
+        def work(number: int) -> None:
+            _place.set((self, number))
+            try:
+                self._await(number)
+                results[number] = functions[number]()
+            except _Stopped:
+                pass
+            except BaseException as error:  # noqa: BLE001 - raised again below, on the calling thread
+                self._failed = self._failed or error
+            finally:
+                with self._changed:
+                    self._running.remove(number)
+                    self._changed.notify_all()
+
+        threads = [
+            threading.Thread(target=contextvars.copy_context().run, args=(on_this_card(work), number), daemon=True)
+            for number in range(1, len(functions))
+        ]
+        for thread in threads:
+            thread.start()
+        contextvars.copy_context().run(work, 0)
+        if self._failed is None or isinstance(self._failed, Exception):
+            for thread in threads:
+                thread.join()  # ends: a turn waits for a message at most, and that wait is bounded
+        # A signal (Ctrl-C, SIGTERM) does not wait for a message: closing the channel ends the others too.
+        if self._failed is not None:
+            raise self._failed
+        return results
+
+    def _await(self, number: int) -> None:
+        with self._changed:
+            while self._failed is None and self._running[0] != number:
+                self._changed.wait()
+            if self._failed is not None:
+                raise _Stopped
+
+    def pass_on_as(self, number: int) -> None:
+        """Let the next one run, in the name of function `number`, whose turn it is."""
+        with self._changed:
+            self._running.append(self._running.pop(0))
+            self._changed.notify_all()
+        self._await(number)

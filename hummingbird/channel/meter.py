@@ -1,0 +1,236 @@
+"""The meter: what every layer sent, waited for and computed, beside what cost.py predicted.
+
+    with hummingbird.meter() as m:
+        logits = private_net(x)
+    print(m.table())
+
+The channel and the dealer's client report here (`count`); the private net marks where a layer begins and ends
+(`layer`). What is counted outside every layer goes to a row named "(outside)". Meters can be nested; each sees what
+happens while it is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from hummingbird.cost import Cost
+from hummingbird.table import text_table
+
+OUTSIDE = "(outside)"
+_MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_seconds")  # pass at all lanes at once
+
+
+@dataclass
+class MeterRow:
+    """One layer, summed over its calls. Bits are those sent by this party; offline bits those that the dealer sends to
+    all parties together, and received ones the part of these that came to this party.
+    """
+
+    layer: str
+    kind: str = ""
+    window: str = ""
+    calls: int = 0
+    elements: int = 0
+    rounds_predicted: int = 0
+    rounds: int = 0
+    bits_predicted: int = 0
+    bits_sent: int = 0
+    offline_bits_predicted: int = 0
+    offline_bits: int = 0
+    received_bits: int = 0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    offline_seconds: float = 0.0  # for which this layer waited for its correlated randomness
+    expanding_seconds: float = 0.0  # spent on this party's seed for it, in the background where that worked ahead
+    dealer_seconds: float = 0.0  # of the dealer's work, as it told meanwhile: of use in the total only
+
+
+@dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
+class Meter:
+    """Rows by layer in the order of their first call, and the sum of all rows."""
+
+    rows: dict[str, MeterRow] = field(default_factory=dict)
+    seconds: float = 0.0  # for which its block ran
+    caption: str = ""  # of its table, where the numbers are those of several lanes
+
+    def __repr__(self) -> str:
+        total = self.total
+        sent, dealt = f"{total.bits_sent / 8e3:,.1f} kB sent", f"{total.offline_bits / 8e3:,.1f} kB offline"
+        return f"Meter({len(self.rows)} layers, {total.rounds} rounds, {sent}, {dealt}; table() has all)"
+
+    def row(self, name: str) -> MeterRow:
+        return self.rows.setdefault(name, MeterRow(name))
+
+    @property
+    def total(self) -> MeterRow:
+        """The sum over all layers."""
+        total = MeterRow("total")
+        for row in self.rows.values():
+            for key, value in asdict(row).items():
+                if isinstance(value, (int, float)):
+                    setattr(total, key, getattr(total, key) + value)
+        return total
+
+    def to_json(self) -> str:
+        """A list of flat objects, one per layer, units in the key names."""
+        return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
+
+    @classmethod
+    def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
+        """One meter for the lanes of a party: counts are summed, and so is the dealer's work; the other seconds, which
+        pass at all lanes at once, are those of the lane whose meter ran longest.
+        """
+        slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
+        caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
+        out = cls(seconds=meters[slowest].seconds, caption=caption)
+        for lane, meter in enumerate(meters):
+            for name, row in meter.rows.items():
+                sum_ = out.row(name)
+                sum_.kind, sum_.window = row.kind or sum_.kind, row.window or sum_.window
+                for key, value in asdict(row).items():
+                    if isinstance(value, (int, float)) and (key not in _MEANWHILE or lane == slowest):
+                        setattr(sum_, key, getattr(sum_, key) + value)
+        return out
+
+    def table(self, every_layer: bool = True) -> str:
+        """The rows as text; layers that neither sent nor received are summed into one line.
+
+        "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is time spent
+        waiting for correlated randomness, "seeds" for expanding them (mostly meanwhile), and "dealer" what the dealer
+        says of its own work for the whole.
+        """
+        head = (
+            "layer",
+            "kind",
+            "window",
+            "rounds",
+            "predicted kB",
+            "sent kB",
+            "offline kB",
+            "own kB",
+            "compute s",
+            "wait s",
+            "material s",
+            "seeds s",
+            "dealer s",
+        )
+        local = MeterRow("layers without messages")
+        shown = []
+        for row in self.rows.values():
+            if row.rounds or row.bits_sent or row.offline_bits:
+                shown.append(row)
+            else:
+                local.compute_seconds += row.compute_seconds
+        rows = [*shown, local] if every_layer else []
+        total = self.total
+        dealer = f"{total.dealer_seconds:.3f}" if total.dealer_seconds else ""
+        lines = [*((*_cells(row), "") for row in rows), (*_cells(total), dealer)]
+        text = text_table(head, lines, left=3, total=True)
+        return f"{self.caption}\n{text}" if self.caption else text
+
+
+def _cells(row: MeterRow) -> tuple[str, ...]:
+    return (
+        row.layer,
+        row.kind,
+        row.window,
+        str(row.rounds),
+        f"{row.bits_predicted / 8e3:,.1f}",
+        f"{row.bits_sent / 8e3:,.1f}",
+        f"{row.offline_bits / 8e3:,.1f}",
+        f"{row.received_bits / 8e3:,.1f}",
+        f"{row.compute_seconds:.3f}",
+        f"{row.wait_seconds:.3f}",
+        f"{row.offline_seconds:.3f}",
+        f"{row.expanding_seconds:.3f}",
+    )
+
+
+_open: list[Meter] = []
+# Per computation: two slices of a net may take turns (channel/interleave.py).
+_layer: contextvars.ContextVar[str] = contextvars.ContextVar("layer", default="")
+_idle: contextvars.ContextVar[float] = contextvars.ContextVar("idle", default=0.0)  # seconds that are no computing
+
+
+@contextlib.contextmanager
+def meter() -> Iterator[Meter]:
+    """Count everything that happens in this block."""
+    opened, started = Meter(), time.perf_counter()
+    _open.append(opened)
+    try:
+        yield opened
+    finally:
+        opened.seconds = time.perf_counter() - started
+        _open.remove(opened)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Count nothing in this block."""
+    before, token = _open[:], _layer.set("")
+    _open.clear()
+    try:
+        yield
+    finally:
+        _open[:] = before
+        _layer.reset(token)
+
+
+def current_layer() -> str:
+    """The qualified name of the layer being computed, "" outside."""
+    return _layer.get()
+
+
+def count(
+    *,
+    bits: int = 0,
+    rounds: int = 0,
+    waited: float = 0.0,
+    offline_bits: int = 0,
+    received_bits: int = 0,
+    offline_seconds: float = 0.0,
+    expanding_seconds: float = 0.0,
+    dealer_seconds: float = 0.0,
+) -> None:
+    """Add to the current layer's row of every open meter."""
+    away(waited + offline_seconds)
+    for opened in _open:
+        row = opened.row(current_layer() or OUTSIDE)
+        row.bits_sent += bits
+        row.rounds += rounds
+        row.wait_seconds += waited
+        row.offline_bits += offline_bits
+        row.received_bits += received_bits
+        row.offline_seconds += offline_seconds
+        row.expanding_seconds += expanding_seconds
+        row.dealer_seconds += dealer_seconds
+
+
+def away(seconds: float) -> None:
+    """Leave seconds out of the layer's computing: this computation stood still, waiting or while another one ran."""
+    _idle.set(_idle.get() + seconds)
+
+
+@contextlib.contextmanager
+def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
+    """Everything counted inside belongs to this layer; `predicted` is cost.py's word on it."""
+    token, idle, started = _layer.set(name), _idle.get(), time.perf_counter()
+    try:
+        yield
+    finally:
+        computing = time.perf_counter() - started - (_idle.get() - idle)
+        _layer.reset(token)
+        for opened in _open:
+            row = opened.row(name)
+            row.kind, row.window = kind, window
+            row.calls += 1
+            row.elements += elements
+            row.rounds_predicted += predicted.rounds
+            row.bits_predicted += predicted.bits
+            row.offline_bits_predicted += predicted.offline_bits
+            row.compute_seconds += computing

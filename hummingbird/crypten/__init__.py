@@ -1,0 +1,1 @@
+"""All that touches CrypTen: its tensors, its functions on our sessions, and what is refused."""

@@ -1,0 +1,230 @@
+"""The seam: the only module that imports CrypTen.
+
+CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. What it computes wrong is put
+right in fixed_point.py and functions.py, what cannot be had is refused in refusals.py. Four things are replaced before
+use, by `install`:
+
+* an import that current PyTorch lacks (`torch.onnx._internal.registration`) gets an empty stand-in: only CrypTen's
+  ONNX reader used it;
+* its communicator, by one over our channel (communicator.py);
+* its randomness (Mersenne Twister words from 64-bit seeds, of which torch uses 32 bits on CPU), by prg.py;
+* its default provider, in which party 0 knows every triple and so learns every secret, by the dealer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.channel.channel import Channel
+from hummingbird.crypten.communicator import PartyCommunicator
+from hummingbird.errors import EnvironmentProblem, TrustError
+from hummingbird.prg import Stream
+from hummingbird.ring import SCALE
+
+_REGISTRATION = "torch.onnx._internal.registration"
+SHIMMED = importlib.util.find_spec(_REGISTRATION) is None
+if SHIMMED:
+    _stand_in = types.ModuleType(_REGISTRATION)
+    _stand_in.registry = object()  # type: ignore[attr-defined]
+    sys.modules[_REGISTRATION] = _stand_in
+
+try:
+    import crypten
+    from crypten import communicator
+    from crypten.config import cfg
+    from crypten.cryptensor import CrypTensor
+    from crypten.encoder import FixedPointEncoder
+    from crypten.gradients import AutogradBatchNorm, AutogradDropout, AutogradFeatureDropout, AutogradVariance
+    from crypten.mpc import MPCTensor
+    from crypten.mpc.primitives import ArithmeticSharedTensor, BinarySharedTensor, beaver
+    from crypten.mpc.provider.provider import TupleProvider
+    from crypten.mpc.ptype import ptype
+except ImportError as error:
+    raise EnvironmentProblem(
+        f"CrypTen 0.4.1 cannot be imported: {error}",
+        hint="SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True pip install crypten==0.4.1",
+    ) from error
+
+__all__ = [
+    "ArithmeticSharedTensor",
+    "AutogradBatchNorm",
+    "AutogradDropout",
+    "AutogradFeatureDropout",
+    "AutogradVariance",
+    "BinarySharedTensor",
+    "CrypTensor",
+    "FixedPointEncoder",
+    "MPCTensor",
+    "PartyCommunicator",
+    "TupleProvider",
+    "beaver",
+    "cfg",
+    "communicator",
+    "crypten",
+    "ptype",
+]
+
+
+# Tensors ------------------------------------------------------------------------------------------------------------
+
+
+def _inside(x: MPCTensor) -> ArithmeticSharedTensor:
+    """The arithmetic shares that a tensor holds. CrypTen reads its settings whenever an attribute of `x` is asked for
+    by name, which takes longer than what a layer does with it.
+    """
+    return object.__getattribute__(x, "_tensor")
+
+
+def share_of(x: MPCTensor) -> Tensor:
+    """This party's additive share, int64."""
+    share = _inside(x).share
+    return share.tensor() if type(share).__name__ == "CUDALongTensor" else share
+
+
+def scale_of(x: MPCTensor) -> int:
+    """Bits of fraction of a shared tensor."""
+    return int(_inside(x).encoder.scale).bit_length() - 1
+
+
+def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
+    """A CrypTen tensor from this party's share, int64, with `scale` bits of fraction.
+
+    As `MPCTensor.from_shares`, which first shares an empty tensor, and draws a sharing of zero for it.
+    """
+    x = MPCTensor.__new__(MPCTensor)
+    x.requires_grad = False
+    CrypTensor._reset_gradients(x)
+    x._tensor, x.ptype = ArithmeticSharedTensor.from_shares(share, precision=scale), ptype.arithmetic
+    return x
+
+
+# Randomness ---------------------------------------------------------------------------------------------------------
+
+
+class _EveryDevice(dict[Any, Stream]):
+    """CrypTen keeps a generator per device; here one stream serves all, and words move to the device."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __missing__(self, device: Any) -> Stream:
+        return self.stream
+
+
+class _Global(dict[Any, Stream]):
+    """The stream that all parties share, for what is public among them: which elements a dropout drops.
+
+    Its key is the xor of a key of every party's: 1 round, at the first use.
+    """
+
+    def __init__(self, channel: Channel, size: int, device: torch.device | str) -> None:
+        super().__init__()
+        self._channel, self._size, self._device = channel, size, device
+
+    def __missing__(self, device: Any) -> Stream:
+        key = crypten.generators["local"][None].bytes(self._size).cpu()
+        for theirs in self._channel.exchange(key).values():
+            key = key ^ theirs[0]
+        self[device] = Stream(key.numpy().tobytes(), self._device)
+        return self[device]
+
+
+def _ring_element(size: Any, ring_size: int = 2**64, generator: Stream | None = None, **kwargs: Any) -> Tensor:
+    return _kbit(size, ring_size.bit_length() - 1, generator, **kwargs)
+
+
+def _kbit(size: Any, bitlength: int | None = None, generator: Stream | None = None, **kwargs: Any) -> Tensor:
+    """Replaces CrypTen's two generators: uniform words of `bitlength` bits (64: the whole ring) from prg.py."""
+    stream = generator or crypten.generators["local"][None]
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    words = stream.words(*shape)
+    if bitlength is not None and bitlength < 64:
+        words = words & ((1 << bitlength) - 1)
+    device = kwargs.get("device")
+    return words.to(device) if device is not None else words
+
+
+_RANDOM_USERS = (
+    "common.rng",
+    "mpc.primitives.arithmetic",
+    "mpc.primitives.binary",
+    "mpc.provider.tfp_provider",
+    "mpc.provider.ttp_provider",
+)
+
+
+def _refuse_first_party(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise TrustError(
+        "CrypTen's trusted-first-party provider lets party 0 know every secret and is not available",
+        hint="hummingbird.init() uses a dealer instead; it implements the same interface",
+    )
+
+
+def refuse_validation(*args: Any) -> None:
+    """Raise TrustError in CrypTen's validation mode."""
+    if crypten.cfg.debug.validation_mode:
+        raise TrustError(
+            "CrypTen's validation mode opens every value to all parties, to check results, and is not available",
+            where="crypten.cfg.debug.validation_mode",
+            hint="set it to False; hummingbird.simulate compares with torch where the data may be seen",
+        )
+
+
+def install(
+    channel: Channel,
+    seeds: dict[str, bytes],
+    provider: TupleProvider,
+    truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
+    device: torch.device | str = "cpu",
+) -> None:
+    """Put our communicator, randomness, provider and truncation in place of CrypTen's.
+
+    seeds: `prev`, `next` (shared with the neighbouring parties), `local` (this party's own).
+    """
+    sys.modules["crypten.debug"].validate_correctness = refuse_validation  # type: ignore[attr-defined]
+    communicator.DistributedCommunicator = PartyCommunicator
+    PartyCommunicator.instance = PartyCommunicator(channel)
+    for name in ("prev", "next", "local"):
+        crypten.generators[name] = _EveryDevice(Stream(seeds[name], device))
+    crypten.generators["global"] = _Global(channel, len(seeds["local"]), device)
+    for module in _RANDOM_USERS:
+        users = sys.modules[f"crypten.{module}"]
+        for name, function in (("generate_random_ring_element", _ring_element), ("generate_kbit_random_tensor", _kbit)):
+            if hasattr(users, name):
+                setattr(users, name, function)
+    first_party = sys.modules["crypten.mpc.provider.tfp_provider"].TrustedFirstParty
+    for name in TupleProvider.TRACEABLE_FUNCTIONS:
+        setattr(first_party, name, _refuse_first_party)
+    crypten.mpc.get_default_provider = lambda: provider
+    beaver.truncate = truncate
+
+
+@contextlib.contextmanager
+def lent(
+    channel: Channel,
+    seeds: dict[str, bytes],
+    provider: TupleProvider,
+    truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
+) -> Iterator[None]:
+    """`install` for the time of this block; what was in place before, streams included, comes back as it was."""
+    kept = PartyCommunicator.instance, dict(crypten.generators), crypten.mpc.get_default_provider, beaver.truncate
+    install(channel, seeds, provider, truncate)
+    try:
+        yield
+    finally:
+        PartyCommunicator.instance, generators, crypten.mpc.get_default_provider, beaver.truncate = kept
+        crypten.generators.update(generators)
+
+
+def uninstall() -> None:
+    """End CrypTen's session; the weak parts stay replaced."""
+    PartyCommunicator.instance = None

@@ -1,0 +1,332 @@
+"""Functions of CrypTen's tensors that compute something else than torch's, in right form.
+
+In CrypTen 0.4.1, without a word:
+
+* `pow(5)` is the sixth power, `pow(7)` the ninth, and `erf` is made of them;
+* `var(unbiased=...)` means the opposite, and `var(dim=...)` forgets the dimension;
+* `max_pool2d` pads with -256 for each party, and swaps its two paddings;
+* a comparison of tensors with more than 16 bits of fraction is 0 everywhere;
+* `exp` of less than -512, hence `sigmoid` and `softmax` of large numbers, and `erf` of more than 2 are noise; so is a
+  `softmax` over more than 250 equal numbers.
+
+Values are private, so nobody can notice one outside of the range of an approximation. Those above hold for all values
+now. `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which docs/limits.md names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.crypten.adapter import (
+    AutogradBatchNorm,
+    AutogradDropout,
+    AutogradFeatureDropout,
+    AutogradVariance,
+    CrypTensor,
+    MPCTensor,
+    crypten,
+    ptype,
+)
+from hummingbird.crypten.fixed_point import encoder, scale_of
+from hummingbird.errors import InputError
+from hummingbird.ring import MAX_INTEGER_BITS, SCALE
+
+_to_ptype = MPCTensor._to_ptype
+
+# Comparisons --------------------------------------------------------------------------------------------------------
+
+
+def _to(self: Any, kind: Any, precision: int | None = None, bits: int | None = None) -> Any:
+    """CrypTen's conversion between additive and xor shares, at a scale that holds the value."""
+    if kind == self.ptype:
+        return self.clone()
+    if kind == ptype.binary:
+        return _to_ptype(self, kind)
+    own = scale_of(self)
+    precision = max(SCALE, own) if precision is None else precision
+    if precision < own:
+        raise InputError(f"{own} bits of fraction do not fit into {precision}", where="to", hint="leave precision out")
+    return _to_ptype(self, kind, precision=precision, bits=bits)
+
+
+def _bit(words: Any) -> Any:
+    """Additive shares, without a fraction, of the lowest bit of xor-shared words."""
+    words.encoder = encoder(0)
+    return words._to_ptype(ptype.arithmetic, precision=0, bits=1)
+
+
+def _negative(self: Any) -> Any:
+    result = self._to_ptype(ptype.binary)
+    result.share = result.share >> 63
+    return _bit(result)
+
+
+def _equals_zero(self: Any) -> Any:
+    """For two parties: one share equals the other's negative."""
+    mine = MPCTensor(self.share, src=0, ptype=ptype.binary)
+    theirs = MPCTensor(-self.share, src=1, ptype=ptype.binary)
+    mine._tensor = mine._tensor.eq(theirs._tensor)
+    return _bit(mine)
+
+
+# Powers and moments -------------------------------------------------------------------------------------------------
+
+
+def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
+    """The p-th power for a whole p, by squaring."""
+    if not isinstance(p, (int, float)) or int(p) != p:
+        raise InputError(
+            f"pow takes a whole exponent, got {p}", where="pow", hint="pos_pow takes any, of positive numbers"
+        )
+    p = int(p)
+    if p < 0:
+        return self.reciprocal().pow(-p)
+    if p == 0:
+        return self.new(torch.ones(self.size(), device=self.device))
+    if p == 1:
+        return self.clone()
+    power = self.square().pow(p // 2)
+    return power.mul(self) if p % 2 else power
+
+
+def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
+    """Variance, mean (with the dimensions kept) and divisor."""
+    total = x.sum() if dim is None else x.sum(dim, keepdim=True)
+    count = x.nelement() // max(total.nelement(), 1)
+    divisor = count - int(unbiased)
+    if divisor < 1:
+        raise InputError("the unbiased variance of one value is not defined", where="var", hint="unbiased=False")
+    mean = total.div(count)
+    squares = (x - mean).square()
+    squares = squares.sum() if dim is None else squares.sum(dim, keepdim=keepdim)
+    return squares.div(divisor), mean, divisor
+
+
+def _var(self: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _moments(self, dim, unbiased, keepdim)[0]
+
+
+def _var_forward(ctx: Any, x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
+    out, mean, divisor = _moments(x, dim, unbiased, keepdim)
+    ctx.save_multiple_for_backward((x, mean, divisor, dim, keepdim))
+    return out
+
+
+def _batch_norm(
+    ctx: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    training: bool = False,
+    eps: float = 1e-5,
+    momentum: float = 0.1,
+    inv_var: Any = None,
+) -> Any:
+    """Batch norm over all dimensions but the second, as torch defines it."""
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]
+    if training:
+        mean, variance = x.mean(dims), x.var(dims, unbiased=False)
+        inv_var = None
+        if running_mean is not None and running_var is not None:
+            count = x.nelement() // x.size(1)
+            running_var.set(running_var * (1.0 - momentum) + variance * (momentum * count / max(count - 1, 1)))
+            running_mean.set(running_mean * (1.0 - momentum) + mean * momentum)
+    elif running_mean is None or running_var is None:
+        raise InputError("batch norm needs its statistics", where="batchnorm", hint="pass running_mean and running_var")
+    else:
+        mean, variance = running_mean, running_var
+    if inv_var is None:
+        inv_var = (variance + eps).rsqrt() if isinstance(variance, Tensor) else (variance + eps).inv_sqrt()
+    weight, inv_var = weight.reshape(shape), inv_var.reshape(shape)
+    normed = (x - mean.reshape(shape)) * inv_var
+    ctx.save_multiple_for_backward((normed, weight, inv_var, training))
+    return normed * weight + bias.reshape(shape)
+
+
+# Dropout ------------------------------------------------------------------------------------------------------------
+
+
+def _dropout(dimensions: int | None) -> Any:
+    """A dropout that drops along the first dimensions (None: all), the same elements at every party, by our stream."""
+
+    def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training:
+            return x if inplace else x.clone()
+        if not 0 <= p <= 1:
+            raise InputError(f"a probability of {p}", where="dropout", hint="between 0 and 1")
+        shape = tuple(x.size())[:dimensions]
+        chance = (crypten.generators["global"][x.device].words(*shape) & (2**53 - 1)).double() / 2**53
+        factor = (chance >= p).to(x.device).double() / (1 - p if p < 1 else 1)
+        factor = factor.view(*shape, *[1] * (x.dim() - len(shape))).expand(x.size())
+        ctx.save_multiple_for_backward([factor, 0.0])  # CrypTen's backward divides by 1 minus the second
+        return x.mul_(factor) if inplace else x.mul(factor)
+
+    return staticmethod(forward)
+
+
+# Pools --------------------------------------------------------------------------------------------------------------
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _max_pool2d(
+    self: Any,
+    kernel_size: Any,
+    padding: Any = 0,
+    stride: Any = None,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Maxima of windows of the last two dimensions; the order of arguments is CrypTen's."""
+    kernel, pads, gaps = _pair(kernel_size), _pair(padding), _pair(dilation)
+    steps = kernel if stride is None else _pair(stride)
+    if any(2 * pad > size for pad, size in zip(pads, kernel, strict=True)):
+        raise InputError(f"padding {pads} is more than half of the kernel {kernel}", where="max_pool2d")
+    spans = [gap * (size - 1) + 1 for gap, size in zip(gaps, kernel, strict=True)]
+    margins = []
+    for size, pad, step, span in zip(self.size()[-2:], pads, steps, spans, strict=True):
+        surplus = (size + 2 * pad - span) % step
+        start = size + 2 * pad - span - surplus + step  # of one window more: none if it lies behind the image
+        more = step - surplus if ceil_mode and surplus and start < size + pad else 0
+        margins.append((pad, pad + more))
+    # -2^30 at party 0: below every value, and differences stay below 2^47 in the ring.
+    windows = self.pad((*margins[1], *margins[0]), value=-(2.0**MAX_INTEGER_BITS) + 1)
+    share = windows.share
+    for step, span, gap in zip(steps, spans, gaps, strict=True):
+        share = share.unfold(-2, span, step)[..., ::gap]  # rows, then columns: windows go behind, what is left moves up
+    windows.share = share.flatten(-2).contiguous()
+    values, chosen = windows.max(dim=-1, one_hot=True)
+    return (values, chosen.view(*values.size(), *kernel)) if return_indices else values
+
+
+def _set_item(self: Any, index: Any, value: Any) -> None:
+    """Set items; CrypTen's own copies a public value to the device, waits, and keeps 16 bits of fraction of it."""
+    self._tensor[index] = value._tensor if isinstance(value, MPCTensor) else value
+
+
+# Approximations -----------------------------------------------------------------------------------------------------
+
+_LOWEST = -256.0  # e^x is 0 at 2^-16 below -11; (1 + x / 256)^256 grows again below -512
+_exp, _reciprocal = MPCTensor.exp, MPCTensor.reciprocal
+
+
+def _exponential(self: Any) -> Any:
+    """CrypTen's e^x, of max(x, -256)."""
+    return _exp((self - _LOWEST).relu() + _LOWEST)
+
+
+def _inverse(self: Any, input_in_01: bool = False) -> Any:
+    """1 / x by Newton's y (2 - x y), which keeps y's precision: CrypTen's 2 y - y^2 x loses it in y^2."""
+    options = crypten.cfg.functions
+    if options.reciprocal_method != "NR":
+        return _reciprocal(self, input_in_01=input_in_01)
+    if input_in_01:
+        return _newton(self.mul(64), options.reciprocal_initial, options.reciprocal_nr_iters).mul(64)
+    if options.reciprocal_all_pos:
+        return _newton(self, options.reciprocal_initial, options.reciprocal_nr_iters)
+    sign = self.sign()
+    return sign * _newton(sign * self, options.reciprocal_initial, options.reciprocal_nr_iters)
+
+
+def _newton(x: Any, y: Any, steps: int) -> Any:
+    y = _exp(1 - 2 * x) * 3 + 0.003 if y is None else y  # CrypTen's guess
+    for _ in range(steps):
+        y = (2 - x * y) * y
+    return y
+
+
+def _weights(self: Any, dim: int) -> tuple[Any, Any]:
+    """Logits below their maximum, and the sum of their exponentials, from 1 to the dimension's length."""
+    logits = self - self.max(dim, keepdim=True)[0]
+    return logits, logits.exp()
+
+
+def _softmax(self: Any, dim: int, **kwargs: Any) -> Any:
+    if self.dim() == 0 or self.size(dim) == 1:
+        return self.new(torch.ones(self.size(), device=self.device))
+    length = self.size(dim)
+    weights = _weights(self, dim)[1]
+    # From 1 / length on, every step squares the error 1 - sum / length: exp(-2^4) is left after log2(length) + 4.
+    return weights * _newton(weights.sum(dim, keepdim=True), 1 / length, length.bit_length() + 4)
+
+
+def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
+    if self.dim() == 0 or self.size(dim) == 1:
+        return self.new(torch.zeros(self.size(), device=self.device))
+    logits, weights = _weights(self, dim)
+    total, divisor = weights.sum(dim, keepdim=True), -(-self.size(dim) // 200)  # CrypTen's log takes numbers up to 250
+    return logits - (total.div(divisor).log() + math.log(divisor))
+
+
+def _erf(self: Any) -> Any:
+    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), 4e-4 beside erf at most, of x within 4: CrypTen's series diverges at 2."""
+    x = self.hardtanh(-4, 4)
+    return (x * (x.square() * (11 / 123) + 1) * (2 / math.sqrt(math.pi))).tanh()
+
+
+# Places -------------------------------------------------------------------------------------------------------------
+
+
+def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
+    """torch's take, or with a dimension its slices at the indices."""
+    result = self.shallow_copy()
+    if dimension is None or self.dim() == 0:
+        result._tensor = self._tensor.take(index.long())
+    else:
+        result._tensor = self._tensor[(slice(None),) * (dimension % self.dim()) + (index.long(),)]
+    return result
+
+
+# Operators ----------------------------------------------------------------------------------------------------------
+
+
+def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """torch's functions on shared tensors: cat, stack, and a public tensor on the left of +, - and *."""
+    name = getattr(function, "__name__", str(function)).strip("_")
+    if name in ("cat", "stack"):
+        return getattr(crypten, name)(list(args[0]), *args[1:], **(kwargs or {}))
+    if name in ("add", "radd", "mul", "rmul") and not isinstance(args[0], CrypTensor):
+        return getattr(args[1], name.lstrip("r"))(args[0])
+    if name in ("sub", "rsub") and len(args) == 2:
+        public, private = args if not isinstance(args[0], CrypTensor) else reversed(args)
+        return private.neg().add(public)
+    raise InputError(
+        f"torch's {name} does not take a shared tensor",
+        where="crypten",
+        hint="use the tensor's own methods, and write it first: x.relu(), x + c, x @ w",
+    )
+
+
+def install() -> None:
+    """Put these in place of CrypTen's, for this process."""
+    CrypTensor.__torch_function__ = classmethod(_with_torch)
+    AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
+    AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)
+    for name, function in {
+        "__setitem__": _set_item,
+        "_to_ptype": _to,
+        "_ltz": _negative,
+        "_eqz_2PC": _equals_zero,
+        "pow": _pow,
+        "__pow__": lambda self, p: self.pow(p),
+        "__rtruediv__": lambda self, y: self.reciprocal().mul(y),
+        "var": _var,
+        "take": _take,
+        "exp": _exponential,
+        "reciprocal": _inverse,
+        "softmax": _softmax,
+        "log_softmax": _log_softmax,
+        "erf": _erf,
+        "max_pool2d": _max_pool2d,
+    }.items():
+        setattr(MPCTensor, name, function)

@@ -1,0 +1,77 @@
+"""CrypTen's provider interface on top of the dealer: triples, squares, B2A bits and wraps for CrypTen's own
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hummingbird.crypten.adapter import ArithmeticSharedTensor, BinarySharedTensor, TupleProvider
+from hummingbird.errors import EnvironmentProblem
+from hummingbird.mpc.correlations.products import SquarePair, Triple
+from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.session.session import Session
+
+
+class DealerProvider(TupleProvider):
+    """CrypTen's words for what a session asks of its dealer."""
+
+    NAME = "dealer"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def _no_cache(self, *args: Any, **kwargs: Any) -> Any:
+        raise EnvironmentProblem(
+            "CrypTen's cache of randomness is not available",
+            where="crypten.provider",
+            hint="`python -m hummingbird deal` deals in advance, hummingbird.init(store=...) uses it",
+        )
+
+    trace = trace_once = fill_cache = save_cache = load_cache = _no_cache
+
+    def generate_additive_triple(
+        self, size0: Any, size1: Any, op: str, device: Any = None, *args: Any, **kwargs: Any
+    ) -> list[ArithmeticSharedTensor]:
+        """Shares of a, b uniform and c = op(a, b, **kwargs) in Z_2^64; sizes as in torch."""
+        options = {name: _plain(value) for name, value in kwargs.items()}
+        return _ring(self._session.correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
+
+    def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
+        """Shares of r uniform and r^2."""
+        return _ring(self._session.correlation(SquarePair(tuple(size))), device)
+
+    def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
+        """Xor shares of words a, b uniform and a & b."""
+        shares = self._session.correlation(WordTriple(tuple(size0), tuple(size1)))
+        return [_binary(share, device) for share in shares]
+
+    def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
+        """Shares of r uniform, and of the number of wraps among them."""
+        return _ring(self._session.correlation(Wraps(tuple(size))), device)
+
+    def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
+        """One random bit per element, additively and xor shared."""
+        bit = self._session.correlation(SharedBit(tuple(size)))
+        return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
+
+
+def _arithmetic(share: Tensor, device: Any) -> ArithmeticSharedTensor:
+    return ArithmeticSharedTensor.from_shares(share, precision=0, device=device)
+
+
+def _binary(share: Tensor, device: Any) -> BinarySharedTensor:
+    return BinarySharedTensor.from_shares(share, precision=0, device=device)
+
+
+def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]:
+    return [_arithmetic(share, device) for share in shares]
+
+
+def _plain(value: Any) -> Any:
+    """Options of torch's convolutions as JSON values."""
+    return [int(v) for v in value] if isinstance(value, (tuple, list)) else int(value)

@@ -1,0 +1,1 @@
+"""Operations of nets: how torch's modules, functions and methods become steps."""

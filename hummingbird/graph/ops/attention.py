@@ -1,0 +1,266 @@
+"""Attention: products of two values of the net, masks, and the modules and functions made of them.
+
+    attention(q, k, v) = softmax(q k^T / sqrt(d) + mask) v
+
+Every part is a step: "root_scale" divides by the root of the last dimension's length, "matmul" multiplies two values,
+"causal" masks what comes later. A mask takes 2^12 off the logits that it hides, where torch takes infinity: of logits
+that differ by less than 4,000 the softmax is the same. A row that a mask hides altogether is refused: of such a row
+torch makes NaN, zeros or a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+from hummingbird.graph.build import PUBLIC, TENSOR, TUPLE, StepBuilder, Unsupported
+from hummingbird.graph.ops import layers as layer
+from hummingbird.graph.ops import public
+from hummingbird.graph.ops.public import HIDDEN
+from hummingbird.graph.steps import Ref
+from hummingbird.kernels.devices import put
+
+
+def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
+    """Multiply two values, as torch broadcasts them; or a value and a constant matrix, as a linear layer."""
+    if b.kind(input) and b.kind(other):
+        return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
+    return layer.matmul(b, input, other)
+
+
+def bmm(b: StepBuilder, input: Any, mat2: Any) -> Ref:
+    """Multiply batches of matrices."""
+    return matmul(b, input, mat2)
+
+
+def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
+    """beta input + alpha batch1 batch2, of three values of the net."""
+    factors = (b.tensor(batch1, "batch1"), b.tensor(batch2, "batch2"))
+    product = _times(b, b.emit("matmul", *factors, suffix=".matmul"), alpha, ".product")
+    if b.number(beta, "beta") == 0:
+        return product
+    return b.emit("add", _times(b, b.tensor(input), beta, ".input"), product)
+
+
+def addmm(b: StepBuilder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
+    """A constant row plus a value times a constant matrix: a linear layer."""
+    if b.kind(input) or (beta, alpha) != (1, 1) or not isinstance(input, Tensor) or input.dim() != 1:
+        raise Unsupported("addmm of anything but a constant row and matrix", "write it as a product and a sum")
+    if b.kind(mat2) or not isinstance(mat2, Tensor) or mat2.dim() != 2:
+        raise Unsupported("addmm with a matrix that is no constant", "write it as a product and a sum")
+    weight = b.weight(mat2, "matrix").t().contiguous()
+    return b.emit("linear", b.tensor(mat1), weight=weight, bias=b.weight(input, "bias"))
+
+
+def einsum(b: StepBuilder, equation: Any, *operands: Any) -> Ref:
+    """Take the einsum of two values of the net, with an arrow, and every index at most once in each operand."""
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2:
+        raise Unsupported("einsum of anything but two values", "write it as products of two")
+    terms = equation.replace(" ", "")
+    left, arrow, out = terms.partition("->")
+    first, _, second = left.partition(",")
+    known = set(first) | set(second)
+    single = all(len(set(term)) == len(term) for term in (first, second, out))
+    if not arrow or not terms.replace(",", "").replace("->", "").isalpha() or not single or not set(out) <= known:
+        raise Unsupported(f"einsum with {equation!r}", "write all indices, an arrow, and each index once in a term")
+    return b.emit("einsum", *(b.tensor(value, "every operand of einsum") for value in operands), equation=terms)
+
+
+def scaled_dot_product_attention(
+    b: StepBuilder,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Ref:
+    """torch's function, with a constant mask or a public one; what is dropped, and grouped queries, are refused."""
+    if dropout_p:
+        raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
+    if enable_gqa:
+        raise Unsupported("attention with enable_gqa=True", "repeat keys and values before")
+    weights = _weights(b, query, key, attn_mask, bool(is_causal), scale)
+    return b.emit("matmul", weights, b.tensor(value, "value"))
+
+
+def _weights(b: StepBuilder, query: Any, key: Any, mask: Any, causal: bool, scale: float | None) -> Ref:
+    q = b.tensor(query, "query")
+    q = b.emit("root_scale", q, suffix=".scale") if scale is None else _times(b, q, scale, ".scale")
+    turned = b.emit("transpose", b.tensor(key, "key"), suffix=".turn", dim0=-2, dim1=-1)
+    logits = b.emit("matmul", q, turned, suffix=".logits")
+    if causal:
+        logits = b.emit("causal", logits, suffix=".causal")
+    if b.kind(mask) == PUBLIC:
+        added = public.share(b, public.emit(b, "hidden", (mask,), {}, suffix=".hidden"), TENSOR)
+        logits = b.emit("add", logits, added, suffix=".mask")
+    elif mask is not None:
+        logits = b.emit("add", logits, suffix=".mask", value=hidden(b, mask))
+    return b.emit("softmax", logits, suffix=".softmax", dim=-1)
+
+
+def hidden(b: StepBuilder, mask: Any) -> Tensor:
+    """A constant mask as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN."""
+    if not isinstance(mask, Tensor):
+        raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
+    try:
+        return b.weight(public.hidden(mask), "attn_mask")
+    except InputError as error:
+        raise Unsupported(error.what, error.hint) from None
+
+
+def is_causal_mask(mask: Tensor) -> bool:
+    """Whether a mask (queries, keys), True or -inf for what is hidden, hides just the keys that come after a query."""
+    later = ~shown(*mask.shape).to(mask.device)
+    if mask.dtype == torch.bool:
+        return torch.equal(mask, later)
+    return bool((mask[~later] == 0).all()) and bool((mask[later] < HIDDEN).all())
+
+
+def _times(b: StepBuilder, x: Ref, factor: Any, suffix: str) -> Ref:
+    number = b.number(factor, "the scale")
+    return x if number == 1 else b.emit("mul", x, suffix=suffix, value=number)
+
+
+def multihead(
+    b: StepBuilder,
+    query: Any,
+    key: Any,
+    value: Any,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    num_heads: int,
+    batch_first: bool,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    q_proj_weight: Any,
+    k_proj_weight: Any,
+    v_proj_weight: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    out_proj: nn.Linear,
+) -> tuple[Ref, Ref | None]:
+    """nn.MultiheadAttention on batches: its result, and the weights if they are asked for."""
+    if bias_k is not None or bias_v is not None or add_zero_attn:
+        raise Unsupported("attention with bias_k, bias_v or add_zero_attn", "leave them at their defaults")
+    if key_padding_mask is not None:
+        raise Unsupported("a key_padding_mask", "give inputs of one length, or a constant attn_mask")
+    if attn_mask is not None:  # True hides here, and shows in scaled_dot_product_attention; is_causal is but a hint
+        if not isinstance(attn_mask, Tensor) or attn_mask.dim() != 2:
+            raise Unsupported("an attn_mask other than a constant matrix", "make it in __init__, (queries, keys)")
+        if is_causal and not is_causal_mask(attn_mask):  # torch then takes this mask or the causal one, as it suits
+            raise Unsupported("is_causal=True with a mask that is not causal", "leave is_causal out")
+        attn_mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
+    elif is_causal:
+        raise Unsupported("is_causal without attn_mask", "torch asks for the mask too")
+    parts = _projected(
+        b, (query, key, value), in_proj_weight, in_proj_bias, (q_proj_weight, k_proj_weight, v_proj_weight)
+    )
+    heads = []
+    for name, part in zip("qkv", parts, strict=True):
+        if not batch_first:
+            part = b.emit("permute", part, suffix=f".{name}_first", dims=(1, 0, 2))
+        part = b.emit("unflatten", part, suffix=f".{name}_heads", dim=-1, sizes=(num_heads, -1))
+        heads.append(b.emit("transpose", part, suffix=f".{name}_turn", dim0=-3, dim1=-2))
+    weights = _weights(b, heads[0], heads[1], attn_mask, False, None)
+    out = b.emit("matmul", weights, heads[2], suffix=".mix")
+    out = b.emit("transpose", out, suffix=".back", dim0=-3, dim1=-2)
+    out = b.emit("flatten", out, suffix=".join", start=-2, end=-1)
+    bias = None if out_proj.bias is None else b.weight(out_proj.bias, "bias")
+    out = b.emit("linear", out, suffix=".out_proj", weight=b.weight(out_proj.weight), bias=bias)
+    if not batch_first:
+        out = b.emit("permute", out, suffix=".out_last", dims=(1, 0, 2))
+    if not need_weights:
+        return out, None
+    return out, b.emit("mean", weights, suffix=".mean", dims=(-3,), keepdim=False) if average_attn_weights else weights
+
+
+def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
+    """Queries, keys and values: of one value by one layer, else each by its own."""
+    query, key, value = given
+    biases = (None,) * 3 if bias is None else b.weight(bias, "bias").chunk(3)
+    if joint is not None and query == key == value:
+        whole = b.emit(
+            "linear",
+            b.tensor(query, "query"),
+            suffix=".in_proj",
+            weight=b.weight(joint),
+            bias=None if bias is None else b.weight(bias, "bias"),
+        )
+        parts = b.emit("chunk", whole, suffix=".parts", kind=TUPLE, chunks=3, dim=-1)
+        return [b.emit("getitem", parts, suffix=f".{name}", index=index) for index, name in enumerate("qkv")]
+    weights = [b.weight(weight) for weight in apart] if joint is None else b.weight(joint).chunk(3)
+    return [
+        b.emit(
+            "linear", b.tensor(x, "query, key and value"), suffix=f".{name}_proj", weight=weight.contiguous(), bias=own
+        )
+        for name, x, weight, own in zip("qkv", given, weights, biases, strict=True)
+    ]
+
+
+def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
+    """One dimension as several, of fixed sizes."""
+    return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
+
+
+def _matmul(a: dict[str, Any], x: Tensor, y: Tensor) -> Tensor:
+    if min(x.dim(), y.dim()) < 2:
+        what = f"a matrix product of values of shapes {tuple(x.shape)} and {tuple(y.shape)}"
+        raise InputError(what, hint="both factors have two dimensions or more")
+    return x @ y
+
+
+def shown(size: int, others: int) -> Tensor:
+    """The causal mask, (queries, keys): a query sees the keys up to its own place."""
+    return torch.ones(size, others, dtype=torch.bool).tril()
+
+
+def _causal(a: dict[str, Any], x: Tensor) -> Tensor:
+    hidden = torch.zeros(x.shape[-2:], dtype=x.dtype).masked_fill(~shown(*x.shape[-2:]), HIDDEN)
+    return x + put(hidden, x.device)
+
+
+def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """Which places of logits are shown, in x's shape, bool; None where all are. mask: as the graph's function "hidden"
+    gives it.
+    """
+    found = [] if hidden is None else [~hidden]
+    if causal:
+        found.append(shown(*x.shape[-2:]))
+    if mask is not None:
+        found.append(mask > HIDDEN)
+    if not found or x.is_meta:
+        return None
+    every = found[0].to(x.device)
+    for other in found[1:]:
+        every = every & other.to(x.device)
+    return every.expand(x.shape)
+
+
+def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
+    """Softmax along a dimension; "causal", "hidden" and a mask say which places count (mpc/layers/hidden.py)."""
+    places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
+    return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "matmul": _matmul,
+    "einsum": lambda a, x, y: torch.einsum(a["equation"], x, y),
+    "root_scale": lambda a, x: x * x.shape[-1] ** -0.5,
+    "causal": _causal,
+    "unflatten": lambda a, x: x.unflatten(a["dim"], a["sizes"]),
+}

@@ -1,0 +1,113 @@
+"""Torch's elementwise functions: each element of the result depends on the elements at its own place, and on numbers.
+
+They have no private form, and need none where somebody computes on plain values, as the client of encrypted inference
+does. Which functions are elementwise is said here and nowhere else; a test checks each of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.graph.build import StepBuilder, Unsupported
+from hummingbird.graph.steps import Ref
+
+OP = "elementwise"
+_ONE = """abs absolute acos acosh arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil clamp
+    clamp_max clamp_min clip cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 fix floor frac i0 lgamma log log10
+    log1p log2 logit nan_to_num negative positive pow rad2deg reciprocal round rsqrt sigmoid sign sin sinc sinh sqrt
+    square tan tanh trunc celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6
+    rrelu selu silu softplus softshrink softsign tanhshrink threshold"""
+_TWO = "atan2 arctan2 copysign div divide floor_divide fmax fmin fmod hypot logaddexp logaddexp2 maximum minimum"
+_TWO += " remainder true_divide xlogy"
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    return getattr(F, name, None) or getattr(torch, name, None)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: function for name in (_ONE + " " + _TWO).split() if (function := _function(name)) is not None
+}
+_OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+_MODULES: dict[type[nn.Module], tuple[str, str]] = {
+    nn.CELU: ("celu", "alpha"),
+    nn.ELU: ("elu", "alpha"),
+    nn.Hardshrink: ("hardshrink", "lambd"),
+    nn.LogSigmoid: ("logsigmoid", ""),
+    nn.Mish: ("mish", ""),
+    nn.RReLU: ("rrelu", "lower upper"),
+    nn.SELU: ("selu", ""),
+    nn.Softplus: ("softplus", "beta threshold"),
+    nn.Softshrink: ("softshrink", "lambd"),
+    nn.Softsign: ("softsign", ""),
+    nn.Tanhshrink: ("tanhshrink", ""),
+    nn.Threshold: ("threshold", "threshold value"),
+}
+
+
+def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
+    """The step's value: attrs hold the function's name and its keywords."""
+    options = {key: value for key, value in attrs.items() if key != "function"}
+    out: Tensor = FUNCTIONS[attrs["function"]](*values, **options)
+    return out
+
+
+def module(kind: type[nn.Module]) -> tuple[str, str] | None:
+    """The function of a module of torch.nn, and the attributes that it takes as keywords; None for no such module."""
+    return _MODULES.get(kind)
+
+
+def known(name: str) -> str | None:
+    """The function that a torch function, method or operator of this name computes, in place or not; or None."""
+    name = name.strip("_")
+    name = _OPERATORS.get(name, name)
+    return name if name in FUNCTIONS else None
+
+
+def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
+    """A step of one function; Unsupported for arguments that are neither values of the net nor numbers."""
+    args, kwargs = _by_name(name, args, kwargs)
+    args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
+    if name == "pow" and len(args) == 2:
+        args = args[0], exponent(args[1])
+    for value in (*args, *kwargs.values()):
+        b.check_told(value, f"an argument of {name}")
+    for value in args:
+        if not isinstance(value, Ref) and not _is_plain(value):
+            raise Unsupported(f"{name} of {b._show(value)}", "parameters are the server's: add or multiply them")
+        if isinstance(value, Ref):
+            b.tensor(value)
+    for key, value in kwargs.items():
+        if not _is_plain(value):
+            raise Unsupported(f"{name} with {key}={b._show(value)}", "give a number")
+    return b.emit(OP, *args, function=name, **kwargs)
+
+
+def exponent(value: Any) -> Any:
+    """A tensor of one number as the number, where a power may have it: found by truth values, which tell no more."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        return next((n for n in (2, 3, 4, 0.5, -0.5) if bool((value == n).all())), value)
+    return value
+
+
+def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a function written in Python by their names, so that "inplace" is found wherever it stands."""
+    try:
+        bound = inspect.signature(FUNCTIONS[name]).bind(*args, **kwargs).arguments
+    except ValueError:  # a builtin: it has no signature, and no "inplace"
+        return args, dict(kwargs)
+    except TypeError as error:
+        raise Unsupported(f"{name} called with arguments that are not known: {error}") from None
+    if bound.pop("inplace", False):
+        raise Unsupported(f"{name} in place", "use the form that is not in place")
+    return (), dict(bound)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -1,0 +1,249 @@
+"""Public values: tensors of a call that every party has, and what forward() computes of them and of sizes alone.
+
+    public           a public input, which each call brings
+    public_constant  whole numbers or truth values that the net has: attributes, and so the same at all parties
+    public_call      one of the functions below
+    share_public     a public value among private ones
+    embedding        rows of a table, by public numbers
+
+Every party computes them itself, on plain tensors; nothing is sent. A call of a function that is not in the list, or
+that has one of the net's weights among its arguments, is none: its public arguments become private values first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from hummingbird.errors import InputError
+from hummingbird.graph.build import PUBLIC, StepBuilder, Unsupported
+from hummingbird.graph.dimensions import ranks
+from hummingbird.graph.example import is_public
+from hummingbird.graph.hints import TABLE
+from hummingbird.graph.steps import Ref
+from hummingbird.structure import Structure, flatten, rebuild
+
+HIDDEN = -(2.0**12)  # what a mask adds to a logit that it hides (attention.py)
+_LOWEST = -(2.0**16)  # the largest of a row that is hidden altogether: beside it torch's float32 loses the logits
+MOST = 2.0**20  # what values stay below (docs/limits.md)
+MOST_NUMBERS = 1 << 16  # of a public constant: it is part of the net's description
+TYPES = ("int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float64")
+
+# Functions of torch that depend on their arguments alone and give one tensor.
+_NAMES = """abs add sub mul div neg remainder eq ne lt le gt ge logical_and logical_or logical_not logical_xor
+    bitwise_and bitwise_or bitwise_not clamp clamp_min clamp_max minimum maximum masked_fill where cat concat stack
+    gather index_select expand expand_as repeat repeat_interleave reshape view flatten unflatten permute transpose
+    squeeze unsqueeze flip roll cumsum sum mean amax amin any all to type float double int long bool type_as
+    contiguous clone detach ones zeros full arange ones_like zeros_like full_like new_ones new_zeros new_full tril
+    triu isin pow rsub broadcast_to narrow select""".split()
+_OPERATORS = "add sub mul truediv floordiv mod neg pow and_ or_ xor invert eq ne lt le gt ge abs getitem".split()
+# Of an operator whose first operand is a constant.
+_REFLECTED = "and or xor eq ne lt le gt ge add sub mul radd rsub rmul rtruediv truediv".split()
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """A mask of attention as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN.
+
+    InputError for a row that hides all keys.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+    elif not mask.is_floating_point():
+        return mask
+    most = mask.amax(-1, keepdim=True) if mask.dim() else mask
+    if not mask.is_meta and bool((most < _LOWEST).any()):
+        raise InputError("an attn_mask that hides all keys of a query", hint="let every query see a key, itself say")
+    return (mask - most).clamp(min=HIDDEN)  # a row's softmax is the same less any number
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"torch.{name}": getattr(torch, name) for name in _NAMES if hasattr(torch, name)},
+    **{f"Tensor.{name}": getattr(Tensor, name) for name in _NAMES if hasattr(Tensor, name)},
+    **{f"Tensor.__{name}__": getattr(Tensor, f"__{name}__") for name in _REFLECTED},
+    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
+    "F.pad": F.pad,
+    "F.one_hot": F.one_hot,
+    "hidden": hidden,
+}
+_FOUND = {function: name for name, function in FUNCTIONS.items()}
+# Functions that take public values themselves, beside private ones.
+_TAKERS = (F.embedding, F.embedding_bag, F.scaled_dot_product_attention)
+
+
+def name_of(node: fx.Node) -> str | None:
+    """The function of a call, by its name in FUNCTIONS."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}" if f"Tensor.{node.target}" in FUNCTIONS else None
+    return None if isinstance(node.target, str) else _FOUND.get(node.target)
+
+
+def takes(target: Any) -> bool:
+    """Whether a function's rule takes public values as they are."""
+    return target in _TAKERS
+
+
+def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: str = "") -> Ref:
+    """A step of a function of public values; Unsupported for arguments that cannot be part of a description."""
+    kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
+    args = [value for value in args if not isinstance(value, torch.device)]
+    structure, values = flatten((tuple(args), kwargs), lambda value: isinstance(value, (Ref, Tensor)))
+    found = [_constant(b, value) if isinstance(value, Tensor) else value for value in values]
+    return b.emit("public_call", *found, suffix=suffix, kind=PUBLIC, function=name, call=_plain(structure))
+
+
+def is_short(value: Any) -> bool:
+    """Whether a value is a public tensor that can be part of a net's description."""
+    return is_public(value) and value.numel() <= MOST_NUMBERS
+
+
+def _constant(b: StepBuilder, value: Tensor) -> Ref:
+    if not is_short(value):
+        raise Unsupported(f"a constant of {value.numel()} numbers, {value.dtype}, beside public values", "cut it first")
+    numbers, shape = tuple(value.reshape(-1).tolist()), tuple(value.shape)
+    kept = str(value.dtype).removeprefix("torch.")
+    suffix = f".constant{len(b.steps)}"
+    return b.emit("public_constant", suffix=suffix, kind=PUBLIC, numbers=numbers, shape=shape, dtype=kept)
+
+
+def _plain(structure: Structure) -> Structure:
+    """The structure with constants that JSON can hold: a type by its name."""
+    if structure[0] == "constant":
+        value = structure[1]
+        if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in TYPES:
+            return ("type", str(value).removeprefix("torch."))
+        if isinstance(value, slice):
+            fixed = all(x is None or type(x) is int for x in (value.start, value.stop, value.step))
+        else:
+            fixed = value is None or value is Ellipsis or type(value) in (bool, int, float, str)
+        if fixed:
+            return structure
+        raise Unsupported(f"{value!r} beside public values", "give numbers, and tensors of whole numbers")
+    return structure if len(structure) == 1 else (*structure[:2], tuple(_plain(part) for part in structure[2]))
+
+
+def share(b: StepBuilder, value: Ref, kind: str, whole: bool = False) -> Ref:
+    """A public value among private ones; kind: of the value that it becomes; whole: whether it is integers in torch."""
+    attrs = {"whole": True} if whole else {}
+    return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind, **attrs)
+
+
+def embedding(
+    b: StepBuilder,
+    input: Any,
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    norm_type: Any = 2.0,
+    scale_grad_by_freq: Any = False,
+    sparse: Any = False,
+) -> Ref:
+    """Rows of a table, by public numbers."""
+    if max_norm is not None:
+        raise Unsupported("an embedding with max_norm, which writes into its table", "apply it once, and leave it out")
+    if b.kind(input) != PUBLIC:
+        raise Unsupported("an embedding of private numbers", TABLE)
+    return b.emit("embedding", input, b.first("input"), weight=b.weight(weight))
+
+
+def embedding_bag(
+    b: StepBuilder,
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: Any = None,
+    norm_type: Any = 2.0,
+    scale_grad_by_freq: Any = False,
+    mode: str = "mean",
+    sparse: Any = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: Any = None,
+) -> Ref:
+    """Sums or means of rows of a table, by public numbers of shape (bags, numbers)."""
+    if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
+        what = "an EmbeddingBag with offsets, weights, a padding or a maximum"
+        raise Unsupported(what, "bags of equal length, (bags, numbers): nn.Embedding and .mean(1), or .sum(1)")
+    if b.kind(input) == PUBLIC and ranks(b.steps)[input.index] != 2:
+        raise Unsupported("an EmbeddingBag of numbers that are not (bags, numbers)", "give each bag a row")
+    name, b.name = b.name, f"{b.name}.rows"
+    rows = embedding(b, input, weight, None, max_norm)
+    b.name = name
+    return b.emit(mode, rows, dims=(1,), keepdim=False)
+
+
+# What the steps compute
+# ----------------------------------------
+
+
+def call(attrs: dict[str, Any], *values: Any) -> Tensor:
+    """A public call's value. Shapes alone are asked for where one argument is on the meta device."""
+    places = [value.device for value in values if isinstance(value, Tensor)]
+    place = next((device for device in places if device.type != "cpu"), None)
+    if place is not None:
+        values = tuple(value.to(place) if isinstance(value, Tensor) else value for value in values)
+    args, kwargs = rebuild(_typed(attrs["call"]), iter(values))
+    out: Tensor = FUNCTIONS[attrs["function"]](*args, **kwargs)
+    return out
+
+
+def _typed(structure: Structure) -> Structure:
+    if structure[0] == "type":
+        return ("constant", getattr(torch, structure[1]))
+    if len(structure) == 3:
+        return (*structure[:2], tuple(_typed(part) for part in structure[2]))
+    return structure
+
+
+def constant(attrs: dict[str, Any]) -> Tensor:
+    """A public constant's value."""
+    return torch.tensor(attrs["numbers"], dtype=getattr(torch, attrs["dtype"])).reshape(attrs["shape"])
+
+
+def rows(attrs: dict[str, Any], numbers: Tensor, x: Tensor) -> Tensor:
+    """The table's rows of these numbers, in the type of the net's input `x`. InputError for numbers that it lacks."""
+    table = attrs["weight"]
+    check_rows(numbers, table.shape[0])
+    return F.embedding(numbers.to(table.device), table).to(device=x.device, dtype=x.dtype)
+
+
+def check_rows(numbers: Tensor, count: int) -> None:
+    """InputError unless these are numbers of rows of a table of `count` rows."""
+    if numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise InputError(f"rows are asked for by numbers of type {numbers.dtype}", hint="give int64 numbers")
+    if numbers.numel() and not numbers.is_meta:
+        least, most = int(numbers.min()), int(numbers.max())
+        if least < 0 or most >= count:
+            wrong = least if least < 0 else most
+            raise InputError(f"row {wrong} of a table of {count} rows", hint=f"numbers from 0 to {count - 1}")
+
+
+def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
+    check_values(value)
+    return (shown_part(value) if attrs.get("shown") else value).to(device=x.device, dtype=x.dtype)
+
+
+def shown_part(mask: Tensor) -> Tensor:
+    """The numbers that a mask, as `hidden` gives it, adds to the logits that it shows."""
+    return mask.masked_fill(mask <= HIDDEN, 0)
+
+
+def check_values(value: Tensor) -> None:
+    """InputError for a public tensor that is too large among private ones."""
+    most = 0.0 if value.is_meta or not value.numel() else float(value.double().abs().max())
+    if not most < MOST:
+        what = f"a public value of {most:g}, and values of a net stay below 2^20"
+        raise InputError(what, hint="a mask that adds -inf: give it as truth values, or with -1000 in its place")
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "public": lambda a, x: x,
+    "public_constant": constant,
+    "public_call": call,
+    "share_public": _shared,
+    "embedding": rows,
+}

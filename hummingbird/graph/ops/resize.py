@@ -1,0 +1,131 @@
+"""Resizing and rearranging images: the arguments torch takes -> one canonical step.
+
+Resizing is linear and public: out = R x C^T with a matrix for each axis, which `axis_matrix` reads off torch itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird.graph.build import INT, SIZE, UNKNOWN, StepBuilder, Unsupported
+from hummingbird.graph.steps import Ref
+from hummingbird.kernels.devices import put
+
+MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic")
+
+
+def interpolate(
+    b: StepBuilder,
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Ref:
+    """A size may be numbers, or sizes of other tensors, which are then inputs of the step."""
+    if mode not in MODES or antialias:
+        what = f"mode={mode!r}" + (", antialias=True" if antialias else "")
+        raise Unsupported(f"resizing with {what}", f"use one of {', '.join(MODES)}, without antialias")
+    attrs: dict[str, Any] = {"mode": mode, "align_corners": align_corners, "recompute": recompute_scale_factor}
+    if scale_factor is not None:
+        factors = tuple(scale_factor) if isinstance(scale_factor, (tuple, list)) else (scale_factor,)
+        numbers = tuple(b.number(factor, "scale_factor") for factor in factors)
+        return b.emit("resize", b.tensor(input), scale=numbers, **attrs)
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+    for item in sizes:
+        if b.kind(item) not in (INT, SIZE, UNKNOWN) and type(item) is not int:
+            raise Unsupported(f"resizing to {b._show(item)}", "give integers or sizes")
+    return b.emit("resize", b.tensor(input), *sizes, scale=None, **attrs)
+
+
+def upsample_nearest(b: StepBuilder, input: Any, size: Any = None, scale_factor: Any = None) -> Ref:
+    return interpolate(b, input, size, scale_factor)
+
+
+def upsample_bilinear(b: StepBuilder, input: Any, size: Any = None, scale_factor: Any = None) -> Ref:
+    return interpolate(b, input, size, scale_factor, "bilinear", True)
+
+
+def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
+    """torch's interpolate of (batch, channels, *space)."""
+    size = [n for item in sizes for n in (item if isinstance(item, (tuple, list)) else (item,))]
+    size = size * (x.dim() - 2) if len(size) == 1 else size
+    scale = a["scale"] if a["scale"] is None or len(a["scale"]) > 1 else a["scale"] * (x.dim() - 2)
+    return F.interpolate(
+        x,
+        size=size or None,
+        scale_factor=scale,
+        mode=a["mode"],
+        align_corners=a["align_corners"],
+        recompute_scale_factor=a["recompute"] if scale is not None else None,
+    )
+
+
+def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) -> Tensor:
+    """Matrix (out, size), float64, of resizing along one of `axes` dimensions: torch's results on unit vectors."""
+    units = torch.eye(size, dtype=torch.float64).view(size, 1, size, 1)
+    mode = "bilinear" if a["mode"] == "linear" else a["mode"]
+    if a["scale"] is None:
+        found = F.interpolate(units, size=(out, 1), mode=mode, align_corners=a["align_corners"])
+    else:
+        factor = a["scale"][axis] if len(a["scale"]) == axes else a["scale"][0]
+        options = {"align_corners": a["align_corners"], "recompute_scale_factor": a["recompute"]}
+        found = F.interpolate(units, scale_factor=(factor, 1.0), mode=mode, **options)
+    return found.reshape(size, -1).t().contiguous()
+
+
+def exact_bits(a: dict[str, Any]) -> int | None:
+    """Bits of fraction that hold the weights of every axis, where they are few: for powers of two; None: not known."""
+    if a["mode"].startswith("nearest"):
+        return 0
+    doubles = a["scale"] is not None and all(s >= 1 and math.log2(s).is_integer() for s in a["scale"])
+    if a["mode"] in ("linear", "bilinear") and not a["align_corners"] and doubles:
+        return max(int(math.log2(s)) for s in a["scale"]) + 1
+    return None
+
+
+def pixel_shuffle(b: StepBuilder, input: Any, upscale_factor: int) -> Ref:
+    return b.emit("pixel_shuffle", b.tensor(input), factor=b.ints(upscale_factor, 1, "upscale_factor")[0])
+
+
+def pixel_unshuffle(b: StepBuilder, input: Any, downscale_factor: int) -> Ref:
+    return b.emit("pixel_unshuffle", b.tensor(input), factor=b.ints(downscale_factor, 1, "downscale_factor")[0])
+
+
+def channel_shuffle(b: StepBuilder, input: Any, groups: int) -> Ref:
+    return b.emit("channel_shuffle", b.tensor(input), groups=b.ints(groups, 1, "groups")[0])
+
+
+def flip(b: StepBuilder, input: Any, *rest: Any, dims: Any = ()) -> Ref:
+    flat = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest or dims
+    return b.emit("flip", b.tensor(input), dims=b.ints(flat, len(flat), "dims"))
+
+
+def roll(b: StepBuilder, input: Any, shifts: Any, dims: Any = None) -> Ref:
+    many = len(shifts) if isinstance(shifts, (tuple, list)) else 1
+    if dims is None:
+        raise Unsupported("roll without dims", "name the dimensions")
+    return b.emit("roll", b.tensor(input), shifts=b.ints(shifts, many, "shifts"), dims=b.ints(dims, many, "dims"))
+
+
+def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "") -> Ref:
+    """Padding with the input's own values."""
+    sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
+    return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
+
+
+def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:
+    """torch's padding modes "reflect", "replicate" and "circular", of any type of numbers: a choice along each axis."""
+    for number in range(len(a["pads"]) // 2):
+        dim = x.dim() - 1 - number
+        places = torch.arange(x.shape[dim], dtype=torch.float64).view(1, 1, -1)
+        chosen = F.pad(places, a["pads"][2 * number : 2 * number + 2], a["mode"]).reshape(-1).long()
+        x = x.index_select(dim, put(chosen, x.device))
+    return x

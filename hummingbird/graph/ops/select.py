@@ -1,0 +1,125 @@
+"""Maxima of two values, magnitudes, comparisons as data, and choices by them: the arguments torch takes -> steps.
+
+A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
+it goes into where, masked_fill, a product or a cast, and into nothing else. What torch keeps as integers from there on
+has the attribute "whole" (whole.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph.build import BOOL, StepBuilder, Unsupported
+from hummingbird.graph.integer_values import HINT, integer_values
+from hummingbird.graph.ops.shapes import arithmetic, constant, integers, value
+from hummingbird.graph.steps import Ref
+
+
+def magnitude(b: StepBuilder, input: Any) -> Ref:
+    return b.emit("abs", b.tensor(input))
+
+
+def extreme(op: str) -> Callable[..., Ref]:
+    """maximum, minimum of two tensors; of one tensor and a number, or a constant tensor."""
+
+    def rule(b: StepBuilder, input: Any, other: Any = None, **options: Any) -> Ref:
+        if other is None or options or not isinstance(other, (Ref, Tensor)):  # torch.max(x, 1): a dimension
+            hint = f"torch.{op}imum(x, y) of two tensors; max_pool or argmax over places"
+            raise Unsupported(f"{op} over the places of one tensor", hint)
+        if not isinstance(input, Ref):
+            input, other = other, input
+        return b.emit(f"{op}imum", b.tensor(input), value(b, other))
+
+    return rule
+
+
+def compared(name: str) -> Callable[..., Ref]:
+    """x > y and its kin: gt, ge, lt, le."""
+
+    def rule(b: StepBuilder, input: Any, other: Any) -> Ref:
+        turned, strict = name in ("lt", "le"), name in ("gt", "lt")
+        if not isinstance(input, Ref):
+            input, other, turned = other, input, not turned
+        if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # what is learned stays a tensor
+            other = other.item()
+        if isinstance(other, (int, float)):
+            number = b.number(other, "what is compared with")
+            return b.emit("greater", b.tensor(input), kind=BOOL, value=number, turned=turned, strict=strict)
+        x, y = b.tensor(input), value(b, other)
+        return b.emit("greater", x, y, kind=BOOL, turned=turned, strict=strict)
+
+    return rule
+
+
+def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) -> Ref:
+    """other + condition (input - other), for a condition that is compared, or a public mask."""
+    if input is None or other is None:
+        raise Unsupported("where with one argument: it gives as many places as hold", "where(condition, x, y)")
+    if isinstance(condition, Tensor):
+        mask = condition.bool().float()
+        kept = _times(b, input, mask, ".kept")
+        return _named(b, ".chosen", arithmetic("add"), kept, _times(b, other, 1 - mask, ".other"))
+    if b.kind(condition) != BOOL:
+        raise Unsupported("where on what is no comparison", "where(x > y, a, b)")
+    if isinstance(input, Ref) or isinstance(other, Ref):
+        difference = _named(b, ".difference", arithmetic("sub"), input, other)
+        chosen = _times(b, condition, difference, ".chosen")
+        return _named(b, "", arithmetic("add"), chosen, other)
+    kind = torch.result_type(*(value if isinstance(value, Tensor) else torch.tensor(value) for value in (input, other)))
+    if kind == torch.bool:
+        raise Unsupported("where between True and False", "that is the comparison itself: cast it")
+    difference = constant(b, input) - constant(b, other)
+    chosen = b.emit("mul", condition, suffix=".chosen", value=difference, **integers(kind))
+    return _named(b, "", arithmetic("add"), chosen, other)
+
+
+def masked_fill(b: StepBuilder, input: Any, mask: Any, value: Any) -> Ref:
+    if isinstance(input, Ref) and input.index in integer_values(b.steps) and not isinstance(value, Ref):
+        if not bool((torch.as_tensor(value) == torch.as_tensor(value).round()).all()):
+            raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of whole numbers (int64)", HINT)
+    return where(b, mask, value, input)
+
+
+def where_method(b: StepBuilder, input: Any, condition: Any, other: Any) -> Ref:
+    return where(b, condition, input, other)
+
+
+def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
+    """A comparison as a number; other casts are known with an example alone, and are then no call.
+
+    dtype: of methods whose name says it, like float().
+    """
+
+    def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
+        given = [*others, *more.values()]
+        types = [value for value in given if isinstance(value, torch.dtype)] or ([] if dtype is None else [dtype])
+        like = [value for value in given if isinstance(value, Ref)]
+        if b.kind(input) != BOOL or len(types) + len(like) != 1:
+            hint = "leave it out, or convert with example=: a private value has one type and one place"
+            raise Unsupported("a cast to another type or device", hint)
+        if like:
+            b.tensor(like[0], "the tensor whose type is taken")
+            types = [torch.int64 if like[0].index in integer_values(b.steps) else torch.float32]
+        return b.emit("mul", input, value=1.0, **integers(types[0]))
+
+    return rule
+
+
+def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
+    """x y, where a number times a mask is a constant."""
+    if not isinstance(x, Ref) and not isinstance(y, Ref):
+        return torch.as_tensor(x).float() * torch.as_tensor(y).float()
+    return _named(b, suffix, arithmetic("mul"), x, y)
+
+
+def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
+    """A step of a rule under a name of its own."""
+    name, b.name = b.name, b.name + suffix
+    try:
+        return rule(b, *values)
+    finally:
+        b.name = name

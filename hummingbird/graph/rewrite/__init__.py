@@ -1,0 +1,1 @@
+"""Rewriting of steps into others that compute the same function."""

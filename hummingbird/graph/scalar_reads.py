@@ -1,0 +1,62 @@
+"""Parameters and buffers that forward() turns into Python numbers, as in `x * self.t.item()`.
+
+Numbers are part of the steps, which a client or other parties are given; tensors are not. Where the net's tensors must
+stay with their owner, item() and tolist() give tensors of no dimension, which remain weights in a sum or a product;
+what needs a number itself is refused. Tensors of whole numbers are public anyway (public.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hummingbird.graph.build import Unsupported
+from hummingbird.graph.example import leaves
+
+# By which a tensor's values become Python's. Truth values are none of them: they choose code, which is public.
+_NUMBERS = frozenset({"item", "tolist"})
+_READS = frozenset("numpy __array__ __int__ __float__ __complex__ __index__".split())
+_HINT = "keep it a tensor, as in x * self.t, or write the number into the code if everybody may know it"
+_MOST = 1 << 16  # numbers of a list
+
+
+class HiddenNumbers(TorchFunctionMode):
+    """A block in which numbers of a net's parameters and buffers, or of what is computed of them, remain tensors, or
+    are an error.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        own = [tensor for tensor in (*net.parameters(), *net.buffers()) if tensor.is_floating_point()]
+        self._own = WeakIdKeyDictionary(dict.fromkeys(own))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not any(isinstance(leaf, Tensor) and leaf in self._own for leaf in leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _READS:
+            what = f"{name}() of a parameter or buffer: the number would be told to those who must not have the weights"
+            raise Unsupported(what, _HINT)
+        found = _listed(func, args[0]) if name in _NUMBERS else func(*args, **kwargs)
+        self._own.update({leaf: None for leaf in leaves(found) if isinstance(leaf, Tensor)})
+        return found
+
+    def owns(self, value: Any) -> bool:
+        """Whether a tensor is one of the net's, or was computed of them."""
+        return isinstance(value, Tensor) and value in self._own
+
+
+def _listed(func: Callable[..., Any], x: Tensor) -> Any:
+    """The numbers of a tensor as item() or tolist() has them, each a tensor."""
+    if not x.dim() or (func.__name__ == "item" and x.numel() == 1):
+        return x.detach().reshape(())
+    if func.__name__ == "item" or x.numel() > _MOST:
+        raise Unsupported(f"{func.__name__}() of a weight of {x.numel()} numbers", "use the tensor itself")
+    return [_listed(func, part) for part in x.unbind(0)]

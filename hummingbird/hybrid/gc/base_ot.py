@@ -1,0 +1,116 @@
+"""Base oblivious transfers from X25519 alone: 128 random ones, in two messages; semi-honest.
+
+The chooser has a bit b_i for each transfer and sends two public keys, pk_0 and pk_1: pk_b of a key pair, and
+
+    pk_(1-b) = X25519(a scalar that it forgets, H)      H: the point hashed from a public text, on the curve
+
+The sender answers with one public key A = X25519(a, 9), and both know
+
+    key_i,s = BLAKE2b(X25519(a, pk_s), transcript, i, s)
+
+the sender for both s, the chooser for s = b_i: for the other it would have to solve Diffie-Hellman on a multiple of H,
+whose logarithm nobody knows (Bellare and Micali, "Non-interactive oblivious transfer and applications", CRYPTO 1989).
+
+Both keys of a pair must look alike. A random number is the u of a point of the curve only every second time, else of
+its twist; a point of the curve is in the subgroup of prime order, as every public key is, only 1 time in 8. So H is on
+the curve, and a scalar of X25519 (RFC 7748), a multiple of 8, takes it to the subgroup. Scalars have one of 2^251
+values, and the subgroup 2^251 different u: pk_0 and pk_1 are both uniform on them but for about 2^-126.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.cost import BASE_OT_ANSWER, BASE_OT_CHOICE
+from hummingbird.errors import InputError
+
+COUNT = 128
+KEY = 16  # bytes of what a transfer gives
+_POINT = 32  # bytes of a public key
+_PRIME = 2**255 - 19
+_HINT = "both sides need the same release"
+
+
+class Chooser:
+    """The side with the choices; used once.
+
+    choices: uint8 (128,), zeros and ones. `message` goes to the sender, 8,192 bytes; `keys` takes what comes back.
+    """
+
+    def __init__(self, choices: Tensor) -> None:
+        if choices.dtype != torch.uint8 or choices.shape != (COUNT,) or (choices > 1).any():
+            raise InputError("expected 128 choices, uint8, 0 or 1", where="hybrid.gc.base_ot.Chooser(choices)")
+        self._choices = choices
+        self._secrets = [X25519PrivateKey.generate() for _ in range(COUNT)]
+        known = [secret.public_key().public_bytes_raw() for secret in self._secrets]
+        unknown = [X25519PrivateKey.generate().exchange(hashed_point()) for _ in range(COUNT)]
+        pair = torch.stack([_octets(b"".join(points)).view(COUNT, _POINT) for points in (known, unknown)], 1)
+        self.message: bytes = torch.where(choices[:, None, None] > 0, pair.flip(1), pair).numpy().tobytes()
+
+    def keys(self, reply: bytes) -> Tensor:
+        """Compute the choices' keys, uint8 (128, 16), from the sender's 32 bytes; InputError for anything else."""
+        where = "base OT, the sender's key"
+        if len(reply) != BASE_OT_ANSWER:
+            raise InputError(f"expected {BASE_OT_ANSWER} bytes, got {len(reply)}", where=where, hint=_HINT)
+        shared = [_exchange(secret, public_key(reply, where), where) for secret in self._secrets]
+        both = _hash(shared, self.message + reply, (0, 1))
+        return torch.where(self._choices[:, None] > 0, both[:, 1], both[:, 0])
+
+
+def answer(message: bytes) -> tuple[bytes, Tensor]:
+    """Answer a chooser: 32 bytes for it, and both keys of all transfers, uint8 (128, 2, 16).
+
+    InputError for a message that is not of 256 public keys: of another size, a number of 2^255 - 19 or more, a point of
+    low order, whose multiples anybody knows.
+    """
+    where = "base OT, the chooser's keys"
+    if len(message) != BASE_OT_CHOICE:
+        raise InputError(f"expected {BASE_OT_CHOICE} bytes, got {len(message)}", where=where, hint=_HINT)
+    points = [public_key(message[at : at + _POINT], where) for at in range(0, BASE_OT_CHOICE, _POINT)]
+    secret = X25519PrivateKey.generate()
+    own = secret.public_key().public_bytes_raw()
+    shared = [_exchange(secret, point, where) for point in points]
+    keys = [_hash(shared[which::2], message + own, (which,)) for which in range(2)]
+    return own, torch.cat(keys, 1)
+
+
+def public_key(data: bytes, where: str) -> X25519PublicKey:
+    """Read 32 bytes, the one encoding of a number below 2^255 - 19; InputError for anything else."""
+    if len(data) != _POINT or int.from_bytes(data, "little") >= _PRIME:
+        raise InputError("this is no public key of X25519", where=where, hint=_HINT)
+    return X25519PublicKey.from_public_bytes(data)
+
+
+@cache
+def hashed_point() -> X25519PublicKey:
+    """Find H: the first hash that is the u of a point on y^2 = u^3 + 486662 u^2 + u; its logarithm nobody knows."""
+    for attempt in range(256):
+        digest = hashlib.blake2b(bytes([attempt]), digest_size=64, person=b"hummingbird H").digest()
+        u = int.from_bytes(digest, "little") % _PRIME
+        if pow(u * (u * u + 486662 * u + 1), (_PRIME - 1) // 2, _PRIME) == 1:
+            return X25519PublicKey.from_public_bytes(u.to_bytes(_POINT, "little"))
+    raise AssertionError("half of all numbers are on the curve")
+
+
+def _exchange(secret: X25519PrivateKey, point: X25519PublicKey, where: str) -> bytes:
+    try:
+        return secret.exchange(point)
+    except ValueError:  # the result is 0
+        raise InputError("a public key is a point of low order", where=where, hint=_HINT) from None
+
+
+def _hash(shared: list[bytes], transcript: bytes, which: tuple[int, ...]) -> Tensor:
+    """Derive the keys of all transfers, of these of the two: uint8 (128, len(which), 16)."""
+    name = hashlib.blake2b(transcript, digest_size=32).hexdigest()
+    keys = [prg.derive(x, "base OT", name, i, s, size=KEY) for i, x in enumerate(shared) for s in which]
+    return _octets(b"".join(keys)).view(COUNT, len(which), KEY)
+
+
+def _octets(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,153 @@
+"""Correlated oblivious transfers between two parties: SoftSpoken OT (Roy, CRYPTO 2022), semi-honest, without a hash.
+
+The sender has delta, and for transfer i a key Q_i; the receiver has a choice c_i and T_i = Q_i ^ c_i delta. With delta
+the offset of a garbler's labels:
+
+    the evaluator's bit is known when garbling: its wire's label of 0 is Q_i, and T_i is the label of c_i
+    it is known later: the receiver's random choices e_i wait for it; it sends p_i ^ e_i, the garbler answers with
+    L_i ^ Q_i ^ (p_i ^ e_i) delta, which is kernels.cot.choose(L ^ Q, p ^ e, delta), and T_i makes L_i ^ p_i delta of it
+
+Set up once for a session, in two messages of `cost.COT_SET_UP` bytes, some 20 ms a side:
+
+    start = cot.SetUp()                                 the sender
+    receiver, reply = cot.accept(start.message)         the receiver
+    sender = start.finish(reply)                        the sender
+
+Then transfers follow from their numbers: nothing is kept but these objects, any order, place and process of calls gives
+the same. A NUMBER SERVES ONCE, for two messages of it show the sum of their choices, and two answers show delta. Who
+holds these objects keeps account of numbers; `numbers` says how many a call takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, prg
+from hummingbird.errors import AgreementError, InputError
+from hummingbird.hybrid.gc import base_ot, trees
+from hummingbird.hybrid.gc.relu import new_delta
+from hummingbird.kernels import cot, pack_bits
+from hummingbird.kernels.checks import check_range, check_tensor
+from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, TREES
+
+_HINT = "both sides need the same net, options and release"
+
+
+def message_bytes(count: int, random: bool) -> int:
+    """Size in bytes of a receiver's message for so many transfers."""
+    return cost.cot_message(count, random)
+
+
+def numbers(count: int) -> int:
+    """The numbers that a call for so many transfers takes, a multiple of 128: the next one begins behind them."""
+    return -(-count // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Receiver:
+    """The side with the choices, from its trees' leaves, uint8 (32, 16, 16), which are secret."""
+
+    leaves: Tensor
+
+    def random(self, first: int, count: int) -> tuple[bytes, Tensor, Tensor]:
+        """Make transfers with random choices, from number `first` on, a multiple of 128: 31/8 bytes each.
+
+        Returns the message for the sender, the choices, uint8 (count,), and the keys T, int64 (count, 2).
+        """
+        sums, keys = self._extend(first, count)
+        choices = _bits(sums[0])[:count]
+        return (sums[1:] ^ sums[0]).numpy().tobytes(), choices, keys
+
+    def chosen(self, first: int, choices: Tensor) -> tuple[bytes, Tensor]:
+        """Make transfers with these choices, uint8 (count,), zeros and ones, from number `first` on: 4 bytes each.
+
+        Returns the message for the sender and the keys T, int64 (count, 2).
+        """
+        where = "hybrid.gc.cot.chosen(choices)"
+        check_tensor(where, choices, torch.uint8, self.leaves)
+        if (choices > 1).any():
+            raise InputError("a choice is neither 0 nor 1", where=where)
+        sums, keys = self._extend(first, len(choices))
+        packed = torch.zeros(sums.shape[1], dtype=torch.uint8)
+        packed[: -(-len(choices) // 8)] = pack_bits(choices)
+        return (sums ^ packed).numpy().tobytes(), keys
+
+    def _extend(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        blocks = _blocks("hybrid.gc.cot.Receiver", first, count)
+        sums, keys = cot.receive(self.leaves, first // BLOCK, blocks)
+        return sums, keys[:count]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Sender:
+    """The side with delta, int64 (2,), and the leaves of `trees.puncture`, uint8 (32, 16, 16); both are secret."""
+
+    delta: Tensor
+    leaves: Tensor
+
+    def extend(self, first: int, count: int, message: bytes, random: bool) -> Tensor:
+        """Make the keys Q, int64 (count, 2), from number `first` on, of the receiver's message for the same transfers.
+
+        random: whether it is one of random choices. AgreementError for another size than such a message has; a message
+        of the right size with other contents gives other keys, nothing else.
+        """
+        blocks = _blocks("hybrid.gc.cot.Sender", first, count)
+        if len(message) != (size := message_bytes(count, random)):
+            kind = "random" if random else "chosen"
+            what = f"{count} transfers with {kind} choices take {size} bytes here, the receiver sent {len(message)}"
+            raise AgreementError(what, where="hybrid.gc.cot.Sender", hint=_HINT)
+        corrections = torch.zeros((TREES, 16 * blocks), dtype=torch.uint8)
+        if blocks:
+            view = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+            corrections[int(random) :] = view.view(-1, 16 * blocks)
+        return cot.send(self.leaves, self.delta, first // BLOCK, corrections)[:count]
+
+
+class SetUp:
+    """The sender's side of the set-up, used once; `message`, 8,192 bytes, goes to the receiver.
+
+    It draws the session's delta, the offset of the garbler's labels.
+    """
+
+    def __init__(self) -> None:
+        self._delta = new_delta(prg.fresh())
+        self._bits = _bits(self._delta.view(torch.uint8))
+        self._chooser = base_ot.Chooser(1 - self._bits)
+        self.message = self._chooser.message
+
+    def finish(self, reply: bytes) -> Sender:
+        """Make the sender from the receiver's reply, of 4,128 bytes; InputError for anything else."""
+        if len(reply) != cost.COT_SET_UP[1]:
+            what = f"expected {cost.COT_SET_UP[1]} bytes, got {len(reply)}"
+            raise InputError(what, where="hybrid.gc.cot.SetUp, the receiver's reply", hint=_HINT)
+        keys = self._chooser.keys(reply[: cost.BASE_OT_ANSWER])
+        hidden = torch.frombuffer(bytearray(reply[cost.BASE_OT_ANSWER :]), dtype=torch.uint8).view(BLOCK, 2, -1)
+        sums = torch.where(self._bits[:, None] > 0, hidden[:, 0], hidden[:, 1]) ^ keys
+        return Sender(self._delta, trees.puncture(self._bits.view(TREES, -1), sums.view(TREES, -1, trees.SEED)))
+
+
+def accept(message: bytes) -> tuple[Receiver, bytes]:
+    """Answer a sender's set-up: the receiver, and the reply, of 4,128 bytes; InputError for what is no such message."""
+    answer, keys = base_ot.answer(message)
+    roots = prg.fresh().bytes(TREES * trees.SEED).view(TREES, -1)
+    leaves, sums = trees.grow(roots)
+    return Receiver(leaves), answer + (sums.view_as(keys) ^ keys).numpy().tobytes()
+
+
+def _blocks(where: str, first: int, count: int) -> int:
+    """Check the numbers of transfers, and say how many blocks they fill."""
+    check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
+    blocks = numbers(count) // BLOCK
+    check_range(f"{where}, first", first, 0, BLOCK * (MOST_BLOCKS - blocks))
+    if first % BLOCK:
+        hint = f"transfers come in blocks of {BLOCK}: leave numbers(count) for each call"
+        raise InputError(f"number {first} is no multiple of {BLOCK}", where=f"{where}, first", hint=hint)
+    return blocks
+
+
+def _bits(octets: Tensor) -> Tensor:
+    """Bits of bytes, the lowest first: uint8 (8 n,) of zeros and ones."""
+    return (octets[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)

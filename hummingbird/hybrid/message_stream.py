@@ -1,0 +1,253 @@
+"""One end of the connection between the data's side and the model's side: bytes out, bytes of a known length in.
+
+Every length follows from the plan, so nothing that the other side says is believed: more or fewer bytes are an error.
+A caller's sending never blocks, so that two sides that both send much cannot wait for each other; its memory is at most
+that of one slot's messages. A service's sending waits while its caller leaves `AHEAD` bytes unread. Every wait has a
+limit, and ends at once when the other side is gone.
+
+    data, model = paired()
+    data.send("x", b"abc")
+    model.receive("x", 3)
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import grpc
+import torch
+from torch import Tensor
+
+from hummingbird.channel.prefetch import Prefetch
+from hummingbird.errors import InputError, PeerError
+from hummingbird.rpc import service
+from hummingbird.rpc.service import CHUNK
+
+TIMEOUT = 120.0  # seconds of silence
+_DEPTH = 4  # messages received ahead
+AHEAD = 8 * CHUNK  # bytes that a service has ready for a caller that does not read
+HELD = 2 * _DEPTH * CHUNK + AHEAD  # bytes of messages that a service keeps for a call, both ways
+_LONGEST_CALL = 86400.0  # seconds; silence ends a call much earlier
+_POLL = 0.5  # seconds between looks at whether the caller is there
+_AT_WORK = 5.0  # seconds between the empty messages that say so
+
+
+class Outgoing:
+    """Messages on their way from the thread that sends to the one that carries them away. most: bytes unsent."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most, self._unsent, self._closed = most, 0, False
+        self._messages: deque[bytes | None] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, message: bytes | None, timeout: float) -> None:
+        """Add one, None after the last; TimeoutError without room for so many seconds, BrokenPipeError if closed."""
+        with self._changed:
+            room = lambda: self._closed or message is None or self._unsent < self._most  # noqa: E731
+            if not self._changed.wait_for(room, timeout):
+                raise TimeoutError
+            if self._closed and message is not None:
+                raise BrokenPipeError
+            self._messages.append(message)
+            self._unsent += len(message or b"")
+            self._changed.notify_all()
+
+    def get(self, timeout: float | None = None) -> bytes | None:
+        """The next one; TimeoutError when there is none for `timeout` seconds, if given."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._messages, timeout):
+                raise TimeoutError
+            message = self._messages.popleft()
+            self._unsent -= len(message or b"")
+            self._changed.notify_all()
+            return message
+
+    def close(self) -> None:
+        """Take no more: nobody carries them away."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Incoming(Protocol):
+    """The messages of the other side, as `channel.prefetch.Prefetch` gives them."""
+
+    def next(self, timeout: float) -> bytes | None:
+        """The next one, None after the last; TimeoutError when none came in time, grpc.RpcError when the call broke."""
+
+
+class MessageStream:
+    """One end. sent, received: bytes, by the names that `send` and `receive` were given.
+
+    where: the other side, as errors name it. timeout: longest silence of the other side, and longest time that it may
+    leave messages unread, seconds.
+    """
+
+    def __init__(self, incoming: Incoming, outgoing: Outgoing, where: str, timeout: float = TIMEOUT) -> None:
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self.where = where
+        self._incoming, self._outgoing, self._timeout = incoming, outgoing, timeout
+
+    def send(self, name: str, data: bytes | Tensor) -> None:
+        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the count.
+
+        PeerError where the other side reads nothing, or is gone.
+        """
+        view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
+        for at in range(0, len(view), CHUNK):
+            try:
+                self._outgoing.put(bytes(view[at : at + CHUNK]), self._timeout)
+            except TimeoutError:
+                what = f"it has read nothing for {self._timeout:.0f} s, unread: {name}"
+                raise PeerError(what, where=self.where, hint="is it stopped, or the connection too slow?") from None
+            except BrokenPipeError:
+                raise PeerError(f"the connection is lost, unsent: {name}", where=self.where) from None
+        self.sent[name] += len(view)
+
+    def receive(self, name: str, size: int) -> Tensor:
+        """`size` bytes, uint8 (size,). InputError for messages that hold more; PeerError for silence, or an end."""
+        buffer = torch.empty(size, dtype=torch.uint8)
+        view, at = buffer.numpy().data, 0
+        while at < size:
+            message = self._next(name)
+            if len(message) > size - at:
+                what = f"malformed message: {len(message)} bytes for {name}, of which {size - at} are missing"
+                hint = "the bytes were damaged, or come from another program or release"
+                raise InputError(what, where=self.where, hint=hint)
+            view[at : at + len(message)] = message
+            at += len(message)
+        self.received[name] += size
+        return buffer
+
+    def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
+        """One message as it is; InputError above `limit` bytes, PeerError as `receive`."""
+        message = self._next(name)
+        if len(message) > limit:
+            raise InputError(f"malformed message: {len(message)} bytes for {name}", where=self.where)
+        self.received[name] += len(message)
+        return message
+
+    def end(self) -> None:
+        """Say that nothing more will be sent."""
+        self._outgoing.put(None, 0.0)
+
+    def _next(self, name: str) -> bytes:
+        message: bytes | None = b""
+        while message == b"":  # which says that the other side is at work
+            try:
+                message = self._incoming.next(self._timeout)
+            except TimeoutError:
+                what = f"nothing came for {self._timeout:.0f} s, awaited: {name}"
+                raise PeerError(what, where=self.where, hint="is it stopped, or the connection too slow?") from None
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call):
+                    raise service.explain(error, self.where) from None
+                raise PeerError(f"the connection is lost, awaited: {name}", where=self.where) from None
+        if message is None:
+            raise PeerError(f"it ended before it had sent {name}", where=self.where)
+        return message
+
+
+class _Queued:
+    """The messages of a link of the same process."""
+
+    def __init__(self, source: Outgoing) -> None:
+        self._source = source
+
+    def next(self, timeout: float) -> bytes | None:
+        return self._source.get(timeout)
+
+
+def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
+    """The two ends of a connection in this process: the data's side, the model's side."""
+    up, down = Outgoing(), Outgoing()
+    return (
+        MessageStream(_Queued(down), up, "the model's side", timeout),
+        MessageStream(_Queued(up), down, "the data's side", timeout),
+    )
+
+
+def both(
+    data: Callable[[MessageStream], Any], model: Callable[[MessageStream], Any], timeout: float = TIMEOUT
+) -> tuple[Any, Any]:
+    """Run the two roles in this process, each on its end; their results. The first error of either is raised."""
+    here, there = paired(timeout)
+    results: list[Any] = [None, None]
+    errors: list[BaseException] = []
+
+    def run(place: int, role: Callable[[MessageStream], Any], link: MessageStream) -> None:
+        try:
+            results[place] = role(link)
+        except BaseException as error:  # noqa: BLE001 - raised again below, on the calling thread
+            errors.append(error)
+        finally:
+            link.end()
+
+    thread = threading.Thread(target=run, args=(1, model, there), name="hummingbird-model", daemon=True)
+    thread.start()
+    run(0, data, here)
+    thread.join()  # ends: every wait of a link has a limit
+    if errors:
+        raise errors[0]
+    return results[0], results[1]
+
+
+@contextmanager
+def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
+    """The caller's end of a call of a service; leaving ends the call."""
+    outgoing = Outgoing()
+    call = service.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
+    with Prefetch(call, _DEPTH, call.cancel) as incoming:
+        try:
+            yield MessageStream(incoming, outgoing, where, timeout)
+        finally:
+            outgoing.put(None, 0.0)
+
+
+def answered(
+    role: Callable[[MessageStream], Any],
+    requests: Iterator[bytes],
+    context: grpc.ServicerContext,
+    timeout: float = TIMEOUT,
+) -> Iterator[bytes]:
+    """The messages of a service's role, which runs on a thread of its own; raises its error.
+
+    While it computes, empty messages tell the caller that it is at work.
+    """
+    outgoing, errors = Outgoing(AHEAD), list[BaseException]()
+    incoming = Prefetch(requests, _DEPTH)
+
+    def run() -> None:
+        try:
+            role(MessageStream(incoming, outgoing, "the data's side", timeout))
+        except BaseException as error:  # noqa: BLE001 - raised again below, for the caller
+            errors.append(error)
+        finally:
+            outgoing.put(None, 0.0)
+            incoming.close()  # not earlier: a caller that is gone must end the role's wait
+
+    threading.Thread(target=run, name="hummingbird-role", daemon=True).start()
+    signed = time.monotonic()
+    try:
+        while context.is_active():
+            try:
+                message = outgoing.get(_POLL)
+            except TimeoutError:
+                if time.monotonic() < signed + _AT_WORK:
+                    continue
+                message = b""
+            if message is None:
+                break
+            yield message
+            signed = time.monotonic()
+    finally:
+        outgoing.close()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,234 @@
+"""A plan under construction: steps whose units are not all chosen, and whose rings follow from those that read them.
+
+The ring of a value is the largest that a reader needs, each part of a sum the sum's: a multiple of 2^j is known mod
+2^ring if the value itself is mod 2^(ring - j).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import BitWindow
+from hummingbird.errors import ConfigError
+from hummingbird.graph import Ref
+from hummingbird.hybrid.plan import MOST_RING, Gate, Linear, LinearWeights, Model, Plan, Step
+from hummingbird.hybrid.scales import UnitGroup, ValueScale, fraction, holds_weights, holds_window, joined, known, power
+from hummingbird.ring import SCALE
+
+INPUT_FRACTION = 8  # bits of an image: a step is 1/256, finer than a pixel's in images normalized to deviation 1
+
+
+@dataclass(eq=False)
+class UnfinishedStep:
+    """A value; attrs as of its step. rests: whether the data's share comes from masks alone.
+
+    signs: of a sum's parts. real: a real number added to a sum. weights: float64, (O, C // groups, h, w), and a bias or
+    None. geometry: of a `Linear`, by name. kind, width: of a `Gate`. window: that its numbers are cut to.
+    """
+
+    name: str
+    op: str
+    inputs: list[UnfinishedStep]
+    shape: tuple[int, ...]
+    scale: ValueScale
+    rests: bool
+    attrs: dict[str, Any] = field(default_factory=dict)
+    signs: tuple[int, ...] = ()
+    factors: tuple[int, ...] = ()
+    real: float = 0.0
+    weights: tuple[Tensor, Tensor | None] | None = None
+    geometry: dict[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    width: int = 0
+    window: BitWindow | None = None
+    limit: float | None = None
+    ring: int = 0
+    bound: int = 0
+
+
+class PlanBuilder:
+    """The steps so far, and what makes one more of each kind."""
+
+    def __init__(self) -> None:
+        self.steps: list[UnfinishedStep] = []
+        self._names: set[str] = set()
+
+    def _add(self, draft: UnfinishedStep) -> UnfinishedStep:
+        while draft.name in self._names:
+            draft.name += "_"
+        self._names.add(draft.name)
+        self.steps.append(draft)
+        return draft
+
+    def input(self, name: str, shape: tuple[int, ...]) -> UnfinishedStep:
+        return self._add(UnfinishedStep(name, "input", [], shape, known(2.0**-INPUT_FRACTION), True))
+
+    def local(
+        self,
+        name: str,
+        op: str,
+        x: UnfinishedStep,
+        shape: tuple[int, ...],
+        attrs: Mapping[str, Any],
+        ratio: float = 1.0,
+    ) -> UnfinishedStep:
+        """A linear step of one input without numbers of its own; ratio: its unit over that of x."""
+        return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
+
+    def sum(
+        self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
+    ) -> UnfinishedStep:
+        """Parts of one shape, each with its sign (1), and a real number; multiplied to be of one unit."""
+        scale = joined([part.scale for part in parts])
+        return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
+
+    def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
+        """A sum on a scale that is given; factors, or signs, and real: as in `UnfinishedStep`."""
+        rests = all(part.rests for part in parts)
+        return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
+
+    def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
+        """Parts of the same unit along the first dimension of one image."""
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
+        return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
+
+    def linear(
+        self,
+        name: str,
+        x: UnfinishedStep,
+        shape: tuple[int, ...],
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: dict[str, Any],
+    ) -> UnfinishedStep:
+        """A layer on a value at rest, in a group of its own."""
+        weights = weight.double(), None if bias is None else bias.double()
+        scale = ValueScale(UnitGroup())
+        rms = float(weights[0].square().mean().sqrt())
+        scale.group.demands.append(holds_weights(rms, x.scale, scale))
+        return self._add(UnfinishedStep(name, "linear", [x], shape, scale, False, weights=weights, geometry=geometry))
+
+    def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
+        """The numbers of a window [k:m), in units of 2^(m-16), or of x where that is coarser."""
+        scale = power(x.scale)
+        if scale is not x.scale:
+            x = self.weighted(f"{name}.scaled", [x], scale, signs=(1,))
+        unit = 2.0 ** (window.m - SCALE)
+        if x.scale.known and x.scale.unit >= unit:
+            return x
+        if not x.scale.known:
+            x.scale.group.demands.append(holds_window(window.m, x.scale))
+        return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
+
+    def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
+        """A gate on numbers that were cut; [k:m): the window that says which bits of them decide."""
+        width = window.k - SCALE + fraction(x.scale.unit)
+        if width < 2:
+            hint = "narrow the ReLU's window like the max pooling's, or leave the latter's out"
+            what = f"window {window} keeps {width} bits of numbers in units of 2^-{fraction(x.scale.unit)}"
+            raise ConfigError(what, where=name, hint=hint)
+        return self._add(
+            UnfinishedStep(name, "gate", [x], x.shape, known(x.scale.unit), True, kind=kind, width=width, window=window)
+        )
+
+    def finished(
+        self, last: UnfinishedStep, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
+    ) -> Model:
+        """The plan whose result is `last`, within a window if there is one, and else within its bound.
+
+        attrs: of the output. ConfigError, with all places, for values that no ring holds.
+        """
+        self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
+        for draft in self.steps:
+            if not draft.scale.known:
+                draft.scale.group.resolve(draft.name)
+        parameters = {number: _parameters(draft) for number, draft in enumerate(self.steps) if draft.op == "linear"}
+        for number, draft in enumerate(self.steps):
+            _complete(draft)
+            draft.bound = _bound(draft, input_range, parameters.get(number))
+        ring = (2 * last.bound).bit_length()
+        self.steps[-1].ring = ring if window is None else math.ceil(window.k - SCALE - math.log2(last.scale.unit))
+        for draft in reversed(self.steps):
+            for part, needed in zip(draft.inputs, _needs(draft), strict=True):
+                part.ring = max(part.ring, needed)
+        self._check()
+        numbers = {id(draft): number for number, draft in enumerate(self.steps)}
+        steps = tuple(_step(draft, tuple(Ref(numbers[id(part)]) for part in draft.inputs)) for draft in self.steps)
+        return Model(Plan(steps, garbler, input_range), parameters)
+
+    def _check(self) -> None:
+        wide = [draft for draft in self.steps if draft.ring > MOST_RING]
+        if wide:
+            cuts = [draft for draft in wide if draft.op == "linear"] or wide
+            said = "; ".join(f"{draft.name}: {draft.ring}" for draft in cuts)
+            hint = "windows [k:m) with a lower k, or a higher m; for the last layer, one that says how large logits are"
+            raise ConfigError(f"shares need rings of more than {MOST_RING} bits: {said}", where="bits", hint=hint)
+
+
+def _parameters(draft: UnfinishedStep) -> LinearWeights:
+    assert draft.weights is not None
+    weight, bias = draft.weights
+    unit = draft.scale.unit
+    integers = (weight * (draft.inputs[0].scale.unit / unit)).round().long()
+    shift = torch.zeros(len(weight), dtype=torch.int64) if bias is None else (bias / unit).round().long()
+    return LinearWeights(integers.contiguous(), shift)
+
+
+def _complete(draft: UnfinishedStep) -> None:
+    """The integers of a step that follow from units."""
+    unit = draft.scale.unit
+    if draft.op == "sum":
+        pairs = zip(draft.signs, draft.inputs, strict=True)
+        factors = draft.factors or tuple(sign * round(part.scale.unit / unit) for sign, part in pairs)
+        draft.attrs = {"factors": factors, "constant": round(draft.real / unit)}
+    elif draft.op == "cut":
+        draft.attrs = {"m": fraction(draft.inputs[0].scale.unit) - fraction(unit)}
+
+
+def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
+    """The largest magnitude of a value, where all that is cut stays in its window."""
+    bounds, found = [part.bound for part in draft.inputs], 0
+    if draft.op == "input":
+        return round(input_range / draft.scale.unit)
+    if parameters is not None:
+        return int((parameters.weight.abs().flatten(1).sum(1) * bounds[0] + parameters.bias.abs()).max())
+    if draft.op == "gate":
+        return 1 << (draft.width - 1)
+    if draft.op == "sum":
+        products = (abs(factor) * bound for factor, bound in zip(draft.attrs["factors"], bounds, strict=True))
+        found = sum(products) + abs(draft.attrs["constant"])
+    elif draft.op == "sum_pool":
+        found = bounds[0] * math.prod(draft.attrs["kernel"])
+    else:
+        found = (bounds[0] >> draft.attrs["m"]) + 1 if draft.op == "cut" else max(bounds)
+    limit = draft.limit if draft.window is None else 2.0 ** (draft.window.k - 1 - SCALE)
+    return found if limit is None else min(found, math.ceil(limit / draft.scale.unit))
+
+
+def _needs(draft: UnfinishedStep) -> list[int]:
+    """How many bits of each input a step reads."""
+    if draft.op == "gate":
+        return [draft.width]
+    if draft.op == "cut":
+        return [draft.ring + draft.attrs["m"]]
+    if draft.op == "sum":
+        return [max(1, draft.ring - _zeros(factor)) for factor in draft.attrs["factors"]]
+    return [draft.ring] * len(draft.inputs)
+
+
+def _zeros(factor: int) -> int:
+    return (factor & -factor).bit_length() - 1
+
+
+def _step(draft: UnfinishedStep, inputs: tuple[Ref, ...]) -> Step:
+    common = draft.name, draft.op, inputs, draft.shape, draft.ring, draft.scale.unit, draft.attrs
+    if draft.op == "linear":
+        return Linear(*common, **draft.geometry)
+    return Gate(*common, draft.kind, draft.width) if draft.op == "gate" else Step(*common)

@@ -1,0 +1,1 @@
+"""Smooth functions as tables and splines."""

@@ -1,0 +1,249 @@
+"""Smooth functions as tables of polynomials, for the protocol that looks one up in one round (protocols/poly.py).
+
+A value with `fraction` bits of fraction is a whole number z of k bits, its upper w bits say which piece it is in. With
+m = k - w, piece D is a polynomial in t = z / 2^m - D that serves all of -1 < t < 1: two segments, for a mask's low bits
+decide whether a z between two pieces meets the one or the other. Its coefficients are those through Chebyshev's places,
+in units of 2^-(scale + GUARD).
+
+How many pieces, of which degree, a bound of the error decides: of all that keep it, those of the fewest bits. Of an
+activation it bounds the error itself; of exp, 1/x and 1/sqrt(x), whose values differ by orders of magnitude, what the
+error is of the value.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.ring import SCALE
+
+GAIN = 1 << SCALE  # of results, and of values, that are the function's own
+GUARD = 2  # bits of a coefficient below the result's last one
+WIDEST = 8  # bits of z that choose a piece: at most 256 pieces
+WIDEST_OF_ROWS = 12  # the same where there is one value for a row of many
+DEGREES = (1, 2, 3)
+_SLACK = 16  # units of z that the roundings of parties, of which there are at most 2 of these, may take
+_PLACES = 65  # of each piece, where its error is measured: of a degree of at most 4, the largest within 2^-7 of it
+
+
+@dataclass(frozen=True)
+class Function:
+    """A smooth function of real numbers, and how steep it is at most."""
+
+    of: Callable[[Tensor], Tensor]
+    slope: float
+
+
+@dataclass(frozen=True)
+class Activation(Function):
+    """A function that is flat, or a line, far from 0.
+
+    end: it is within 2^-14 of 0, of 1 or of -1, or of x where it `rises`, beyond +-end.
+    """
+
+    end: float
+    rises: bool
+
+
+ACTIVATIONS = {
+    "sigmoid": Activation(torch.sigmoid, 0.25, 11.0, False),
+    "tanh": Activation(torch.tanh, 1.0, 6.0, False),
+    "silu": Activation(torch.nn.functional.silu, 1.1, 13.0, True),
+    "gelu-none": Activation(torch.nn.functional.gelu, 1.13, 6.0, True),
+    "gelu-tanh": Activation(functools.partial(torch.nn.functional.gelu, approximate="tanh"), 1.13, 6.0, True),
+}
+
+# Tables reach as far to the left of 0 as to the right: these functions are moved, so that what is needed of them does.
+EXP_AT = 6.5  # "exp" is e^(x - this)
+POWER_TO = 13.0  # "power" is e^x up to this
+ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
+_FLAT = (
+    7 / 8
+)  # of the least number that u^(-1/2) is for: it goes on to the left as its Taylor cubic there, below itself
+SPANS = range(1, WIDEST_OF_ROWS - 1)
+SPREADS = range(1, 10)
+
+
+def reciprocal_at(span: int) -> float:
+    """The number that "reciprocal-SPAN" adds to x: it is 1/x for values from 0.996 to 2^span + 0.43."""
+    return 2.0 ** (span - 1) + 11 / 16
+
+
+def root_at(spread: int) -> float:
+    """The number that "root-SPREAD" adds to x: it is u^(-1/2) for u from 2^-spread to almost 1, and at 0 still below
+    2.34 2^(spread / 2), so that a table of it has room there for what parties round.
+    """
+    return 0.5 - 2.0 ** -(spread + 6)
+
+
+def _exp(x: Tensor) -> Tensor:
+    return (x - EXP_AT).exp()
+
+
+def _power(x: Tensor) -> Tensor:
+    return x.clamp(max=POWER_TO + 1).exp()  # no value comes from beyond, where coefficients would grow
+
+
+def _reciprocal(span: int, x: Tensor) -> Tensor:
+    return (x + reciprocal_at(span)).clamp(min=0.5).reciprocal()
+
+
+def _root(spread: int, at: float, x: Tensor) -> Tensor:
+    u, flat = x + at, _FLAT * 2.0**-spread
+    below = (1 - u / flat).clamp(0, 4)  # no value comes from beyond, where a cubic outgrows coefficients
+    return torch.where(u > flat, u, flat).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
+
+
+FUNCTIONS: dict[str, Function] = {
+    **ACTIVATIONS,
+    "exp": Function(_exp, 5.0),
+    "power": Function(_power, math.exp(POWER_TO)),
+    "root": Function(functools.partial(_root, 2, ROOT_AT), 22.0),
+    **{f"root-{n}": Function(functools.partial(_root, n, root_at(n)), 2.8 * 2.0 ** (1.5 * n)) for n in SPREADS},
+    **{f"reciprocal-{span}": Function(functools.partial(_reciprocal, span), 1.01) for span in SPANS},
+}
+
+
+@dataclass(frozen=True)
+class PolynomialTable:
+    """A function as 2^w polynomials of `degree` in z, which has k bits, `fraction` of them of fraction.
+
+    Results have `scale` bits of fraction, and are gain / GAIN times the function's of x stretch / GAIN.
+    """
+
+    name: str
+    k: int
+    fraction: int
+    w: int
+    degree: int
+    scale: int
+    gain: int = GAIN
+    stretch: int = GAIN
+
+    def of(self, x: Tensor) -> Tensor:
+        """The function that the table is of, gain and stretch included."""
+        return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
+
+    @property
+    def m(self) -> int:
+        """Bits of z below those that choose a piece."""
+        return self.k - self.w
+
+    @property
+    def shift(self) -> int:
+        """Bits that are cut off a sum of terms."""
+        return GUARD + self.degree * self.m
+
+    @property
+    def shown(self) -> str:
+        """Pieces and degree, for people: "2^6 cubics"."""
+        return f"2^{self.w} {('lines', 'parabolas', 'cubics')[self.degree - 1]}"
+
+    @property
+    def most(self) -> float:
+        """The table is for |x| up to this."""
+        return ((1 << self.k - 1) - (1 << self.m) - _SLACK) * 2.0**-self.fraction
+
+    def widths(self, bits: int) -> list[int]:
+        """Bits of the shares of each coefficient, lowest power first, where `bits` of the result's shares count."""
+        return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
+
+    def error(self, parties: int) -> float:
+        """Bound of the error, for |x| <= most: of the pieces, and of what is rounded.
+
+        Every party rounds its share of z by half a unit, and its share of the result; a coefficient is rounded twice,
+        each time by half a unit, as it is fitted and when the mask moves it.
+        """
+        slope, unit = FUNCTIONS[self.name].slope * (self.gain / GAIN) * (self.stretch / GAIN), 2.0**-self.scale
+        rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
+        return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, self.most)
+
+
+@functools.lru_cache(256)
+def pieces(table: PolynomialTable) -> Tensor:
+    """Coefficients of all pieces, int64 (2^w, degree + 1), lowest power of t first; piece D in row D mod 2^w."""
+    count = table.degree + 1
+    t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
+    number = torch.arange(1 << table.w)
+    signed = (number + (1 << table.w - 1)) % (1 << table.w) - (1 << table.w - 1)
+    x = (signed[:, None] + t) * 2.0 ** (table.m - table.fraction)
+    values = table.of(x)
+    powers = torch.linalg.vander(t, N=count)
+    found = torch.linalg.solve(powers, values.T).T
+    return (found * 2.0 ** (table.scale + GUARD)).round().long()
+
+
+@functools.cache
+def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
+    """Bound of the error of pieces, on all values up to +-most that may meet them, coefficients as they are rounded.
+
+    least: the error is then in parts of the function's value, or of this, if that is more.
+    """
+    t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
+    half = 1 << table.w - 1
+    x = (torch.arange(-half, half)[:, None] + t) * 2.0 ** (table.m - table.fraction)
+    rows = pieces(table).roll(half, 0).double() * 2.0 ** -(table.scale + GUARD)
+    value = rows[:, -1:].expand_as(x)
+    for power in reversed(range(table.degree)):
+        value = value * t + rows[:, power, None]
+    wanted = table.of(x)
+    error = (value - wanted).abs()
+    if least is not None:
+        error = error / wanted.abs().clamp(min=least)
+    return float(error[x.abs() <= most].max()) * (1 + 2.0**-7)
+
+
+def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
+    """The table at real x, of x's type: of the piece whose middle is nearest; values beyond 2^k wrap as they do in the
+    protocol. The gradient is the function's own, where |x| <= most.
+    """
+    half, unit = 1 << table.k - 1, 1 << table.m
+    z = torch.round(x.detach().double() * 2.0**table.fraction).clamp(-(2.0**62), 2.0**62).long()
+    z = (z + half) % (2 * half) - half
+    place = (z + unit // 2) >> table.m
+    t = (z - place * unit).to(x.dtype) / unit
+    rows = (pieces(table).to(x.device).double() * 2.0 ** -(table.scale + GUARD)).to(x.dtype)
+    place = place % (1 << table.w)
+    value = rows[place, table.degree]
+    for power in reversed(range(table.degree)):
+        value = value * t + rows[place, power]
+    value = torch.round(value * 2.0**table.scale) * 2.0**-table.scale
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return value
+    smooth = table.of(x.clamp(-table.most, table.most))
+    return smooth + (value - smooth).detach()
+
+
+@functools.cache
+def choose(
+    name: str,
+    most: float,
+    fraction: int,
+    integers: int,
+    scale: int | None = None,
+    allowed: float | None = None,
+    least: float | None = None,
+    widest: int = WIDEST,
+    gain: int = GAIN,
+    stretch: int = GAIN,
+) -> PolynomialTable | None:
+    """The table of the fewest bits for |x| <= most whose results are right in `integers` bits before the point, sign
+    included; None if there is none.
+
+    scale: bits of fraction of results; as many as x has if not given. allowed: what its pieces may err by (`fit_error`
+    with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece.
+    gain, stretch: as in `PolynomialTable`.
+    """
+    scale = fraction if scale is None else scale
+    allowed = 2.0 ** -(scale + 1) if allowed is None else allowed
+    k = next(k for k in range(widest, 62) if PolynomialTable(name, k, fraction, widest, 1, scale).most >= most)
+    sizes = ((w, degree) for w in range(2, widest + 1) for degree in DEGREES)
+    tables = (PolynomialTable(name, k, fraction, w, degree, scale, gain, stretch) for w, degree in sizes)
+    bits = {table: table.widths(integers + scale) for table in tables if table.most >= most}
+    good = (table for table in sorted(bits, key=lambda table: sum(bits[table]) << table.w) if bits[table][-1] <= 64)
+    return next((table for table in good if fit_error(table, most, least) <= allowed), None)

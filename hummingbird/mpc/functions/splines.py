@@ -1,0 +1,152 @@
+"""Functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
+
+For those of a softmax and its logarithm, on intervals as wide as there are places, and for what is piecewise linear;
+activations are smooth.py's. Each chord of f reaches as far as its distance to f stays allowed; then its ends are moved
+by its mean distance, so that errors have mean zero: what does not average out would add up in a sum. Left and right of
+the knots a spline goes on along the line that f approaches. All slopes are whole numbers of the fixed point.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.mpc.layers.arithmetic import REALS, Arithmetic
+from hummingbird.ring import SCALE
+
+_GRID = 2.0**-SCALE
+
+
+class Fit(NamedTuple):
+    """value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]), and its largest error between the knots.
+
+    knots: float64, multiples of 2^-16. slopes: one more than knots, in units of 2^-fraction. value: in units of
+    2^-(16 + fraction).
+    """
+
+    knots: Tensor
+    value: int
+    slopes: tuple[int, ...]
+    fraction: int
+    error: float
+
+    @property
+    def bends(self) -> list[int]:
+        """The gain in slope at each knot, in units of 2^-fraction."""
+        return [after - before for before, after in itertools.pairwise(self.slopes)]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All whole numbers that the spline has beside its knots."""
+        return self.value, *self.slopes
+
+    @property
+    def start(self) -> float:
+        """f(t_0), exact: `value` is a float64 times a power of two."""
+        return self.value * 2.0 ** -(SCALE + self.fraction)
+
+
+def fit(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    ends: tuple[float, float],
+    allowed: Tensor | None = None,
+    fraction: int = SCALE,
+) -> Fit:
+    """The spline through `function` with as few knots, among the places x, as keep it within `allowed` of it.
+
+    x: float64, ascending. allowed: the error at each place; None: every place becomes a knot.
+    ends: the slopes left and right of x, the function's own far away: a line that went on with the slope at x's end
+        would leave a sigmoid by 1 at 20,000.
+    Slopes are whole numbers, each chosen to meet the function at the next knot, so that rounding does not add up.
+    """
+    at = x if allowed is None else x[_longest_chords(x, function(x), allowed)]
+    at = (at / _GRID).round() * _GRID
+    values, unit = function(at), 2.0**fraction
+    if allowed is not None:
+        errors = torch.stack([_mean_error(function, *chord) for chord in itertools.pairwise(at.tolist())])
+        values[1:-1] -= (errors[1:] + errors[:-1]) / 2
+    start = now = round(float(values[0]) * unit / _GRID)
+    slopes = [round(ends[0] * unit)]
+    for length, goal in zip((at[1:] - at[:-1]).tolist(), values[1:].tolist(), strict=True):
+        slopes.append(round((goal * unit / _GRID - now) / (length / _GRID)))
+        now += slopes[-1] * round(length / _GRID)
+    slopes.append(round(ends[1] * unit))
+    found = Fit(at, start, tuple(slopes), fraction, 0.0)
+    inside = torch.linspace(float(at[0]), float(at[-1]), 4001, dtype=torch.float64)
+    return found._replace(error=float((evaluate(found, inside) - function(inside)).abs().max()))
+
+
+def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float) -> Tensor:
+    """The mean of chord less function between two places, by the trapezoidal rule."""
+    weight = torch.linspace(0.0, 1.0, 65, dtype=torch.float64)
+    values = function(left + (right - left) * weight)
+    distance = torch.lerp(values[0], values[-1], weight) - values
+    return distance[1:-1].sum() / 64
+
+
+def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
+    """The spline at x, with `curve.fraction` bits of fraction more than values at rest; on real x in x's type."""
+    y, z = n.above(n.precise(x, curve.fraction), curve.knots.tolist())
+    line: Tensor | float = n.constant(curve.start, curve.fraction)
+    if curve.slopes[0]:
+        line = line + n.times(z, curve.slopes[0], curve.fraction)
+    return n.weighted(y, curve.bends, curve.fraction, line).to(x.dtype)
+
+
+def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
+    """Indices of knots, greedily: every chord reaches as far as its distance to the function stays allowed."""
+    index = [0]
+    while index[-1] < len(x) - 1:
+        start, reach, too_far = index[-1], index[-1] + 1, len(x)
+        while too_far - reach > 1:
+            end = (reach + too_far) // 2
+            part = slice(start, end + 1)
+            chord = torch.lerp(y[start], y[end], (x[part] - x[start]) / (x[end] - x[start]))
+            inside = bool(((chord - y[part]).abs() <= allowed[part]).all())
+            reach, too_far = (end, too_far) if inside else (reach, end)
+        index.append(reach)
+    return index
+
+
+@functools.cache
+def hard_sigmoid() -> Fit:
+    """min(max(x / 6 + 1 / 2, 0), 1), exact but for the rounding of 1 / 6."""
+    return fit(torch.nn.functional.hardsigmoid, torch.tensor([-3.0, 3.0], dtype=torch.float64), (0.0, 0.0))
+
+
+# Of slopes of 1/x, which are 1 / length^2 at the end: for 2^17 places they round by 2^-9 of 1/x, and stay below 2^58.
+RECIPROCAL_FRACTION = 40
+LOGARITHM_FRACTION = 40  # log x < 12 stays below 2^60
+LONGEST = 1 << 17
+_RELATIVE = 2.0**-9
+_ABSOLUTE = 2.0**-11
+
+
+@functools.cache
+def exponential(length: int) -> Fit:
+    """e^x for x <= 0, within 2^-9 of e^x or of 1 / length, whichever is more; a constant far to the left."""
+    start = -math.log(length) - 7.0  # e^-7 < 2^-10: what is left out of a sum of `length`
+    x = torch.linspace(start, 0.0, 4001, dtype=torch.float64)
+    return fit(torch.exp, x, (0.0, 1.0), _RELATIVE * torch.exp(x).clamp(min=1 / length))
+
+
+@functools.cache
+def reciprocal(length: int) -> Fit:
+    """1/x on [1, length], within 2^-9 of itself."""
+    x = torch.linspace(0.0, math.log(max(2, length)), 4001, dtype=torch.float64).exp()
+    return fit(torch.reciprocal, x, (-1.0, 0.0), _RELATIVE / x, RECIPROCAL_FRACTION)
+
+
+@functools.cache
+def logarithm(length: int) -> Fit:
+    """log x on [1, length], within 2^-11; it goes on with the slopes at the ends."""
+    length = max(2, length)
+    x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
+    return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

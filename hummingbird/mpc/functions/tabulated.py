@@ -1,0 +1,149 @@
+"""Sigmoid, tanh, SiLU and GELU as tables of polynomials (polynomials.py), looked up in one round (protocols/poly.py).
+
+A window [k:m) promises |x| < 2^(k-17). Where a table spans all of that, it is looked up at x: one opening. Wider
+windows, the default one among them, take two comparisons first, for the function is flat, or a line, beyond +-e:
+
+    f(x) = f(c) [+ relu(x - e)],        c = relu(x + e) - relu(x - e) - e, which is clamp(x, -e, e)
+
+So the result is right for every x that the window is for, as with splines. m says how exact it is: inputs and results
+are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, and to 2^-14 at the finest. Pieces
+err by half a unit; where a table spans a window that leaves a quarter or more undecided, by two units, 1/32 of that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hummingbird.bits import BitWindow
+from hummingbird.mpc.functions.polynomials import ACTIVATIONS, PolynomialTable, choose
+from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.layers.comparing import Comparing
+from hummingbird.mpc.layers.layer import MARGIN, held
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE, exponent_of
+
+FINEST, COARSEST = 14, 6  # bits of fraction
+_COARSE = 8  # and up to which pieces may err by more
+_BELOW = 22 - SCALE  # bits that a table keeps below those that comparisons decide by
+_INTEGERS = 28  # of a result that readers find: after 20 bits of weights, a window of up to 24 bits
+_UNDECIDED = 14  # a clamp is right to 2^(this - 16)
+
+
+class LayerTable(NamedTuple):
+    """How a layer computes its function: the table, bits of its results that count, and whether x is clamped first."""
+
+    table: PolynomialTable
+    bits: int
+    clamped: bool
+
+
+@functools.cache
+def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
+    """The largest number of integer bits up to `_INTEGERS` that a table can give; 0 if it cannot give `least`."""
+    tables = (bits for bits in range(_INTEGERS, least - 1, -1) if choose(name, most, fraction, bits) is not None)
+    return next(tables, 0)
+
+
+class Tabulated(Comparing):
+    """A function of `polynomials.ACTIVATIONS` of each value: k' bits in 1 round, k' = k + 1 less what is rounded off.
+
+    If x is clamped: two comparisons, 19 or 20 bits in 1 round, and an opening of about as many in 2 or 3.
+    `LayerTable.table.error` bounds the error.
+    """
+
+    whole_ring = True  # what was compared is added to the result
+
+    def __init__(self, name: str, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.name, self.function = name, ACTIVATIONS[name]
+
+    @property
+    def _tails(self) -> Comparison:
+        """The comparison of x - e and x + e, which are one bit larger than x may be."""
+        known = self.comparison
+        k, m = known.window.k, min(known.window.m, _UNDECIDED)
+        return known.wider(BitWindow(min(64, k + 1), m), known.valid)
+
+    def _size(self, scale: int) -> int:
+        """log2 of how large the result can be."""
+        return max(1, self.comparison.range(scale)) if self.function.rises else 1
+
+    def look_up(self, scale: int) -> LayerTable:
+        """The table for an input of this scale, once the planner has said how many bits of it are valid."""
+        fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
+        reach = self.comparison.range(scale)
+        offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0
+        if offered:
+            allowed = 2.0**-fraction * (2 if fraction <= _COARSE else 0.5)
+            bits = max(1, min(offered, self.read - SCALE))
+            table = choose(self.name, 2.0**reach, fraction, bits, allowed=allowed)
+            assert table is not None, "fewer bits need no other table"
+            if table.k + scale - fraction <= self.comparison.valid:
+                return LayerTable(table, bits + fraction, False)
+        most = self.function.end + 2.0 ** (_UNDECIDED - SCALE)
+        bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # above the ends
+        table = choose(self.name, most, fraction, bits)
+        assert table is not None, "every function has a table between its ends"
+        return LayerTable(table, bits + fraction, True)
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        found = self.look_up(n.scale)
+        if not found.clamped:
+            return n.polynomial(x, found.table, found.bits).to(x.dtype)
+        end = self.function.end
+        y, _ = n.with_comparison(self._tails, n.scale).above(x, (-end, end))
+        rest = n.with_comparison(self.comparison)
+        inside = rest.polynomial(y[0] - y[1] - n.constant(end), found.table, found.bits, whole=True)
+        return (inside + y[1] if self.function.rises else inside).to(x.dtype)
+
+    def reads(self, later: int | None) -> int | None:
+        known = None if self.comparison.drops else self.comparison.reads
+        return super().reads(later) if known is None else known + 1
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        if self.comparison.drops:
+            return later
+        found = self.look_up(scales[0])
+        return self._tails.needs(scales[0]) if found.clamped else found.table.k + scales[0] - found.table.fraction
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if self.comparison.drops:
+            return valid[0]
+        found = self.look_up(scales[0])
+        return 64 if found.clamped else found.bits - found.table.scale + SCALE
+
+    def grain(self) -> int:
+        if self.comparison.drops:
+            return self.given[0].grain
+        found = self.look_up(self.given[0].scale)
+        return 0 if found.clamped else SCALE - found.table.scale
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.comparison.drops:
+            return bounds[0]
+        known = self.comparison.window.k - SCALE - 1  # a window of 64 bits says nothing
+        return min(bounds[0], max(1, known)) if self.function.rises else 1
+
+    def constants(self) -> tuple[int, ...]:
+        """The choice of the table, which is computed in floating point."""
+        if self.comparison.drops:
+            return ()
+        table, bits, clamped = self.look_up(self.scales[0])
+        return table.k, table.fraction, table.w, table.degree, table.scale, bits, clamped
+
+    def variant(self, scale: int, parties: int) -> str:
+        """The column of tables for people: "2^6 cubics"."""
+        if self.comparison.drops:
+            return super().variant(scale, parties)
+        return self.look_up(scale).table.shown
+
+    def label(self) -> str:
+        if self.comparison.drops:
+            return super().label()
+        table, _, clamped = self.look_up(self.scales[0] if self.scales else SCALE)
+        where = f", clamped to {self.function.end:g}" if clamped else ""
+        return f"{self.name}, {1 << table.w} pieces of degree {table.degree}{where}, error {table.error(2):.1e}"

@@ -1,0 +1,1 @@
+"""Private layers of a net, on shares."""

@@ -1,0 +1,223 @@
+"""Activations, each a formula over comparisons: ReLU and what is built from it.
+
+    leaky(x) = s x + (1 - s) relu(x)
+    hardtanh(x) = lo + relu(x - lo) - relu(x - hi)
+
+and any function as a spline, linear (splines.py) or quadratic (smooth.py): sums of multiples of relu(x - t_j), their
+comparisons in parallel, in the rounds of one ReLU. All comparisons use the layer's window. A layer's price is its
+formula's (comparing.py), and its plaintext twin runs the same formula (simulation/layers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.mpc.functions import smooth, splines
+from hummingbird.mpc.functions.smooth import Curve
+from hummingbird.mpc.functions.splines import Fit
+from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.layers.comparing import Comparing
+from hummingbird.mpc.layers.constants import fits
+from hummingbird.mpc.layers.layer import EXCESS, FLOOR, room
+from hummingbird.mpc.layers.weights import PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
+from hummingbird.ring import SCALE, WEIGHT_SCALE
+
+
+class ReLU(Comparing):
+    """max(x, 0): k + 2 bits in 2 rounds for "masked" with one table, and 4w + 58 - L bits in 2 + L rounds,
+    L = ceil(log2(w - 1)), for "gmw" and N = 2.
+    """
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        return n.relu(x)
+
+    def grain(self) -> int:
+        return self.comparison.window.q if self.comparison.takes_rounded_shares and not self.comparison.drops else 0
+
+
+class LeakyReLU(Comparing):
+    """x for x >= 0, slope * x below; the price of a ReLU."""
+
+    def __init__(self, slope: float, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        number = torch.tensor([slope], dtype=torch.float64)
+        self.growth = max(0, ring.exponent_of(slope))
+        self.fraction = ring.fraction(number, room(FLOOR), where="slope")
+        self.slope = int(ring.encode(number, self.fraction, where="slope"))
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return self.within(bounds[0]) + self.growth
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        y, z = n.compare(x)
+        rest = (1 << self.fraction) - self.slope
+        return n.times(z, self.slope, self.fraction) + n.times(y, rest, self.fraction)
+
+
+class PReLU(Comparing):
+    """A slope per channel (dimension 1), public or private to `owner` (then 64 bits and one round more)."""
+
+    weight: PublicWeight | FixedWeight
+
+    def __init__(self, weight: Tensor, comparison: Comparison, owner: int | None) -> None:
+        super().__init__(comparison)
+        if owner is None:
+            self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, room(FLOOR), where="weight"))
+            self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
+        else:
+            self.fraction, self.growth = private_fraction(weight, owner), FLOOR
+        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return self.within(bounds[0]) + self.growth
+
+    def formula(self, n: Arithmetic, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """weight: real slopes for real x; None: the layer's own, for shares."""
+        y, z = n.compare(x)
+        moved = n.per_channel(z - y, self.weight if weight is None else weight)
+        return n.times(y, 1 << self.fraction, self.fraction) + moved
+
+
+class Hardtanh(Comparing):
+    """min(max(x, low), high): two comparisons per element, in the rounds of one."""
+
+    def __init__(self, low: float, high: float, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.low, self.high = low, high
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        fits(torch.tensor([self.low, self.high], dtype=torch.float64), scales[0])
+        return super().out_scale(scales)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.comparison.drops:
+            return bounds[0]
+        most = max(abs(self.low), abs(self.high)) + self.comparison.undecided
+        return ring.exponent_of(most / (1 + EXCESS))
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        y, _ = n.above(x, (self.low, self.high))
+        return n.constant(self.low) + y[0] - y[1]
+
+
+class Hardswish(Comparing):
+    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, or a product more.
+
+    With y = relu(x + 3) and z = relu(x - 3) it is (y^2 - 3 y - z^2 - 9 z) / 6 + z: one opening, where squares come with
+    it, of values with 12 bits of fraction, so that a square, a sixth and a layer of weights fit the ring. What is
+    divided lies in [0, 18], and a sixth errs by 2^-17: results err by 2^-13 for that, and as values are rounded.
+
+    Else, with c = min(max(x, -3), 3), it is c (c + 3) / 6 + z: what is multiplied lies in [0, 18] whatever x is, so the
+    product at 2^56 stays below 2^58, and is cut to 2^16 at once: a square and a truncation, 64 bits and a round each.
+    """
+
+    whole_ring = True
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        if comparison.gives_squares:
+            self.fraction = 2 * _COARSE + _COARSE_SIXTH_BITS - SCALE
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        far = min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
+        # With z left out the square goes on, to 3 + 3 d / 2 + d^2 / 6, d what is undecided.
+        return max(far, 2 * ring.exponent_of(self.comparison.undecided))
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        if self.comparison.gives_squares:
+            (y, z), (y_squared, z_squared) = n.squares(n.precise(x, self.fraction), (-3.0, 3.0), _COARSE)
+            six = y_squared - z_squared - n.times(y + 3 * z, 3 << _COARSE, _COARSE)
+            right = n.times(z, 1 << _COARSE + _COARSE_SIXTH_BITS, _COARSE + _COARSE_SIXTH_BITS)
+            return (n.times(six, _COARSE_SIXTH, _COARSE_SIXTH_BITS) + right).to(x.dtype)
+        above, _ = n.above(x, (-3.0, 3.0))
+        product = n.shifted_square(above[0] - above[1] - n.constant(3.0), 3.0)
+        (inside,) = n.cut(SCALE + _SIXTH_BITS, n.times(product, _SIXTH, _SIXTH_BITS))  # below 18 * 2^32 * 2^24 / 6
+        return inside + above[1]
+
+
+_SIXTH_BITS = 24
+_SIXTH = round(2**_SIXTH_BITS / 6)
+# 2^40 times a result leaves a layer of weights with 20 bits of fraction 4 integer bits: a window up to bit 20.
+_COARSE, _COARSE_SIXTH_BITS = 12, 16
+_COARSE_SIXTH = round(2**_COARSE_SIXTH_BITS / 6)
+
+
+class _Fitted(Comparing):
+    """Base of the functions that are splines, one comparison per knot.
+
+    `curve.error` is the largest difference to the function inside the knots.
+    """
+
+    curve: Fit | Curve
+
+    def __init__(self, name: str, curve: Fit | Curve, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.name, self.curve, self.fraction = name, curve, curve.fraction
+
+    def constants(self) -> tuple[int, ...]:
+        """All that parties with other floating-point units might fit differently."""
+        return *self.curve.numbers, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
+
+    def label(self) -> str:
+        return f"{self.name}, {len(self.curve.knots)} knots, error {self.curve.error:.1e}, {super().label()}"
+
+
+class Spline(_Fitted):
+    """A function as a linear spline (splines.py), straight lines of given slopes outside its knots.
+
+    One comparison per knot, in the rounds of one ReLU.
+    """
+
+    curve: Fit
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.comparison.drops or self.curve.slopes[-1] or self.curve.slopes[0]:
+            return bounds[0]
+        return max(1, ring.exponent_of(self.comparison.undecided))
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        return splines.evaluate(self.curve, x, n)
+
+
+class Smooth(_Fitted):
+    """A smooth function as a quadratic spline (smooth.py), flat outside its knots: sigmoid and tanh.
+
+    One comparison per knot, in the rounds of one ReLU, then a product of two values (128 bits) and a truncation (64
+    bits): two rounds more.
+    """
+
+    curve: Curve
+    whole_ring = True  # what was compared is multiplied
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops else 1
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        return smooth.evaluate(self.curve, x, n)
+
+
+class EvenSmooth(Smooth):
+    """x / 2 and a curve of |x| = 2 relu(x) - x that ends with slope 1/2: SiLU and GELU.
+
+    A comparison, then one for each knot: the rounds of a ReLU more. The result has scale 2^17: halves are whole.
+    """
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return self.within(bounds[0])
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        y, z = n.compare(n.precise(x, smooth.LINE))
+        curved = smooth.evaluate(self.curve, 2 * y - z, n.with_comparison(self.again(n.scale)))
+        return (curved + n.times(z, 1, 1)).to(x.dtype)
+
+    def again(self, scale: int) -> Comparison:
+        """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
+        known = self.comparison
+        return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

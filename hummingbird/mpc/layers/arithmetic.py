@@ -1,0 +1,229 @@
+"""The operations that an activation's formula is written in.
+
+A formula stands once, as `formula(n, x)` of its layer: hardtanh is
+
+    y, _ = n.above(x, (low, high))              relu(x - low), relu(x - high)
+    return n.constant(low) + y[0] - y[1]
+
+and `n` is an arithmetic. On `Shares` (comparing.py) the operations send messages: that is private inference. On
+`Prices` they add up what those messages cost. On `Reals` they are plain torch; the plaintext twin
+(simulation/layers.py) takes these, with comparisons that decide as the protocol does.
+
+Sums and differences of values, and reshaping, are torch's own on all of them. A product with a public number is not:
+on shares it adds bits of fraction, and a formula says how many, so that terms of a sum have the same.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.mpc.correlations.rows import RowWidths
+from hummingbird.mpc.functions import polynomials
+from hummingbird.mpc.functions.polynomials import PolynomialTable
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0
+
+
+class Arithmetic(ABC):
+    """One kind of numbers. Values at rest have 16 bits of fraction; `scale` is that of the values compared."""
+
+    scale: int = SCALE
+    undecided: float = 0.0  # of its comparisons (`Comparison.undecided`), where formulas keep room for what that does
+
+    @abstractmethod
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """relu(x) and x itself, both at rest."""
+
+    def relu(self, x: Tensor) -> Tensor:
+        """relu(x) at rest."""
+        return self.compare(x)[0]
+
+    @abstractmethod
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        """relu(x - t) for every public knot t, in the rounds of one comparison, and x - t_0 itself; all at rest."""
+
+    @abstractmethod
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        """y = relu(x - t) for every public knot t, with `fraction` <= 16 bits of fraction, and y^2 with twice as many:
+        `above` of a comparison that gives squares, with what precision they leave room for.
+        """
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b); one comparison less than places."""
+        while x.shape[0] > 1:
+            pairs = x.shape[0] // 2
+            a, b = x[:pairs], x[pairs : 2 * pairs]
+            x = torch.cat([b + self.relu(a - b), x[2 * pairs :]])
+        return x[0]
+
+    @abstractmethod
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        """The same numbers with another comparison, of values at this scale."""
+
+    @abstractmethod
+    def constant(self, value: float, fraction: int = 0) -> float:
+        """A public real to add to values with `fraction` bits of fraction beside 16."""
+
+    @abstractmethod
+    def units(self, numbers: Tensor) -> Tensor:
+        """Public whole numbers, int64, to add to values in units of their last bit."""
+
+    @abstractmethod
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        """x times number 2^-fraction; the result has `fraction` bits of fraction more than x."""
+
+    @abstractmethod
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        """start + sum of values[j] numbers[j] 2^-fraction; the result has `fraction` bits of fraction more."""
+
+    @abstractmethod
+    def per_channel(self, x: Tensor, weight: Any) -> Tensor:
+        """x times the weight of its channel (dimension 1), which adds the weight's bits of fraction."""
+
+    @abstractmethod
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
+        """x times y, element by element, with broadcasting; of shares of the result `bits` low bits are read."""
+
+    @abstractmethod
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The sums of the squares of each row, the last dimension, which is kept; and a function for products of x with
+        a number for each row, of which `bits` low bits are read. One opening of x for both.
+        """
+
+    @abstractmethod
+    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """`opened_rows` of x with `shift` fewer bits of fraction; `widths`: bits of x, of the factors, and of what is
+        read of sums and products. Neither x nor the factors need to be in the whole ring.
+        """
+
+    @abstractmethod
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        """x with `shift` fewer bits of fraction, times y, with broadcasting, both known to be small: opened in so many
+        bits, two of them above their magnitudes. Of shares of the result `bits` low bits are read.
+        """
+
+    @abstractmethod
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        """x (x + shift) for a public shift and x at rest: a product for the price of a square."""
+
+    @abstractmethod
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        """x at rest by a public whole number."""
+
+    @abstractmethod
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        """1 where x >= t and 0 elsewhere for every public number t, whole numbers, in the rounds of one comparison.
+
+        x: with `fraction` bits of fraction beside 16, below 2^62 in units of the last one.
+        """
+
+    @abstractmethod
+    def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
+        """The table's function of x, with its own scale's precision, at rest, or with the fraction of that scale if it
+        is more than 16 bits.
+
+        On shares it is right in `bits` bits from the table's last one up; whole: in the whole ring, by one opening
+        more, for |f(x)| below 2^(bits - table.scale - 2).
+        """
+
+    def expects(  # noqa: B027 - private values cannot be seen
+        self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
+    ) -> None:
+        """Where values can be seen: warn of those from `most` units on, for which a formula is noise, and of those
+        below `least`, for which it is wrong; `what`: their name.
+        """
+
+    @abstractmethod
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
+        """The values, below 2^top in the ring, with `bits` fewer bits of fraction, all in one opening."""
+
+    def precise(self, x: Tensor, fraction: int) -> Tensor:
+        """x in a type for sums that have `fraction` bits of fraction beside 16, and terms that cancel."""
+        return x
+
+
+class Reals(Arithmetic):
+    """Real numbers, any floating-point type, and exact comparisons."""
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clamp(min=0), x
+
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        return [self.relu(x - knot) for knot in knots], x - knots[0]
+
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        y, _ = self.above(x, knots)
+        return y, [value * value for value in y]
+
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        return self
+
+    def constant(self, value: float, fraction: int = 0) -> float:
+        return value
+
+    def units(self, numbers: Tensor) -> Tensor:
+        return numbers * 2.0**-SCALE
+
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        factor = number * 2.0**-fraction
+        return x if factor == 1 else x * factor
+
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        out = start
+        for value, number in zip(values, numbers, strict=True):
+            out = out + value * (number * 2.0**-fraction)
+        assert isinstance(out, Tensor), "a sum of no values"
+        return out
+
+    def per_channel(self, x: Tensor, weight: Any) -> Tensor:
+        return x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
+
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
+        return x * y
+
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return x.square().sum(-1, keepdim=True), lambda factors: x * factors
+
+    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self.opened_rows(x, widths.product)
+
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        return x * y
+
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        return x * (x + shift)
+
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        return x / divisor
+
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        return [(x >= number).to(x.dtype) for number in numbers]
+
+    def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
+        return polynomials.evaluate(table, x)
+
+    def expects(self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0) -> None:
+        if not x.numel():
+            return
+        seen = [float(end) / unit for end in torch.aminmax(x.detach())]
+        if seen[1] >= most:
+            what = f"{what} {seen[1]:g}, and private inference has room for {most:g}"
+            warnings.warn(f"{what}: its results would be noise", stacklevel=2)
+        elif seen[0] < least:
+            what = f"{what} {seen[0]:g}, and private inference is told {least:g} or more"
+            warnings.warn(f"{what}: its results would be wrong", stacklevel=2)
+
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
+        return list(values)
+
+
+REALS = Reals()

@@ -1,0 +1,196 @@
+"""Layers of attention between private values: matrix products, einsum, the scale of logits and the causal mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.graph.ops.attention import HIDDEN, shown
+from hummingbird.kernels.devices import put
+from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, held
+from hummingbird.mpc.protocols import beaver
+from hummingbird.ring import SCALE, WEIGHT_SCALE
+
+
+class MatMul(Layer):
+    """The product of two private values as matrices, batches broadcast: 1 round, and as many bits for each of their
+    elements as are read of the result.
+
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`): operands are then taken at
+    any scale, and cut to 16 bits of fraction as they are opened, or fewer beside softmaxes of rows in a known range
+    (`beside`). There are as few of the values that such a softmax's rows average as leave its small results whole:
+    12 to 16, and N/2 units of the last one are averaged, too. Of a product that such a softmax reads, rounded to 2^-12,
+    operands have 12; N/2 units of that for each of their elements average out over the sum.
+    """
+
+    averages = False  # set by the planner: whether the first operand's rows are weights, as a softmax gives them
+    compared = False  # set by the planner: whether softmaxes of rows in a known range alone read the product
+
+    def __init__(self, rounds: bool = False) -> None:
+        super().__init__()
+        self.rounds = rounds
+        if rounds:
+            self.input_limit = MAX_SCALE
+
+    def beside(self, before: bool, behind: bool) -> None:
+        """Say whether the first operand is the result of a softmax of rows in a known range, along its last dimension,
+        and whether such softmaxes alone read the product.
+        """
+        self.averages, self.compared = self.rounds and before, self.rounds and behind
+
+    @property
+    def fractions(self) -> tuple[int, int]:
+        """The most bits of fraction of both operands."""
+        if self.averages:
+            weights, values = self.given
+            room = weights.valid - weights.scale - held(values.bound)
+            return SCALE, max(_FEWEST, min(SCALE, room))
+        return (_FEWEST, _FEWEST) if self.compared else (SCALE, SCALE)
+
+    def _shifts(self, scales: Sequence[int]) -> list[int]:
+        """Bits that are cut off each operand."""
+        if not self.rounds:
+            return [0, 0]
+        return [max(0, scale - most) for scale, most in zip(scales, self.fractions, strict=True)]
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return sum(scales) - sum(self._shifts(scales))
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return min(low - shift for low, shift in zip(valid, self._shifts(scales), strict=True))
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return max(self.needs_of_each(scales, later))
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        return [min(64, later + shift) for shift in self._shifts(scales)]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        # Rows of weights that sum up to 1 give no more than they average; einsum may sum over something else.
+        return bounds[1] if self.averages and type(self) is MatMul else FLOOR
+
+    def weight_scale(self, later: int) -> int:
+        return SCALE if self.averages or self.compared else WEIGHT_SCALE
+
+    def constants(self) -> tuple[int, ...]:
+        return self.fractions if self.rounds else ()
+
+    def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Both as stacks of matrices."""
+        return x, y
+
+    def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
+        """The result from the stack of products; x, y: shapes of the layer's inputs."""
+        return out
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        left, right = self.operands(*(torch.empty(spec.shape, device="meta") for spec in inputs))
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        out = math.prod(batch) * left.shape[-2] * right.shape[-1]
+        return cost.product(left.numel(), right.numel(), out, parties, self.read)
+
+    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
+        scales = [scale_of(x), scale_of(y)]
+        shares = (
+            (share_of(value) + (1 << shift >> 1)) >> shift
+            for value, shift in zip((x, y), self._shifts(scales), strict=True)
+        )
+        left, right = self.operands(*shares)
+        out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {}, self.read)
+        return from_share(
+            self.arranged(out, tuple(share_of(x).shape), tuple(share_of(y).shape)), self.out_scale(scales)
+        )
+
+
+class Einsum(MatMul):
+    """torch.einsum of two private values, every index at most once in each, as one product of stacks of matrices.
+
+    With b the indices of both operands and the result, m and n those of one operand and the result, k those that are
+    summed: (b, m, k) times (b, k, n) gives (b, m, n). Indices of one operand alone are summed first, which is local.
+    """
+
+    def __init__(self, equation: str, rounds: bool = False) -> None:
+        super().__init__(rounds)
+        terms, _, self.out = equation.partition("->")
+        self.left, _, self.right = terms.partition(",")
+        both = set(self.left) & set(self.right)
+        self.batch = [i for i in self.left if i in both and i in self.out]
+        self.summed = [i for i in self.left if i in both and i not in self.out]
+        self.rows = [i for i in self.left if i not in both and i in self.out]
+        self.columns = [i for i in self.right if i not in both and i in self.out]
+
+    def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        size = self._sizes(x.shape, y.shape)  # torch repeats a summed index of size 1
+        x = x.expand([size[i] if i in self.summed else -1 for i in self.left])
+        y = y.expand([size[i] if i in self.summed else -1 for i in self.right])
+        left = self._stacked(x, self.left, self.rows, self.summed)
+        return left, self._stacked(y, self.right, self.summed, self.columns)
+
+    def _sizes(self, x: Sequence[int], y: Sequence[int]) -> dict[str, int]:
+        """The size of every index; an operand may have 1 instead."""
+        given = dict(zip(self.left, x, strict=True)), dict(zip(self.right, y, strict=True))
+        return {i: max(one.get(i, 0) for one in given) for i in self.left + self.right}
+
+    def _stacked(self, x: Tensor, term: str, first: list[str], second: list[str]) -> Tensor:
+        kept = [*self.batch, *first, *second]
+        alone = [place for place, index in enumerate(term) if index not in kept]
+        x = x.sum(alone) if alone else x
+        left = [index for index in term if index in kept]
+        x = x.permute([left.index(index) for index in kept])
+        sizes = list(x.shape)
+        cuts = len(self.batch), len(self.batch) + len(first)
+        return x.reshape(*sizes[: cuts[0]], math.prod(sizes[cuts[0] : cuts[1]]), math.prod(sizes[cuts[1] :]))
+
+    def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
+        size = self._sizes(x, y)
+        made = [*self.batch, *self.rows, *self.columns]
+        return out.reshape([size[i] for i in made]).permute([made.index(i) for i in self.out])
+
+    def label(self) -> str:
+        return f"{self.left},{self.right}->{self.out}"
+
+
+_FEWEST = 12  # bits of fraction of operands
+
+
+class RootScale(Layer):
+    """x times 1 / sqrt(d), d its last dimension's length; the number has 20 bits of fraction."""
+
+    input_limit = 24
+    fraction = 20
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + self.fraction
+
+    def weight_scale(self, later: int) -> int:
+        return later
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)
+        number = torch.tensor(share.shape[-1] ** -0.5, dtype=torch.float64)
+        return from_share(share * int(ring.encode(number, self.fraction)), scale_of(x) + self.fraction)
+
+
+class Causal(Layer):
+    """x less 2^12 where a key comes after its query: local."""
+
+    input_limit = MAX_SCALE - SCALE  # 2^12 at this scale is 2^44 in the ring
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], ring.exponent_of(HIDDEN)) + 1
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x)
+        if self.session().rank == 0:
+            hidden = put(~shown(*share.shape[-2:]), share.device)
+            share = share + hidden.long() * (int(HIDDEN) << scale)
+        return from_share(share, scale)

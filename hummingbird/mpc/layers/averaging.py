@@ -1,0 +1,256 @@
+"""Means over places: sums of shares, which are local, times a public reciprocal.
+
+The reciprocal's bits of fraction stay on the result, as a weight's do (mpc/layers/weights.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import InputError
+from hummingbird.graph.ops.pooling import adaptive_windows
+from hummingbird.kernels.devices import put
+from hummingbird.mpc.layers.constants import Scale
+from hummingbird.mpc.layers.layer import FLOOR, Layer, Spec, held, room
+from hummingbird.mpc.protocols.lift import lift
+from hummingbird.ring import SCALE
+
+
+def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
+    """`pool`, sums of up to 2^21 elements, on int64 where it takes floating point only (CUDA).
+
+    Exact mod 2^64: the halves are below 2^32 in magnitude, so sums of 2^21 of them stay within 2^53.
+    """
+    low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
+    return low.long() + (high.long() << 32)
+
+
+class AvgPool(Layer):
+    """Mean over pooling windows, torch's `avg_pool` options: sums of shares, then a division as in `Scale`.
+
+    A window of 2^s places costs nothing and adds s bits of fraction; other sizes, and borders where padding is not
+    counted, are multiplied by encoded reciprocals.
+    """
+
+    input_limit = 24
+
+    def __init__(
+        self,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = tuple(kernel), tuple(stride), tuple(padding)
+        self.ceil_mode, self.count_include_pad, self.divisor = ceil_mode, count_include_pad, divisor
+        self.uniform = divisor is not None or not ceil_mode and (count_include_pad or not any(padding))
+        places = math.prod(self.kernel)
+        self.division = Scale(1 / (divisor or places), places)
+        if not self.uniform:  # reciprocals of all numbers up to `places`: as many bits as that of an odd one so large
+            self.division = Scale(1 / (places + 1 - places % 2), places)
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return self.division.out_scale(scales)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return self.division.bound(bounds)
+
+    def pool(self, x: Tensor, divisor: int | None) -> Tensor:
+        """torch's pooling in two spatial dimensions, whatever the number here is."""
+        flat = len(self.kernel) == 1
+        one = (1,) if flat else ()
+        out = torch.nn.functional.avg_pool2d(
+            x[:, :, None] if flat else x,
+            one + self.kernel,
+            one + self.stride,
+            (0,) * len(one) + self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            divisor,
+        )
+        return out[:, :, 0] if flat else out
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums over the windows mod 2^64."""
+        return sums_by_halves(x, lambda half: self.pool(half, 1)) if x.is_cuda else self.pool(x, 1)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)
+        total = from_share(self.sums(share), scale_of(x))
+        if self.uniform:
+            return self.division(total)
+        ones = torch.ones(1, 1, *share.shape[2:], dtype=torch.float64)
+        reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones over sum of ones: 1 / places counted
+        codes = put(ring.encode(reciprocal, self.division.fraction), share.device)
+        return from_share(share_of(total) * codes, self.out_scale([scale_of(x)]))
+
+    def label(self) -> str:
+        return f"kernel {self.kernel}, stride {self.stride}"
+
+
+class _Averaging(Layer):
+    """Base of means over as many places as the input has, known when it comes: a sum times an encoded reciprocal.
+
+    A reciprocal takes 26 of the input's integer bits. Where the input has fewer, or too large a scale, sums are lifted
+    (`lifts_sums`), which takes a round and 16 bits of fraction for a sum, those of the input's bound, and those of the
+    number of places: 2^18 at most, and no fewer than 2^16.
+    """
+
+    input_limit = 24
+    adds_up = True
+    fraction = room(FLOOR)  # the most that leaves room for 2^20: exact for 2^j places, j <= 26, else up to 2^18
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return self.fraction + (SCALE if self.lifts_sums else scales[0])
+
+    @property
+    def _spread(self) -> int:
+        """log2 of the largest number of places that sums are lifted for: the input's integer bits hold their sum."""
+        x = self.given[0]
+        return min(_MOST_PLACES, x.valid - x.scale - held(x.bound))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Bits of sums: of fraction that are not opened, those that are, those that are read of these, and how many of
+        the first are zero in every share.
+        """
+        x = self.given[0]
+        up = max(0, SCALE - (x.scale - x.grain))
+        k = SCALE - up + held(x.bound) + self._spread
+        return x.scale - SCALE + up, k, max(k, self.read - up), up
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if not self.lifts_sums:
+            return valid[0]
+        return 64 if self._spread >= _FEWEST_PLACES else 0
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return scales[0] + held(self.given[0].bound) + self._spread if self.lifts_sums else later
+
+    def constants(self) -> tuple[int, ...]:
+        return self._sizes if self.lifts_sums else ()
+
+    def reciprocal(self, places: int) -> int:
+        """1 / places in the ring; InputError where it would be rounded by more than 2^-8 of itself."""
+        number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
+        hint = "average in two steps, or over a power of two"
+        if self.lifts_sums and places > 1 << self._spread:
+            raise InputError(f"a mean over {places} values, and sums of 2^{self._spread} are lifted", hint=hint)
+        try:
+            ring.fraction(number, self.fraction)
+        except InputError:
+            raise InputError(f"1/{places}, of a mean over {places} values, is too small", hint=hint) from None
+        return int(ring.encode(number, self.fraction))
+
+    def places(self, shape: Sequence[int]) -> int:
+        """How many values of an input of this shape make one of the result, at most."""
+        raise NotImplementedError
+
+    def results(self, shape: Sequence[int]) -> int:
+        """How many values the result has."""
+        return math.prod(shape) // max(1, self.places(shape))
+
+    def counts(self, shape: Sequence[int]) -> Tensor:
+        """The number of places of each value of the result, int64, to be broadcast."""
+        return torch.tensor(self.places(shape))
+
+    def reciprocals(self, shape: Sequence[int]) -> Tensor:
+        """1 / `counts` in the ring, int64."""
+        self.reciprocal(self.places(shape))  # says at once if the smallest is too small
+        return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
+
+    def rounded(self, shape: Sequence[int]) -> Tensor:
+        """`reciprocals` over the true ones, float64."""
+        return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums over the places mod 2^64."""
+        raise NotImplementedError
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        places = self.places(inputs[0].shape)
+        self.reciprocal(places)  # says at once if it cannot
+        if not self.lifts_sums:
+            return cost.FREE
+        _, k, bits, _ = self._sizes
+        return cost.lift(self.results(inputs[0].shape), k, bits, parties)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)
+        total, scale = self.sums(share), scale_of(x)
+        if self.lifts_sums:
+            *sizes, up = self._sizes
+            total, scale = lift(self.session(), total.reshape(-1), *sizes).view(total.shape) << up, SCALE
+        return from_share(total * put(self.reciprocals(share.shape), share.device), scale + self.fraction)
+
+
+_MOST_PLACES = 18  # log2, as many as all reciprocals are for
+_FEWEST_PLACES = 16  # 256 x 256: a lift for no more would be in the way of large images
+
+
+class AdaptiveAvgPool(_Averaging):
+    """Mean over `output_size` windows per dimension, of lengths that differ by one where it does not divide the
+    input's.
+    """
+
+    def __init__(self, output_size: Sequence[int | None]) -> None:
+        super().__init__()
+        self.output_size = output_size
+
+    def _windows(self, shape: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """First places and lengths of the windows along each dimension."""
+        space = tuple(shape)[-len(self.output_size) :]
+        return [adaptive_windows(size, out) for size, out in zip(space, self.output_size, strict=True)]
+
+    def places(self, shape: Sequence[int]) -> int:
+        return math.prod(int(length.max()) for _, length in self._windows(shape))
+
+    def results(self, shape: Sequence[int]) -> int:
+        windows = self._windows(shape)
+        return math.prod(tuple(shape)[: -len(windows)]) * math.prod(len(length) for _, length in windows)
+
+    def sums(self, x: Tensor) -> Tensor:
+        windows = self._windows(x.shape)
+        space = tuple(x.shape)[-len(windows) :]
+        if all(int(length.sum()) == size for size, (_, length) in zip(space, windows, strict=True)):  # none overlap
+            kernel = [int(length.max()) for _, length in windows]
+            return AvgPool(kernel, kernel, [0] * len(kernel)).sums(x)
+        for axis, (first, length) in enumerate(windows, x.dim() - len(windows)):
+            up_to = torch.cat([torch.zeros_like(x.narrow(axis, 0, 1)), x.cumsum(axis)], axis)
+            first, length = put(first, x.device), put(length, x.device)
+            x = up_to.index_select(axis, first + length) - up_to.index_select(axis, first)
+        return x
+
+    def counts(self, shape: Sequence[int]) -> Tensor:
+        return functools.reduce(lambda x, y: x[..., None] * y, (length for _, length in self._windows(shape)))
+
+    def label(self) -> str:
+        return f"{tuple(self.output_size)}"
+
+
+class Mean(_Averaging):
+    """Mean over `dims` (None: over everything): a sum of shares times a public reciprocal."""
+
+    def __init__(self, dims: Sequence[int] | None, keepdim: bool) -> None:
+        super().__init__()
+        self.dims, self.keepdim = dims, keepdim
+
+    def places(self, shape: Sequence[int]) -> int:
+        return math.prod(shape if self.dims is None else [shape[dim] for dim in self.dims])
+
+    def sums(self, x: Tensor) -> Tensor:
+        return x.sum() if self.dims is None else x.sum(tuple(self.dims), keepdim=self.keepdim)
+
+    def label(self) -> str:
+        return "over everything" if self.dims is None else f"over {tuple(self.dims)}"

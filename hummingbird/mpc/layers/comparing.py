@@ -1,0 +1,280 @@
+"""A layer that compares: a formula (arithmetic.py) and the window of its comparisons.
+
+On `Shares` the formula runs between parties; on `CostTensor` the same formula gives its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.cost import FREE, Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.kernels.devices import put
+from hummingbird.mpc.correlations.rows import RowWidths
+from hummingbird.mpc.functions.division import divide
+from hummingbird.mpc.functions.polynomials import PolynomialTable
+from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
+from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.layers.weights import PublicWeight
+from hummingbird.mpc.protocols import beaver, lifted_product, poly
+from hummingbird.mpc.protocols.beaver import OpenedRows
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.lifted_product import Operand
+from hummingbird.mpc.protocols.rows import RowOpening
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
+from hummingbird.mpc.session.session import Session
+from hummingbird.ring import SCALE
+
+
+class Shares(Arithmetic):
+    """A party's additive shares mod 2^64, int64; public numbers are added by party 0."""
+
+    def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
+        self.session, self.comparison, self.scale = session, comparison, scale
+        self.undecided = comparison.undecided
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.comparison.relu(self.session, x, self.scale)
+
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        codes = ring.encode(torch.tensor(knots, dtype=torch.float64), where="constant").tolist()
+        return self.comparison.above(self.session, x, codes, self.scale)
+
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        codes = ring.encode(torch.tensor(knots, dtype=torch.float64), fraction, where="constant").tolist()
+        return self.comparison.squares(self.session, x, codes, self.scale, fraction)
+
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        return Shares(self.session, comparison, scale)
+
+    def constant(self, value: float, fraction: int = 0) -> int:
+        code = ring.encode(torch.tensor(value, dtype=torch.float64), SCALE + fraction, where="constant")
+        return int(code) if self.session.rank == 0 else 0
+
+    def units(self, numbers: Tensor) -> Tensor:
+        return numbers if self.session.rank == 0 else torch.zeros_like(numbers)
+
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        return x if number == 1 else x * number
+
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        assert isinstance(values, Tensor)
+        codes = put(torch.tensor(numbers), values.device).view(-1, *[1] * (values.dim() - 1))
+        return (values * codes).sum(0) + start
+
+    def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
+        # torch: one slope for values without channels
+        view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
+        return weight.product(self.session, "mul", x, {}, view)
+
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
+        return beaver.product(self.session, "mul", x, y, {}, bits)
+
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        rows = OpenedRows(self.session, x, bits)
+        return rows.squares(), rows.times
+
+    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        rows = RowOpening(self.session, x, shift, widths)
+        return rows.squares(), rows.times
+
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        value, factor = widths
+        return lifted_product.product(self.session, Operand(x, shift, value), Operand(y, 0, factor), bits)
+
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        return beaver.square(self.session, x) + x * int(ring.encode(torch.tensor(shift, dtype=torch.float64)))
+
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        return divide(self.session, x.reshape(-1), divisor).view(x.shape)
+
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        # relu(x - t + 1) - relu(x - t) is 1 from t on, in units of the last bit: the comparison must be exact.
+        codes = ring.encode(torch.tensor(numbers, dtype=torch.float64), SCALE + fraction, where="constant").tolist()
+        y, _ = self.comparison.above(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
+        return y[: len(numbers)] - y[len(numbers) :]
+
+    def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
+        y = poly.evaluate(self.session, x, table, self.scale, bits)
+        if whole:
+            y = lift(self.session, y.reshape(-1), 0, bits)
+        return y.view(x.shape) << max(0, SCALE - table.scale)
+
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
+        flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
+        parts = lift(self.session, flat, bits, top + MARGIN - bits).split([value.numel() for value in values])
+        return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+
+
+class CostTensor(Arithmetic):
+    """Shapes, as tensors on the meta device: a formula adds up its cost, and notes how many values it compares."""
+
+    def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
+        self.comparison, self.scale, self.parties = comparison, scale, parties
+        self.undecided = comparison.undecided
+        self._paid: list[Cost] = []
+        self._compared: list[int] = []
+
+    @property
+    def total(self) -> Cost:
+        """The cost of all operations so far."""
+        return sum(self._paid, FREE)
+
+    @property
+    def breadth(self) -> int:
+        """The largest number of values compared at once."""
+        return max(self._compared, default=0)
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._compared_with(1, x.numel(), self.scale)
+        return x, x
+
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        self._compared_with(len(knots), x.numel(), self.scale)
+        return x.expand(len(knots), *x.shape), x
+
+    def _compared_with(self, knots: int, count: int, scale: int) -> None:
+        self._paid.append(self.comparison.cost(count, scale, self.parties, knots))
+        self._compared.append(knots * count)
+
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        many = len(knots)
+        self._paid.append(self.comparison.cost_of_squares(x.numel(), self.scale, self.parties, many, fraction))
+        self._compared.append(many * x.numel())
+        values = x.expand(many, *x.shape)
+        return values, values
+
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        other = CostTensor(comparison, scale, self.parties)
+        other._paid, other._compared = self._paid, self._compared  # one bill
+        return other
+
+    def constant(self, value: float, fraction: int = 0) -> float:
+        return 0
+
+    def units(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        return x
+
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        return values[0]
+
+    def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
+        if isinstance(weight, FixedWeight):
+            self._paid.append(cost.fixed_product(x.numel(), x.numel(), self.parties))
+        return x
+
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
+        out = x * y
+        self._paid.append(cost.product(x.numel(), y.numel(), out.numel(), self.parties, bits))
+        return out
+
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        out = x.sum(-1, keepdim=True)
+        self._paid.append(cost.opened_rows(x.numel(), out.numel(), self.parties, bits))
+        return out, lambda factors: x * factors
+
+    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        out = x.sum(-1, keepdim=True)
+        self._paid.append(cost.lifted_rows(x.numel(), out.numel(), *widths, self.parties))
+        return out, lambda factors: x * factors
+
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        out = x * y
+        self._paid.append(cost.lifted_product(x.numel(), y.numel(), out.numel(), *widths, bits, self.parties))
+        return out
+
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        self._paid.append(cost.square(x.numel(), self.parties))
+        return x
+
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        self._paid.append(cost.truncate(x.numel(), self.parties))
+        return x
+
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        self._compared_with(2 * len(numbers), x.numel(), SCALE)
+        return x.expand(len(numbers), *x.shape)
+
+    def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
+        n = x.numel()
+        self._paid.append(poly.price(n, table, bits, self.parties))
+        self._compared.append(n << max(0, table.w - 2))  # coefficients take as much memory as so many comparisons
+        if whole:
+            self._paid.append(cost.lift(n, bits, 64, self.parties))
+        return x
+
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
+        count = sum(value.numel() for value in values)
+        self._paid.append(cost.lift(count, top + MARGIN - bits, 64, self.parties))
+        return list(values)
+
+
+class Comparing(Layer):
+    """Base of the layers with a window. A window of no bits (w = 0) makes them identities, or `dropped`."""
+
+    comparison: Comparison
+    input_limit = MAX_SCALE
+    fraction = 0  # bits of fraction of the result beside 16
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        """The layer's function of x, in the operations of `n`; on shares the result has scale 2^(16 + fraction)."""
+        raise NotImplementedError
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """The layer's result without comparisons."""
+        return x
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x)
+        if self.comparison.drops:
+            return from_share(self.dropped(share), scale)
+        return from_share(self.formula(Shares(self.session(), self.comparison, scale), share), SCALE + self.fraction)
+
+    def _prices(self, x: Spec, parties: int) -> CostTensor:
+        prices = CostTensor(self.comparison, x.scale, parties)
+        self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+        return prices
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return FREE if self.comparison.drops else self._prices(inputs[0], parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return inputs[0].numel if self.comparison.drops else self._prices(inputs[0], 2).breadth
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] if self.comparison.drops else SCALE + self.fraction
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return valid[0] if self.comparison.drops else 64
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return self.within(bounds[0])
+
+    def within(self, bound: int) -> int:
+        """log2 of how large what has been compared can be, if it was below 2^bound before."""
+        return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
+
+    def reads(self, later: int | None) -> int | None:
+        return later if self.comparison.drops else self.comparison.reads
+
+    def weight_scale(self, later: int) -> int:
+        return later if self.comparison.drops else self.comparison.weight_scale
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return later if self.comparison.drops else self.comparison.needs(scales[0])
+
+    def label(self) -> str:
+        window = self.comparison.window
+        return "no bits: identity" if self.comparison.drops else f"window {window}, {window.w} bits"

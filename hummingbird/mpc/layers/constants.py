@@ -1,0 +1,214 @@
+"""Layers with numbers beside the net's weights: x times one, x plus one, and padding with one. Nothing is sent.
+
+A factor has as many bits of fraction as hold it exactly, or as it needs (`ring.fraction`), and the result carries these
+bits more than the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import InputError
+from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, room
+from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session import sharing
+from hummingbird.mpc.session.session import Session
+from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
+
+
+class Scale(Layer):
+    """x times a public number, which adds the bits of fraction that it needs: none for 3, two for 0.25.
+
+    terms: of how many values x is the sum, for a mean; it tells how large the result can be.
+    """
+
+    input_limit = 24
+
+    def __init__(self, factor: float, terms: int = 1) -> None:
+        super().__init__()
+        self.factor = factor
+        self.growth = ring.exponent_of(factor * terms)
+        number = torch.tensor([factor], dtype=torch.float64)
+        most = room(FLOOR + self.growth)
+        fine = ring.fraction(number, most, precision=FINE_FACTOR, where="factor")
+        # No finer than what comes next takes: the result would be rounded to 16 bits before it.
+        self.fraction = max(ring.fraction(number, most, where="factor"), min(fine, MAX_SCALE - SCALE))
+        self.integer = int(ring.encode(number, self.fraction, where="factor"))
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + self.fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + self.growth
+
+    def weight_scale(self, later: int) -> int:
+        return later if abs(self.factor) <= 1 else WEIGHT_SCALE
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x) if self.integer == 1 else share_of(x) * self.integer
+        return from_share(share, scale_of(x) + self.fraction)
+
+    def label(self) -> str:
+        return f"{self.factor:g}"
+
+
+class Pad(Layer):
+    """torch's constant padding, `pads` from the last dimension on."""
+
+    input_limit = MAX_SCALE
+
+    def __init__(self, pads: Sequence[int], value: float) -> None:
+        super().__init__()
+        self.pads, self.value = list(pads), value
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        fits(torch.tensor([self.value]), scales[0])
+        return scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], ring.exponent_of(self.value))
+
+    def weight_scale(self, later: int) -> int:
+        return later
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        fill = (
+            int(ring.encode(torch.tensor([self.value], dtype=torch.float64), scale_of(x)))
+            if self.session().rank == 0
+            else 0
+        )
+        return from_share(torch.nn.functional.pad(share_of(x), self.pads, value=fill), scale_of(x))
+
+    def label(self) -> str:
+        return f"{self.pads} with {self.value:g}"
+
+
+def fits(constant: Tensor, scale: int) -> None:
+    """InputError unless a constant that is added to a value of this scale fits the ring."""
+    try:
+        ring.encode(constant.double(), scale, where="constant")
+    except InputError as error:
+        what = f"a constant is added to a value with {scale} bits of fraction: {error.what}"
+        raise InputError(what, hint="keep constants below 2^14, or put a layer that compares before this one") from None
+
+
+class AddConstant(Layer):
+    """x + c for a real c (number or tensor that broadcasts); sign=-1 gives c - x.
+
+    owner: None for a public constant, else the party whose it is; the others' values are ignored. It is shared once,
+    by `PrivateNet.set_up`, at the scale that x has in the plan. InputError for one that may leave the ring.
+    """
+
+    input_limit = MAX_SCALE
+
+    value: Tensor  # the constant, float64; from `share_weights` on a share of it, int64, if it is private
+
+    def __init__(self, value: Tensor, sign: int = 1, owner: int | None = None) -> None:
+        super().__init__()
+        self.sign, self.owner = sign, owner
+        if owner is None:
+            ring.encode(value, where="constant")  # says at once if it cannot be
+        else:
+            check_private(value, owner)
+        self.register_buffer("value", value.double())
+        self.size = size_of(value, owner)
+        self._code: tuple[int, Tensor] | None = None  # a scale, and the public constant at it, until it moves
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AddConstant:
+        self._code = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._code = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def code(self, scale: int) -> Tensor:
+        """The public constant in the ring; encoded once, as that looks at numbers: with a GPU it waits for them."""
+        if self._code is None or self._code[0] != scale:
+            self._code = scale, ring.encode(self.value, scale)
+        return self._code[1]
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        if self.owner is None and not self.value.is_meta:
+            fits(self.value, scales[0])
+        return scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], self.size) + 1
+
+    def weight_scale(self, later: int) -> int:
+        return later
+
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None:
+            code = ring.encode(self.value, self.scales[0], where="") if session.rank == self.owner else None
+            self.value = sharing.share_secret(session, code, tuple(self.value.shape), self.owner)
+        elif self.scales:
+            self.code(self.scales[0])
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, scale = share_of(x) * self.sign, scale_of(x)
+        if self.owner is not None:
+            return from_share(share + self.value, scale)
+        constant = self.code(scale)
+        return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
+
+    def label(self) -> str:
+        return "" if self.owner is None else f"private to party {self.owner}"
+
+
+class Constant(Layer):
+    """A real tensor among private values, at rest. Public: party 0's share is the constant, the others' are zero.
+
+    owner: as of `AddConstant`.
+    """
+
+    value: Tensor
+
+    def __init__(self, value: Tensor, owner: int | None = None) -> None:
+        super().__init__()
+        self.owner = owner
+        if owner is not None:
+            check_private(value, owner)
+        code = ring.encode(value, where="constant") if _known(owner) else torch.zeros(value.shape, dtype=torch.int64)
+        self.register_buffer("value", code)
+        self.size = size_of(value, owner)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(0, self.size)
+
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None:
+            self.value = sharing.share_secret(session, self.value, tuple(self.value.shape), self.owner)
+
+    def forward(self) -> MPCTensor:
+        mine = self.owner is not None or self.session().rank == 0
+        return from_share(self.value.clone() if mine else torch.zeros_like(self.value))
+
+    def label(self) -> str:
+        return "" if self.owner is None else f"private to party {self.owner}"
+
+
+def _known(owner: int | None) -> bool:
+    """Whether this party has the numbers: public ones, its own, or before a session whoever's they will be."""
+    return owner is None or not sessions.is_initialized() or sessions.current().rank == owner
+
+
+def size_of(value: Tensor, owner: int | None) -> int:
+    """log2 of how large a constant can be; of a private one nothing is told."""
+    if owner is not None:
+        return FLOOR
+    return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
+
+
+def check_private(value: Tensor, owner: int) -> None:
+    """InputError, at its owner, for a private constant that is not below 2^20, as every value of a net has to be."""
+    if _known(owner) and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
+        # Not how large: this text is told to the other parties.
+        raise InputError(f"a private constant leaves the range of +-2^{FLOOR}", where="constant", hint="scale it down")

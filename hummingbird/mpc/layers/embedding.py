@@ -1,0 +1,88 @@
+"""Public values among private ones, and rows of a table by public numbers. Nothing is sent.
+
+A public value v is shared as (v, 0, ..., 0), as a public constant is. A table of one party is shared once, as its
+weights are, and every party takes the rows of its own share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.crypten.adapter import MPCTensor, from_share
+from hummingbird.graph.ops.public import check_rows, check_values, shown_part
+from hummingbird.kernels.devices import put
+from hummingbird.mpc.layers.constants import check_private, size_of
+from hummingbird.mpc.layers.layer import FLOOR, Layer
+from hummingbird.mpc.session import sharing
+from hummingbird.mpc.session.session import Session
+
+
+class _Public(Layer):
+    """A layer of a public value; it reads the net's input for its place in the plan alone."""
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return 64
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 0
+
+    def reads(self, later: int | None) -> int | None:
+        return 0
+
+
+class SharePublic(_Public):
+    """A public tensor of a call as a private one, scale 2^16. InputError for values from 2^20 on.
+
+    shown: it is a mask, and its shown part counts (mpc/layers/hidden.py).
+    """
+
+    def __init__(self, shown: bool = False) -> None:
+        super().__init__()
+        self.shown = shown
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return FLOOR
+
+    def forward(self, value: Tensor, x: MPCTensor) -> MPCTensor:
+        check_values(value)
+        value = shown_part(value) if self.shown else value
+        session = self.session()
+        code = put(ring.encode(value.double()), session.device)
+        return from_share(code if session.rank == 0 else torch.zeros_like(code))
+
+
+class Embedding(_Public):
+    """Rows of a table (rows, values) by public numbers, int64 (...): private values (..., values), scale 2^16.
+
+    owner: None for a public table, else the party whose table it is; the others' values are ignored.
+    """
+
+    table: Tensor
+
+    def __init__(self, weight: Tensor, owner: int | None) -> None:
+        super().__init__()
+        self.owner = owner
+        if owner is not None:
+            check_private(weight, owner)
+        self.register_buffer("table", ring.encode(weight, where="weight"))
+        self.size = size_of(weight, owner)
+
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None:
+            self.table = sharing.share_secret(session, self.table, tuple(self.table.shape), self.owner)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(0, self.size)
+
+    def forward(self, numbers: Tensor, x: MPCTensor) -> MPCTensor:
+        check_rows(numbers, len(self.table))
+        rows = self.table[put(numbers.long(), self.table.device)]
+        return from_share(rows if self.owner is not None or self.session().rank == 0 else torch.zeros_like(rows))
+
+    def label(self) -> str:
+        owner = "public" if self.owner is None else f"private to party {self.owner}"
+        return f"{len(self.table)} rows, {owner}"

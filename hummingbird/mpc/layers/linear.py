@@ -1,0 +1,176 @@
+"""Linear layers: local with public weights, one opening of the input with weights that belong to one party.
+
+The result carries the weights' bits of fraction more than the input (mpc/layers/weights.py), and nothing is cut here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, room
+from hummingbird.mpc.layers.weights import PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
+from hummingbird.mpc.session import sharing
+from hummingbird.mpc.session.session import Session
+from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
+
+
+class Linear(Layer):
+    """op(x, weight) + bias for op of `ring.BILINEAR`.
+
+    weight, bias: real tensors in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel). The
+        bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
+    last: for "mul", factors and bias are for the last dimensions, not for channels.
+    unscaled: the public weights, where `weight` has columns doubled for inputs that are halved (mpc/plan/columns.py).
+    fraction: bits of fraction of private weights.
+    owner: None for public weights, else the party whose weights they are: the others' values are ignored.
+    Public: no communication. Private: `cost.fixed_product`, 1 round and as many bits per element of the input as are
+    read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small for
+    the fixed point.
+    """
+
+    input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
+
+    weight: PublicWeight | FixedWeight
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        op: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        options: dict[str, Any],
+        owner: int | None,
+        last: bool = False,
+        unscaled: Tensor | None = None,
+        fraction: int = WEIGHT_SCALE,
+    ) -> None:
+        super().__init__()
+        self.op, self.options, self.owner, self.last = op, options, owner, last
+        # A result is a sum of products, and its bias: how large it is at most, if the weights are known.
+        self.unscaled = unscaled is not None
+        known = weight if unscaled is None else unscaled
+        self.growth = _growth(op, known, options) if owner is None else None
+        self.steepness = _steepness(weight) if owner is None and op == "matmul" else None
+        self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
+        if owner is None:
+            # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
+            most = room(self.bound([FLOOR]))
+            self._needed = ring.fraction(weight, most, where="weight")
+            fine = ring.fraction(weight, most, precision=FINE_WEIGHTS, where="weight")
+            # No finer than what comes next takes: the result would be rounded to 16 bits before it.
+            self.fraction = max(WEIGHT_SCALE, self._needed, min(fine, MAX_SCALE - SCALE))
+        else:
+            self.fraction = private_fraction(weight, owner, fraction)
+        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
+        self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
+
+    def coarser(self, scale: int) -> Linear:
+        """The layer with weights of `scale` bits of fraction, if these are fewer than 20 and they are public; or of as
+        many more as round the largest one by 2^-10 of itself. What they were rounded to before is rounded, halves
+        upwards.
+        """
+        if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
+            return self
+        if (fraction := max(scale, self._needed)) == self.fraction:
+            return self
+        assert isinstance(self.weight, PublicWeight)
+        weight = PublicWeight(ring.shifted(self.weight.code, fraction - self.fraction))
+        other = copy.deepcopy(self, {id(self.weight): weight})
+        other.fraction = fraction
+        return other
+
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None and self.bias is not None:
+            self.bias = sharing.share_secret(session, self.bias, tuple(self.bias.shape), self.owner)
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + self.fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.growth is None:
+            return FLOOR
+        products = bounds[0] + self.growth
+        return products if self.offset is None else max(products, self.offset) + 1
+
+    def bound_of_rows(self, length: int) -> int:
+        """log2 of how large a result can be of rows of so many values, of mean square 1 or less (Cauchy-Schwarz)."""
+        if self.steepness is None:
+            return FLOOR
+        products = (math.ceil(math.log2(length)) + 1) // 2 + self.steepness
+        return products if self.offset is None else max(products, self.offset) + 1
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        if self.owner is None:
+            return cost.FREE
+        n = inputs[0].numel
+        if self.op == "mul":
+            out = torch.broadcast_shapes(inputs[0].shape, self.weight.shape).numel() if self.last else n
+        else:
+            out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
+        return cost.fixed_product(n, out, parties, self.read)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x) + self.fraction
+        per_channel = self.op == "mul" and not self.last
+        view = (-1, *[1] * (share.dim() - 2)) if per_channel else None
+        out = self.weight.product(self.session(), self.op, share, self.options, view, self.read)
+        # A public bias is added by one party, a private one by all, each its share.
+        if self.bias is not None and (self.owner is not None or self.session().rank == 0):
+            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
+            out = out + (bias if self.op == "matmul" or self.last else bias.view(-1, *[1] * (out.dim() - 2)))
+        return from_share(out, scale)
+
+    def label(self) -> str:
+        owner = "public" if self.owner is None else f"private to party {self.owner}"
+        return f"{self.op}, weight {self.weight.shape} {owner}"
+
+
+_BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
+
+
+def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
+    """log2, rounded up, of the largest sum of |weights| that one output adds up: |op(x, weight)| <= 2^growth |x|.
+
+    In whole numbers, for every machine must find the same: 40 bits of each weight, exact for up to 2^22 terms.
+    """
+    top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
+    codes = (weight.detach().abs().double() * 2.0 ** (40 - top)).ceil().long()
+    if op == "mul":
+        sums = codes
+    elif op == "matmul":
+        sums = codes.sum(0)
+    elif op.startswith("conv_transpose"):
+        groups = options["groups"]
+        sums = codes.view(groups, len(codes) // groups, codes.shape[1], -1).sum((1, 3))
+    else:
+        sums = codes.flatten(1).sum(1)
+    largest = int(sums.max()) if sums.numel() else 0
+    return max(largest - 1, 0).bit_length() + top - 40
+
+
+def _steepness(weight: Tensor) -> int:
+    """log2, rounded up, of the largest root of the sum of squares of what one output multiplies; weight: (in, out).
+
+    In whole numbers, as of `_growth`: 20 bits of each weight, exact for up to 2^22 terms.
+    """
+    top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
+    codes = (weight.detach().abs().double() * 2.0 ** (20 - top)).ceil().long()
+    sums = (codes * codes).sum(0)
+    largest = int(sums.max()) if sums.numel() else 0
+    return (max(largest - 1, 0).bit_length() + 1) // 2 + top - 20
+
+
+def _numel(op: str, left: Sequence[int], right: Sequence[int], options: dict[str, Any]) -> int:
+    """Number of elements of a product, found by torch on tensors without data."""
+    a, b = torch.empty(*left, device="meta"), torch.empty(*right, device="meta")
+    return int(getattr(torch, op)(a, b, **options).numel())

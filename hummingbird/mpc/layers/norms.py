@@ -1,0 +1,224 @@
+"""A norm on statistics of its input: one inverse square root per row, right for all variances that fixed point holds.
+
+With c = x - mean(x) of a row of n values, 16 bits of fraction, S = sum of c^2 + n eps is exact, with 32. A row's result
+is c sqrt(n / S). S may lie anywhere between 2^-20 n and 2^30, so it is first brought to a place of its own, as a
+floating-point number is: comparisons with T_j = T_0 4^j, 1 <= j <= J, where T_0 4^(J + 1) = 2^30, give bits
+b_j = [S >= T_j], and with these, in whole numbers,
+
+    R = 2^J - sum_j b_j 2^(J-j)        R^2 = 4^J - sum_j 3 b_j 4^(J-j)        u = S R^2 2^-30, 1/4 <= u < 1
+
+u^(-1/2) on [1/4, 1] is a table where the protocol looks up (polynomials.py), of the product before anything is cut off
+it, and sqrt(n) a public factor; else sqrt(n / u) is a linear spline. sqrt(n / S) = sqrt(n / u) R 2^-15.
+
+*Error.* Each of N parties rounds its share of u by 2^-17 at most, together N 2^-15 of u; the root errs by half of that
+and by 2^-14 of the spline or table; what it is multiplied with by less than N 2^-16 of itself: a result errs by less
+than 2^-14 + N 2^-15 of itself, 2^-13 for two parties. Of the table these 2^-14 are 2^-15 of pieces, 2^-16 of
+coefficients and 2^-17 of sqrt(n); u, with 18 bits of fraction there, and the table's results, with 16, are rounded by
+N 2^-18 and N 2^-17. Besides, x and its mean are rounded to 2^-16 each, which moves a result by less than
+2^-15 / sqrt(variance + eps).
+
+*Range.* S < 2^30, n times the variance: beyond it a row is noise without notice. If eps is below 2^-20, rows of a
+variance below about 2^-20 are divided by about 2^-10, and by no less: their values were rounded to 2^-16 before, by a
+hundredth of what they differ by, or more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import Rows
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import InputError
+from hummingbird.graph.ops.norms import rows
+from hummingbird.mpc.functions import splines
+from hummingbird.mpc.functions.polynomials import ROOT_AT, PolynomialTable, choose
+from hummingbird.mpc.layers import norms_in_range
+from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.layers.comparing import CostTensor, Shares
+from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
+FLAT = 2.0**-20  # variances are told apart down to here
+LONGEST = 1 << 20  # values in a row
+FRACTION = 30  # bits of fraction of a result beside 16
+_TOLERANCE = 2.0**-14  # of the spline, relative
+_BITS = SCALE + 3 + MARGIN  # of the table's results
+_ROOT = 14  # bits of fraction beside 16 of the factor of a row, which is below 2^11
+
+
+class Thresholds(NamedTuple):
+    """Where sums of squares are told apart: the least one, T_0, and J, the number of comparisons."""
+
+    least: float
+    steps: int
+
+
+def places(length: int, eps: float) -> Thresholds:
+    """For rows of `length` values; T_0 is at most `length` times the larger of eps and 2^-20."""
+    count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
+    if count < 1:
+        raise InputError(f"a norm over {length} values with eps={eps:g}", hint=f"their product is at most 2^{TOP - 4}")
+    return Thresholds(2.0 ** (TOP - 2 * (count + 1)), count)
+
+
+@functools.cache
+def root(length: int) -> splines.Fit:
+    """sqrt(length / u) on [1/4, 1], within 2^-14 of itself, flat to the left."""
+    u = torch.linspace(-math.log(4.0), 0.0, 4001, dtype=torch.float64).exp()
+    top = math.sqrt(length)
+
+    def function(u: Tensor) -> Tensor:
+        return top * u.rsqrt()
+
+    return splines.fit(function, u, (0.0, -top / 2), _TOLERANCE * function(u))
+
+
+@functools.cache
+def looked_up() -> PolynomialTable:
+    """The table of u^(-1/2), pieces within 2^-15 of itself; below 1/4 it is no larger than that, and below 2^3."""
+    found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0)
+    assert found is not None and found.k == 19, "so much of a number of scale 62 is right in the ring"
+    return found
+
+
+def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
+    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16, and right in `read` low
+    bits.
+    """
+    length = x.shape[-1]
+    centered = x - n.divided(x.sum(-1, keepdim=True), length) if center else x
+    squares, times = n.opened_rows(centered, read)
+    total = squares + n.constant(length * eps, SCALE)
+    n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
+    least, count = places(length, eps)
+    bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
+    # Whole numbers without a fraction: 16 bits less than a value at rest has.
+    most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
+    up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
+    up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
+    u = n.times(n.product(total, up_squared), 1, TOP)  # below 2^62: see TOP
+    inverse = _root_of(n, u, length, exact)  # below 2^(13 + 32) for the longest rows, for which R is 2^14
+    (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.product(inverse, up), 1, TOP // 2))
+    return times(inverse)  # below sqrt(length) 2^(16 + FRACTION)
+
+
+def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
+    """sqrt(length / u) with 16 bits of fraction beside 16, of u with SCALE + TOP beside them."""
+    if not exact.looks_up:
+        # u is below 1, and what is cut below 2^62: less a half, or u near 1 would be rounded out of that range.
+        (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))
+        return splines.evaluate(root(length), moved + n.constant(0.5), n)
+    found = looked_up()
+    moved = u - n.constant(ROOT_AT, SCALE + TOP)
+    inverse = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, found, _BITS, whole=True)
+    return n.times(inverse, round(math.sqrt(length) * 2.0**SCALE), SCALE)
+
+
+class Norm(Layer):
+    """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/ops/norms.py).
+
+    rows: the range that variance + eps of every row is in (`BitConfig.rows`). Where the protocol looks up, and
+    `norms_in_range.serves`, it takes three messages: an opening of every value, and a look-up and an opening for a row.
+    Else eight and one comparison deep: one for the mean, one opening of every value for its square and its product,
+    and for a row 2 J comparisons, J about 20, and a look-up; or seven, and 56 comparisons more. The price is the
+    formula's. InputError for rows of more than 2^20 values.
+    """
+
+    input_limit = SCALE
+    whole_input = True
+
+    def __init__(self, attrs: dict[str, Any], comparison: Comparison, rows: Rows | None = None) -> None:
+        super().__init__()
+        self.attrs, self.exact = attrs, comparison
+        self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
+        longest = min(self.length or LONGEST, LONGEST)
+        serves = comparison.looks_up and rows is not None and norms_in_range.serves(rows, longest, attrs["eps"])
+        self.assumed, self.told = rows if serves else None, rows
+        if self.assumed is not None and self.length is not None:  # else the bits that it needs are not known
+            self.input_limit, self.whole_input = MAX_SCALE, False
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        return [self.exact] if self.assumed is None else []
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        """The layer's function of x, in the operations of `n`."""
+        values = rows(self.attrs, x)
+        if not 0 < values.shape[-1] <= LONGEST:
+            raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
+        eps, center = self.attrs["eps"], self.attrs["center"]
+        if self.assumed is None:
+            out = normed(n, values, eps, center, self.exact, self.read)
+        else:
+            out = norms_in_range.normed(n, values, eps, center, self.assumed, self.exact, self.read)
+        return out.reshape(x.shape).to(x.dtype)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        scale = scale_of(x)
+        n = Shares(self.session(), self.exact, scale)
+        return from_share(self.formula(n, share_of(x)), self.out_scale([scale]))
+
+    def weight_scale(self, later: int) -> int:
+        return super().weight_scale(later) if self.assumed is None else SCALE
+
+    def _prices(self, x: Spec, parties: int) -> CostTensor:
+        prices = CostTensor(self.exact, x.scale, parties)
+        self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+        return prices
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return self._prices(inputs[0], parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return SCALE + (FRACTION if self.assumed is None else norms_in_range.FRACTION)
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return 64 if valid[0] >= self.needs(scales, 64) else 0  # none is right: the planner takes another form
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        if self.whole_input or self._sizes is None:
+            return 64
+        return norms_in_range.needed(self._sizes, scales[0])
+
+    def reads(self, later: int | None) -> int | None:
+        # Values less their mean are what counts, however large the mean.
+        if self.whole_input or self._sizes is None:
+            return None
+        return norms_in_range.needed(self._sizes, SCALE) - SCALE
+
+    @property
+    def _sizes(self) -> norms_in_range.NormSizes | None:
+        """The numbers of the norm in a range, for the longest rows where the length is not known."""
+        if self.assumed is None:
+            return None
+        return norms_in_range.sizes(self.length or LONGEST, self.attrs["center"], self.assumed)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # no result exceeds the root of a row's length
+
+    def constants(self) -> tuple[int, ...]:
+        if self._sizes is not None:
+            return self._sizes.numbers
+        if self.exact.looks_up:
+            table = looked_up()
+            return table.w, table.degree
+        return () if self.length is None else root(self.length).numbers
+
+    def label(self) -> str:
+        if self.assumed is not None:
+            assert self._sizes is not None
+            return f"variance + eps of a row in {self.assumed}: {self._sizes.table.shown}"
+        beyond = "" if self.told is None else f", no table for {self.told}"
+        return f"squares of a row, less its mean, below 2^{TOP} together: comparisons{beyond}"

@@ -1,0 +1,127 @@
+"""Layers that multiply private values: one opening of masked operands (protocols/lifted_product.py, beaver.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hummingbird import cost
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Given, Layer, Spec, held
+from hummingbird.mpc.protocols import beaver, lifted_product
+from hummingbird.mpc.protocols.lifted_product import Operand
+from hummingbird.ring import SCALE
+
+
+class Multiply(Layer):
+    """The product of two private tensors (broadcasting), in one round.
+
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). An operand that is known to
+    be small is then opened in the bits that its bound takes, with at most 16 bits of fraction, less those that are zero
+    in every share, and need not be right beyond them. Any other operand is opened in as many bits as are read of the
+    result, which is right in as many bits as that operand, and in the whole ring if both are small.
+    """
+
+    def __init__(self, rounds: bool) -> None:
+        super().__init__()
+        self.rounds = rounds
+        if rounds:
+            self.input_limit = MAX_SCALE
+
+    def _fraction(self, given: Given) -> int:
+        """Bits of fraction of an operand as it is multiplied."""
+        return min(SCALE, given.scale - given.grain) if self.rounds else given.scale
+
+    def lifts(self, given: Given) -> bool:
+        # Known to be small, right in the bits that its bound takes, at a scale that is taken: a softmax's is higher.
+        small = given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
+        return self.rounds and small and given.scale <= self.input_limit
+
+    def _opened(self, read: int) -> list[tuple[int, int]]:
+        """Bits of fraction that are cut off each operand, and bits that are opened, if `read` are of the result."""
+        read = self._right(read)
+        fractions = [self._fraction(given) for given in self.given]
+        return [
+            (given.scale - fraction, min(read, fraction + held(given.bound)) if self.lifts(given) else read)
+            for given, fraction in zip(self.given, fractions, strict=True)
+        ]
+
+    def _right(self, read: int) -> int:
+        """`read`, or as many bits as can be right of the result, if an operand that is cut has fewer: a reader that
+        moves the result to the left asks for all that it has afterwards.
+        """
+        cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
+        return max(2, min(read, 64 - max(cut, default=0)))
+
+    @property
+    def _ring(self) -> int:
+        return self._right(self.read)
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return sum(self._fraction(given) for given in self.given)
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return min(
+            64 if self.lifts(given) else given.valid - (given.scale - self._fraction(given)) for given in self.given
+        )
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return max(self.needs_of_each(scales, later))
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        return [shift + bits for shift, bits in self._opened(later)]
+
+    def reads(self, later: int | None) -> int | None:
+        # The low bits that are read of the result, for which the other operand has up to 16 bits of fraction.
+        return None if later is None else later + SCALE if self.rounds else later
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + bounds[1]
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        left, right = (spec.numel for spec in inputs)
+        out = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
+        if not self.rounds:
+            return cost.product(left, right, out, parties, self.read)
+        (_, value), (_, factor) = self._opened(self._ring)
+        return cost.lifted_product(left, right, out, value, factor, self._ring, parties)
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
+
+    def constants(self) -> tuple[int, ...]:
+        return tuple(number for sizes in self._opened(self._ring) for number in sizes) if self.rounds else ()
+
+    def label(self) -> str:
+        if not (self.rounds and self.given):
+            return ""
+        (_, value), (_, factor) = self._opened(self._ring)
+        return f"opens {value} and {factor} bits"
+
+    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
+        if not self.rounds:
+            out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {}, self.read)
+            return from_share(out, scale_of(x) + scale_of(y))
+        left, right = (
+            Operand(share_of(value), *sizes) for value, sizes in zip((x, y), self._opened(self._ring), strict=True)
+        )
+        scale = scale_of(x) - left.shift + scale_of(y) - right.shift
+        return from_share(lifted_product.product(self.session(), left, right, self._ring), scale)
+
+
+class Square(Layer):
+    """x * x from a shared square: a round, and as many bits per element as are read of the result."""
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return 2 * scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return 2 * bounds[0]
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return cost.square(inputs[0].numel, parties, self.read)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        return from_share(beaver.square(self.session(), share_of(x), self.read), 2 * scale_of(x))

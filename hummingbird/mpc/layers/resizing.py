@@ -1,0 +1,80 @@
+"""Resizing of images: a public matrix for each spatial axis, applied to every share. Nothing is sent.
+
+Weights are whole numbers of 2^-f, the rows of every matrix sum to what they should: an image of one color keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.graph.ops import resize
+from hummingbird.kernels.devices import put
+from hummingbird.mpc.layers.layer import Layer
+
+_BITS = 13  # of weights that are no small fractions: two axes have as many as a mean's reciprocal
+
+
+class Resize(Layer):
+    """torch's interpolate (nearest, linear, bilinear, bicubic). Weights err by 2^-13 at most, of powers of two not."""
+
+    def __init__(self, attrs: dict[str, Any]) -> None:
+        super().__init__()
+        self.attrs = attrs
+        exact = resize.exact_bits(attrs)
+        axes = 1 if attrs["mode"] == "linear" else 2
+        self.bits = _BITS if exact is None else exact
+        self.fraction = axes * self.bits
+        self.input_limit = 50 - self.fraction
+        self.growth = 1 if attrs["mode"] == "bicubic" else 0  # its weights' magnitudes sum to 1.5 at most, twice
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + self.fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + 2 * self.growth
+
+    def matrices(self, before: Sequence[int], after: Sequence[int]) -> list[Tensor]:
+        """Whole numbers (out, size), int64, in units of 2^-bits, for each spatial axis."""
+        return [
+            _whole(resize.axis_matrix(self.attrs, size, out, axis, len(before)), self.bits)
+            for axis, (size, out) in enumerate(zip(before, after, strict=True))
+        ]
+
+    def forward(self, x: MPCTensor, *sizes: Any) -> MPCTensor:
+        share = share_of(x)
+        after = resize.resize(self.attrs, torch.empty(share.shape, device="meta"), *sizes).shape[2:]
+        for axis, matrix in enumerate(self.matrices(share.shape[2:], after)):
+            share = _along(share, put(matrix, share.device), axis + 2)
+        missing = self.fraction - self.bits * len(after)  # modes that take any number of axes
+        return from_share(share << missing, scale_of(x) + self.fraction)
+
+    def real(self, x: Tensor, after: Sequence[int]) -> Tensor:
+        """The layer's function of real numbers, with its rounded weights."""
+        for axis, matrix in enumerate(self.matrices(x.shape[2:], after)):
+            x = torch.tensordot(x, matrix.to(x.device, x.dtype) * 2.0**-self.bits, ([axis + 2], [1])).movedim(
+                -1, axis + 2
+            )
+        return x
+
+    def label(self) -> str:
+        return self.attrs["mode"]
+
+
+def _along(share: Tensor, matrix: Tensor, dim: int) -> Tensor:
+    """Product with a matrix along one dimension, exact mod 2^64."""
+    moved = share.movedim(dim, -1)
+    out = ring.bilinear("matmul", moved.reshape(-1, moved.shape[-1]), matrix.t().contiguous())
+    return out.view(*moved.shape[:-1], len(matrix)).movedim(-1, dim)
+
+
+def _whole(matrix: Tensor, bits: int) -> Tensor:
+    """Entries in units of 2^-bits; what rounding takes from a row's sum, its largest entry gets back."""
+    units = (matrix * 2.0**bits).round()
+    missing = (matrix.sum(1) * 2.0**bits).round() - units.sum(1)
+    return units.scatter_add(1, units.abs().argmax(1, keepdim=True), missing[:, None]).long()

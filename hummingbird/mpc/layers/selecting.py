@@ -1,0 +1,152 @@
+"""Magnitudes, maxima of two values, and comparisons as data: formulas over comparisons (arithmetic.py).
+
+    |x| = 2 relu(x) - x        max(x, c) = c + relu(x - c)        max(x, y) = y + relu(x - y)
+    [v > 0] = relu(v) - relu(v - 1)        for the whole number v = 2^16 (x - y)
+
+and a minimum is the maximum of what is negated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.bits import BitWindow
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, share_of
+from hummingbird.errors import ConfigError
+from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
+from hummingbird.mpc.layers.constants import fits
+from hummingbird.mpc.layers.layer import Spec
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+
+class Abs(Comparing):
+    """|x|: the price of a ReLU."""
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        y, z = n.compare(x)
+        return 2 * y - z
+
+
+class Bounded(Comparing):
+    """max(x, c) for a public number c, or with sign=-1 the minimum: the price of a ReLU."""
+
+    def __init__(self, value: float, sign: int, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.value, self.sign = value, sign
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        fits(torch.tensor([self.value], dtype=torch.float64), scales[0])
+        return super().out_scale(scales)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], ring.exponent_of(self.value))
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        y, _ = n.above(self.sign * x, (self.sign * self.value,))
+        return self.sign * (y[0] + n.constant(self.sign * self.value))
+
+
+class _OfTwo(Comparing):
+    """Base of the layers that compare two private tensors at rest (broadcasting), or one with a number."""
+
+    input_limit = SCALE
+    arguments = 2
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if self.comparison.drops:
+            raise ConfigError("a comparison of two values needs bits", hint="give it a window")
+        return min(valid)
+
+    def forward(self, x: MPCTensor, *others: MPCTensor) -> MPCTensor:
+        n = Shares(self.session(), self.comparison, SCALE)
+        return from_share(self.formula(n, share_of(x), *(share_of(y) for y in others)))
+
+    def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _price(self, inputs: Sequence[Spec], parties: int) -> CostTensor:
+        prices = CostTensor(self.comparison, SCALE, parties)
+        self.formula(prices, *(torch.empty(x.shape, dtype=torch.int64, device="meta") for x in inputs))
+        return prices
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return self._price(inputs, parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return self._price(inputs, 2).breadth
+
+
+class Larger(_OfTwo):
+    """max(x, y) of two private tensors, or with sign=-1 the minimum: the price of a ReLU of the result's shape."""
+
+    def __init__(self, sign: int, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.sign = sign
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds)
+
+    def reads(self, later: int | None) -> int | None:
+        here = self.comparison.reads
+        return None if here is None or later is None else max(here, later)
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return max(later, self.comparison.needs(max(scales)))
+
+    def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
+        both = torch.stack(torch.broadcast_tensors(x, *others))
+        return self.sign * n.maximum(self.sign * both)
+
+
+class Greater(_OfTwo):
+    """[x > y], or of a public number: 1 or 0 at rest, by two comparisons in the rounds of one.
+
+    strict: whether equal values give 0; else 1. turned: [y > x]. Of the window only the upper end k is used: values
+    that differ by 2^-16 or more are told apart.
+    """
+
+    whole_ring = True
+
+    def __init__(self, value: float | None, turned: bool, strict: bool, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.value, self.turned, self.strict = value, turned, strict
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        if self.value is not None:
+            fits(torch.tensor([self.value], dtype=torch.float64), SCALE)
+        return SCALE
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        super().valid(scales, valid)
+        return 64
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return 1
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64  # the window is widened, as that of an argmax
+
+    def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
+        known = self.comparison
+        window = BitWindow(64 if known.window.k == 64 else min(known.valid, known.window.k + 1), 0)
+        n = n.with_comparison(known.wider(window, known.valid))
+        one = n.units(torch.ones((1,) * x.dim(), dtype=torch.int64, device=x.device))
+        y: Any = others[0] if others else self._constant(n, x)
+        v = y - x if self.turned else x - y
+        v = v if self.strict else v + one
+        above = n.relu(torch.stack([v, v - one]))
+        return n.times(above[0] - above[1], 1 << SCALE, 0)
+
+    def _constant(self, n: Arithmetic, x: Tensor) -> Tensor:
+        # Values are multiples of 2^-16: x > c if x > floor(c), and x >= c if x >= ceil(c).
+        assert self.value is not None
+        exact = torch.full((1,) * x.dim(), self.value, dtype=torch.float64, device=x.device) * 2.0**SCALE
+        return n.units((exact.ceil() if self.strict == self.turned else exact.floor()).long())

@@ -1,0 +1,236 @@
+"""Layers over the places of one dimension: softmax, its logarithm and argmax, by a tree of maxima
+(`Arithmetic.maximum`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import BitWindow, Rows
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph.ops.attention import shown_places
+from hummingbird.mpc.functions import softmax_tables, splines
+from hummingbird.mpc.functions.polynomials import EXP_AT
+from hummingbird.mpc.functions.softmax_tables import Tables
+from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.layers.comparing import Comparing, Shares
+from hummingbird.mpc.layers.hidden import filled
+from hummingbird.mpc.layers.layer import FLOOR, MARGIN
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE, exponent_of
+
+
+class Softmax(Comparing):
+    """exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product; error below 2^-7 of each result.
+
+    exp and 1/x are tables where the protocol looks up (softmax_tables.py), else splines. Both are made for the number
+    of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is at least 1, and 1/sum errs by 2^-9 of
+    itself. InputError for more than 2^17 places.
+
+    causal, hidden: places that do not count, after a query, or true in a constant that broadcasts; a further input,
+    public in each call, says more (mpc/layers/hidden.py). Masked places cost what others do.
+    """
+
+    input_limit = SCALE
+    whole_ring = True
+    fraction = splines.RECIPROCAL_FRACTION
+    opens_sum = False
+
+    hidden: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        comparison: Comparison,
+        told: Rows | None = None,
+        causal: bool = False,
+        hidden: Tensor | None = None,
+    ) -> None:
+        super().__init__(comparison)
+        self.dim, self.told, self.causal = dim, told, causal
+        self.register_buffer("hidden", hidden)
+
+    def forward(self, x: MPCTensor, *mask: Tensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x)
+        if self.comparison.drops:
+            return from_share(share, scale)
+        out = self.formula(Shares(self.session(), self.comparison, scale), share, *mask)
+        return from_share(out, SCALE + self.fraction)
+
+    def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
+        """The places that count, with `dim` in front; None for all."""
+        places = shown_places(x, self.causal, self.hidden, mask[0] if mask else None)
+        return None if places is None else places.movedim(self.dim, 0)
+
+    @property
+    def _clamping(self) -> Comparison:
+        """The comparison of x - max with ends that are up to 14 away."""
+        known = self.comparison
+        k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
+        return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        if self.comparison.drops:
+            return later
+        compared = [self.comparison, self._clamping] if self.comparison.looks_up else [self.comparison]
+        return max(later, softmax_tables.READ, *(comparison.needs(scales[0]) for comparison in compared))
+
+    def reads(self, later: int | None) -> int | None:
+        here = super().reads(later)
+        if self.comparison.drops or not self.comparison.looks_up or here is None:
+            return here
+        return max(here, softmax_tables.READ - SCALE) + 1  # as `_clamping`
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops else 1
+
+    def label(self) -> str:
+        return super().label() + ("" if self.told is None else f", no table for rows in {self.told}")
+
+    def tables(self, length: int) -> Tables | None:
+        """The tables for rows of so many places; None where they are splines."""
+        if not self.comparison.looks_up or self.comparison.window.q:
+            return None  # a maximum that is rounded would take the sum below 1
+        return softmax_tables.tables(length, self._missed(length), self.opens_sum)
+
+    def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
+        shown = self._shown(x, mask)
+        below = self._below(n, x, shown)
+        found = self.tables(len(below))
+        if found is None:
+            exp = _counted(splines.evaluate(splines.exponential(len(below)), below, n), shown)
+            # One opening for both, each element and the sum: a sum of what was rounded would err by more.
+            numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
+            inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
+            (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
+            left = 0
+        else:
+            exp, more = _counted(self._looked_up(n, below, found), shown), found.exp.scale - SCALE
+            total = exp.sum(0) - n.constant(found.middle, more)
+            inverse = n.with_comparison(self.comparison, SCALE + more).polynomial(total, found.reciprocal, found.lifted)
+            # One opening for both: 1/sum is moved up by what exp is cut by.
+            inverse = n.times(inverse, 1 << more, more)
+            numerator, inverse = n.cut(more, exp, inverse, top=found.lifted + more - MARGIN)
+            left = self.fraction - found.reciprocal.scale  # bits that the product need not have
+        out = n.product(numerator, inverse.unsqueeze(0), max(1, self.read - left))
+        return n.times(out, 1 << left, left).movedim(0, self.dim).to(x.dtype)
+
+    def _below(self, n: Arithmetic, x: Tensor, shown: Tensor | None = None) -> Tensor:
+        """x - max with `dim` in front."""
+        values = n.precise(x, SCALE).movedim(self.dim, 0)
+        if len(values) > splines.LONGEST:
+            raise InputError(f"softmax over {len(values)} places", hint=f"at most {splines.LONGEST}")
+        values = filled(values, shown)
+        return values - n.maximum(values)
+
+    def _missed(self, length: int) -> float:
+        """Bound of what the maximum may be missed by: each level of the tree leaves so much undecided."""
+        return self.comparison.undecided * (length - 1).bit_length()
+
+    def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
+        """e^x of x - max by the table, right in `found.bits` bits; x is clamped first where the window holds more."""
+        missed = self._missed(len(below))
+        if missed > softmax_tables.HIGH or self.comparison.range(n.scale) > softmax_tables.REACH:
+            ends = (softmax_tables.LOW, softmax_tables.HIGH) if missed else (softmax_tables.LOW,)
+            y, _ = n.with_comparison(self._clamping, n.scale).above(below, ends)
+            below = (y[0] - y[1] if missed else y[0]) + n.constant(softmax_tables.LOW)
+        return n.polynomial(below + n.constant(EXP_AT), found.exp, found.bits)
+
+
+def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
+    return exp if shown is None else exp * shown.to(exp.dtype)
+
+
+def _top(length: int, undecided: float) -> int:
+    """Bits that hold sums of so many exponentials by splines, at most 1 + 2^-9 each, at scale 2^32.
+
+    Where comparisons leave values undecided, each level of the tree may miss the maximum by that much, and the spline
+    of exp, whose slopes are at most 1, exp.
+    """
+    missed = undecided * ((length - 1).bit_length() + 1)
+    return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()
+
+
+class LogSoftmax(Softmax):
+    """x - max - log(sum) along `dim`, sum that of exp(x - max): a maximum tree, exp and a spline; error below 2^-7.
+
+    The sum S >= 1 errs by 2^-9 of itself and 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of that by
+    2^-11. Without comparisons it is the identity, as Softmax is. InputError for more than 2^17 places.
+    """
+
+    fraction = 0
+    opens_sum = True
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return valid[0]  # x itself is a part of the result
+
+    def reads(self, later: int | None) -> int | None:
+        here = super().reads(later)
+        return None if here is None or later is None else max(here, later)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        # x - max, and the logarithm of 2^17 places, below 2^4
+        return bounds[0] if self.comparison.drops else max(bounds[0] + 1, 4) + 1
+
+    def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
+        below = self._below(n, x)
+        found = self.tables(len(below))
+        # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
+        if found is None:
+            exp = splines.evaluate(splines.exponential(len(below)), below, n)
+            (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp), n.undecided))
+        else:
+            exp = self._looked_up(n, below, found)
+            (total,) = n.cut(found.exp.scale - SCALE, exp.sum(0), top=found.bits - MARGIN)
+        log = splines.evaluate(splines.logarithm(len(exp)), total, n)
+        (log,) = n.cut(splines.LOGARITHM_FRACTION, log)
+        return (below - log.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
+
+
+class Argmax(Comparing):
+    """The place of the maximum along `dim`, the first one where it is there several times, as a number: 3 is 3.0.
+
+    With n places and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and keep x's order. A maximum
+    tree finds their largest, M, and relu(v_i - M + 1) is 1 at its place and 0 elsewhere. Only the upper end k of the
+    window is used: every bit below decides.
+    """
+
+    input_limit = SCALE
+    whole_ring = True
+
+    def __init__(self, dim: int, keepdim: bool, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.dim, self.keepdim = dim, keepdim
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if self.comparison.drops:
+            raise ConfigError("argmax needs bits to compare", hint="give it a window, or leave it out of the net")
+        return 64
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return FLOOR
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64  # the window is widened: simpler than to say by how much
+
+    def _widened(self, bits: int) -> Comparison:
+        """The comparison of the integers: c bits more, and one for their differences."""
+        known = self.comparison
+        valid = min(64, known.valid + bits)
+        window = BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0)
+        return known.wider(window, valid)
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        values = x.movedim(self.dim, 0)
+        length = len(values)
+        bits = (length - 1).bit_length()
+        n = n.with_comparison(self._widened(bits))
+        places = torch.arange(length, device=x.device).view(-1, *[1] * (values.dim() - 1))
+        values = n.times(values, 1 << bits, 0) + n.units(length - 1 - places)
+        at = n.relu(values - n.maximum(values) + n.units(torch.ones_like(places[:1])))
+        index = n.times((at * places).sum(0), 1 << SCALE, 0)
+        return index.unsqueeze(self.dim) if self.keepdim else index

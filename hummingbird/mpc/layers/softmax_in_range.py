@@ -1,0 +1,256 @@
+"""Softmax of rows that are assumed to lie in a known range (`BitConfig.rows`): no maximum, no comparison.
+
+*Assumption.* Of a row of n values x, c = x - mean(x) lies in [least, most], and u, the mean of e^c, is at most `sum`.
+No mean of exponentials of numbers whose mean is 0 is below 1 (Jensen's inequality): so u lies in [1, sum], however many
+places a row has, and no maximum is needed to divide by it.
+
+*Exponentials.* With 2^a the first power of two from n on, every party computes y = (n x - sum of x) 2^-a of its share:
+(n / 2^a) c, exactly. E = e^c (2^a / n) 2^-t is a table (polynomials.py) of y less the middle of its range, whose values
+are stretched by 2^a / n and whose results have a gain of 1 to 2; t, a whole number, is the rest.
+
+*Sum.* The sum of E over a row is u 2^(a - t), right as it is: it is looked up, v = 1/u.
+
+*Product.* A result is E v 2^(t - a). E is opened in the bits that e^most needs, v in those that 1 needs
+(protocols/lifted_product.py).
+
+*Error.* Of E, in parts of e^c or of 1, whichever is more: 0.6 2^-10 of pieces, 2^-12 of coefficients as masks move
+them, N 2^-12 as y is rounded by N/2 units of 2^-12 and stretched, N 2^-13 as E is, |c| 2^-17 as the stretch is: less
+than h = (1 + 3 N / 8) 2^-10. As u >= 1, a result is off by h of itself or of 1/n, whichever is more, for its own E; and
+for u, which is a mean of such errors, by 2 h of itself. Of v: 2^-10 of pieces, N 2^-14 each as u and v are rounded.
+Together less than (4 + 5 N / 4) 2^-10 of a result or of 1/n: 2^-7 for up to three parties.
+
+*Range.* A row beyond it is noise, without notice: y or u leaves its table. The range of u is derived here; softmax
+without a maximum is common where logits are known to be small.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import Rows
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import InputError
+from hummingbird.mpc.functions.polynomials import GAIN, POWER_TO, PolynomialTable, choose, reciprocal_at
+from hummingbird.mpc.functions.softmax_tables import reciprocal
+from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
+from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Spec
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+LONGEST = 512  # places
+_SPREAD = (LONGEST - 1).bit_length()
+_WIDEST = POWER_TO - 1  # of half the range
+_LOWEST = -7.0  # of its middle: below it E would have no bits of fraction
+FRACTION = 12  # bits of fraction of y, and of E 2^t
+SUM_FRACTION = 13  # of u as it is looked up
+_BELOW = 13  # bits of fraction of v beyond its size
+_PIECES = 0.6 * 2.0**-10
+_SLACK = 2.0**-6  # of y: what parties round of the range, and of the middle
+
+
+class SoftmaxSizes(NamedTuple):
+    """The numbers of rows of one length: a, t, the middle of y, both tables, what reciprocals are less, bits of E that
+    are right, and bits of E and of v as they are opened.
+    """
+
+    spread: int
+    turn: int
+    middle: float
+    exp: PolynomialTable
+    reciprocal: PolynomialTable
+    below: float
+    bits: int
+    value: int
+    factor: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers that parties must have alike."""
+        tables = [(at.k, at.fraction, at.w, at.degree, at.scale, at.gain, at.stretch) for at in self[3:5]]
+        return (self.spread, self.turn, *tables[0], *tables[1], self.bits, self.value, self.factor)
+
+
+def _ends(rows: Rows) -> tuple[float, float]:
+    """The range of the tables: as `rows`, and up to a larger value where its middle would be too low."""
+    return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
+
+
+def most_sum(rows: Rows) -> float:
+    """The largest u: as told, or that of rows of the two ends alone, of which e^x, being convex, has the most."""
+    if rows.sum is not None:
+        return rows.sum
+    part = -rows.least / (rows.most - rows.least)  # of places at the upper end, for a mean of 0
+    return part * math.exp(rows.most) + (1 - part) * math.exp(rows.least)
+
+
+def most_bits(rows: Rows) -> int:
+    """Bits of E as it is opened, of rows of any length: 2^a / n is less than 2."""
+    longest = sizes(LONGEST, rows)
+    assert longest is not None, "see `serves`"
+    return longest.value + 1
+
+
+def fine(rows: Rows) -> int:
+    """Bits of fraction of v, which is 1 / sum at least."""
+    return max(SCALE, _BELOW + math.ceil(math.log2(most_sum(rows))))
+
+
+def serves(rows: Rows) -> bool:
+    """Whether rows of up to `LONGEST` places have their numbers: whether there are tables for them."""
+    least, most = _ends(rows)
+    if (most - least) / 2 > _WIDEST:
+        return False
+    return all(sizes(length, rows) is not None for power in range(10) for length in ((1 << power) // 2 + 1, 1 << power))
+
+
+@functools.lru_cache(1024)
+def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
+    """For rows of so many places; None where a table would not fit the ring."""
+    spread = (length - 1).bit_length()
+    stretch = round(2.0**spread / length * GAIN)
+    least, most = (end * length / 2.0**spread for end in _ends(rows))
+    middle = round((least + most) / 2 * 2**FRACTION) * 2.0**-FRACTION
+    # E at y: e^(stretched (y - middle)) times what e^middle and 2^a / n come to, 2^t times a gain of 1 to 2.
+    factor = math.exp(middle * stretch / GAIN) * 2.0**spread / length
+    turn = math.floor(math.log2(factor))
+    gain, unit = round(factor * 2.0**-turn * GAIN), 2.0**spread / length * 2.0**-turn
+    scale = FRACTION + turn
+    largest = math.exp(_ends(rows)[1] * (1 + 2.0**-16) + _SLACK) * unit * (1 + 2.0**-9)
+    opened = fine(rows) + 1 + MARGIN  # v is little more than 1
+    found = reciprocal(most_sum(rows) * (1 + 2.0**-8), fine(rows), opened)
+    if found is None:
+        return None
+    inverse, span = found
+    value = math.ceil(largest * 2.0**scale).bit_length() + 1 + MARGIN
+    bits = max(value, span + FRACTION + spread)
+    reach = (most - least) / 2 + _SLACK
+    table = choose("power", reach, FRACTION, bits - scale, scale, _PIECES, unit, gain=gain, stretch=stretch)
+    if table is None:
+        return None
+    return SoftmaxSizes(spread, turn, middle, table, inverse, reciprocal_at(span), bits, value, opened)
+
+
+def numbers(length: int, rows: Rows) -> SoftmaxSizes:
+    """`sizes` of rows that `serves` takes. InputError for more than `LONGEST` places."""
+    if not 0 < length <= LONGEST:
+        raise InputError(f"softmax over {length} places", hint=f"at most {LONGEST}")
+    found = sizes(length, rows)
+    assert found is not None, "see `serves`"
+    return found
+
+
+class SoftmaxInRange(Comparing):
+    """exp(x) / sum along `dim`, of rows in a known range: a look-up and an opening of every value, a look-up and an
+    opening for a row, three rounds. InputError for rows of more than `LONGEST` places.
+    """
+
+    input_limit = MAX_SCALE - _SPREAD
+
+    divides = True  # set by the planner: whether its results are divided by their sum here, or by their reader
+
+    def __init__(self, dim: int, comparison: Comparison, rows: Rows) -> None:
+        super().__init__(comparison)
+        self.dim, self.rows = dim, rows
+        self.fraction = FRACTION + fine(rows) + _SPREAD - SCALE
+
+    def left_to_reader(self) -> None:
+        """Give e^c 2^a / n, right in as many bits as `SoftmaxSizes.value` says, and leave the sum to who reads it
+        (mpc/layers/weighted_mean.py).
+        """
+        self.divides, self.fraction = False, FRACTION - SCALE
+
+    @property
+    def _longest(self) -> SoftmaxSizes:
+        found = sizes(LONGEST, self.rows)
+        assert found is not None, "see `serves`"
+        return found
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        values = n.precise(x, 2 * SCALE).movedim(self.dim, -1)
+        found = numbers(values.shape[-1], self.rows)
+        exp, inverse, more = self._looked_up(n, values, found)
+        up = _SPREAD - found.spread
+        product = max(self.read - up, found.value, found.factor)
+        out = n.lifted_product(exp, more, inverse, (found.value, found.factor), product)
+        out = n.times(out, 1, found.spread - found.turn)
+        return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
+
+    def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> Tensor:
+        """E of rows, the last dimension, with 16 bits of fraction, or as many more as its table has."""
+        length = x.shape[-1]
+        y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)
+        unit = length * 2.0**-found.spread
+        n.expects(y, self.rows.most * (1 + _SLACK), _WHAT, self.rows.least * (1 + _SLACK), unit)
+        y = y - n.constant(found.middle, n.scale + found.spread - SCALE)
+        return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
+
+    def _looked_up(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> tuple[Tensor, Tensor, int]:
+        """E and v of rows, the last dimension, and how many bits of fraction of E are zeros."""
+        exp = self.exponentials(n, x, found)
+        scale = max(SCALE, found.exp.scale)
+        total = n.times(exp.sum(-1, keepdim=True), 1, found.spread - found.turn)
+        n.expects(total, most_sum(self.rows) * (1 + 2.0**-8), _MEAN)
+        at = scale + found.spread - found.turn  # bits of fraction of u, as it is
+        lacking = max(0, SUM_FRACTION - at)
+        total = n.times(total, 1 << lacking, lacking) - n.constant(found.below, at + lacking - SCALE)
+        sums = n.with_comparison(self.comparison, at + lacking)
+        return exp, sums.polynomial(total, found.reciprocal, found.factor), scale - found.exp.scale
+
+    def dropped(self, x: Tensor) -> Tensor:
+        raise AssertionError("a softmax without bits has no rows")
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        if self.divides:
+            return super().forward(x)
+        scale, rows = scale_of(x), share_of(x)
+        found = numbers(rows.shape[-1], self.rows)
+        exp = self.exponentials(Shares(self.session(), self.comparison, scale), rows, found)
+        return from_share(exp >> max(0, SCALE - found.exp.scale), FRACTION)
+
+    def _prices(self, x: Spec, parties: int) -> CostTensor:
+        if self.divides:
+            return super()._prices(x, parties)
+        prices, given = CostTensor(self.comparison, x.scale, parties), torch.empty(x.shape, device="meta")
+        self.exponentials(prices, given, numbers(x.shape[-1], self.rows))
+        return prices
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return SCALE + self.fraction
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if valid[0] < self.needs(scales, 64):
+            return 0  # none is right: the planner takes another form
+        return 64 if self.divides else most_bits(self.rows)
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return self._longest.exp.k + max(0, scales[0] + _SPREAD - FRACTION)
+
+    def reads(self, later: int | None) -> int | None:
+        return self.needs([SCALE], 64) - SCALE
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return 1 if self.divides else most_bits(self.rows) - FRACTION - MARGIN - 1
+
+    def weight_scale(self, later: int) -> int:
+        return SCALE
+
+    def constants(self) -> tuple[int, ...]:
+        return (*self._longest.numbers, int(self.divides))
+
+    def variant(self, scale: int, parties: int) -> str:
+        return self._longest.exp.shown
+
+    def label(self) -> str:
+        tables = f"{self._longest.exp.shown}, and {self._longest.reciprocal.shown}"
+        return f"values of a row less their mean in {self.rows}: {tables}"
+
+
+_WHAT = "of a softmax's row, a value less the mean of all is"
+_MEAN = "of a softmax's row, the mean of exp(x - mean) is"

@@ -1,0 +1,172 @@
+"""Attention's softmax(x) v, x in a known range, divided behind the sum in place of before it: three messages in all.
+
+The softmax (softmax_in_range.py) leaves E = e^c 2^a / n, 2^a the first power of two from a row's n places on, and the
+mean of e^c in [1, sum]. Of it and of values y this layer gives the weighted means
+
+    sum of E y / sum of E = M w        M = 2^-a sum of E y        w = 2^a / sum of E
+
+*First message.* E and y are opened, each in the bits that its bound takes, for the product of both as matrices
+(protocols/lifted_matmul.py), and the sum of E is looked up. *Second.* M and w are opened, a number for a row, and M w
+loses all but 18 bits of fraction, right in the whole ring (protocols/lifted_product.py).
+
+*Error.* That of the softmax, in parts of a result or of the mean of |y|, whichever is more. y has 12 bits of fraction:
+N/2 units of that are averaged too. M has 14, and M w is cut to 18: N 2^-15 and (N + 1) 2^-19.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.bits import Rows
+from hummingbird.cost import Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul, terms
+from hummingbird.mpc.layers.layer import MAX_SCALE, Given, Layer, Spec, held
+from hummingbird.mpc.layers.softmax_in_range import (
+    FRACTION,
+    LONGEST,
+    SUM_FRACTION,
+    SoftmaxSizes,
+    most_bits,
+    most_sum,
+    numbers,
+)
+from hummingbird.mpc.protocols import lifted_matmul, lifted_product
+from hummingbird.mpc.protocols.lifted_product import Operand
+from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
+from hummingbird.mpc.session.session import Session
+from hummingbird.ring import SCALE
+
+_MEAN = 14  # bits of fraction of M
+_SPREAD = (LONGEST - 1).bit_length()  # the most that a is
+_RESULT = SCALE + 2  # and of a result
+
+
+class WeightedMeanWidths(NamedTuple):
+    """Bits of y and of M as they are opened, and bits of fraction that sum of E y has more than M."""
+
+    value: int
+    mean: int
+    shift: int
+
+    @property
+    def sums(self) -> int:
+        """Bits of the sum of E y that are read."""
+        return self.mean + self.shift
+
+
+def widths(rows: Rows, bound: int, spread: int) -> WeightedMeanWidths:
+    """For |y| < 2^bound, and 2^spread places or fewer."""
+    larger = math.ceil(math.log2(most_sum(rows) * (1 + 2.0**-7)))
+    return WeightedMeanWidths(FRACTION + held(bound), _MEAN + larger + held(bound), 2 * FRACTION + spread - _MEAN)
+
+
+def serves(rows: Rows, bound: int) -> bool:
+    """Whether what is opened for |y| < 2^bound fits the ring, in rows of any length."""
+    found = widths(rows, bound, _SPREAD)
+    factor = numbers(1 << _SPREAD, rows).factor
+    return max(found.sums, found.value) <= 64 and most_bits(rows) <= found.sums and found.mean + factor <= 61
+
+
+class WeightedMean(Layer):
+    """The product of what a softmax in a known range leaves, (..., i, j), and y, (..., j, l), over the sum of the
+    former: 2 rounds. y is opened in 15 bits and those of its bound, E in those of e^most, M in 17 and those of both.
+
+    rows: those of the softmax.
+    """
+
+    input_limit = MAX_SCALE
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def lifts(self, given: Given) -> bool:
+        return given.scale == FRACTION  # E, which is right in the bits that are opened, and no value at rest
+
+    def _cut(self, scale: int) -> int:
+        """Bits of fraction of y that are not opened."""
+        return max(0, scale - FRACTION)
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return _RESULT
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        enough = all(low >= wanted for low, wanted in zip(valid, self.needs_of_each(scales, 64), strict=True))
+        return 64 if enough else 0  # none is right: the planner takes another form
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        return [most_bits(self.rows), self._widths(0).value + self._cut(scales[1])]
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return max(self.needs_of_each(scales, later))
+
+    def reads(self, later: int | None) -> int | None:
+        return None
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[1]
+
+    def weight_scale(self, later: int) -> int:
+        return SCALE
+
+    def _widths(self, spread: int) -> WeightedMeanWidths:
+        return widths(self.rows, self.given[1].bound, spread)
+
+    def _parts(self, x: Sequence[int]) -> tuple[SoftmaxSizes, WeightedMeanWidths]:
+        found = numbers(x[-1], self.rows)
+        return found, self._widths(found.spread)
+
+    def constants(self) -> tuple[int, ...]:
+        return (*self._widths(_SPREAD), self.given[1].bound)
+
+    def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
+        """Bits of M w, without what is cut, that are right, and bits that are cut."""
+        cut = _MEAN + found.reciprocal.scale - _RESULT
+        return max(self.read, sizes.mean - cut, found.factor - cut), cut
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        x, y = (tuple(spec.shape) for spec in inputs)
+        found, sizes = self._parts(x)
+        request = LiftedMatMul(x, y, found.value, sizes.value, sizes.sums)
+        count, every = math.prod(x[:-1]), terms(x, y)
+        looked_up = LookUpPrice.of(count, found.reciprocal, found.factor, parties)
+        out = math.prod((*every[:-2], every[-1]))
+        bits, cut = self._product(found, sizes)
+        factor = cost.lifted_product(out, count, out, sizes.mean, found.factor, bits, parties, cut)
+        return lifted_matmul.price(request, looked_up, parties) + factor
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        x, y = (tuple(spec.shape) for spec in inputs)
+        found, _ = self._parts(x)
+        entries = math.prod(x[:-1]) << max(0, found.reciprocal.w - 2)
+        return max(super().breadth(inputs), entries, math.prod(terms(x, y)) // 4)  # three fields, and what is summed
+
+    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
+        session, exp = self.session(), share_of(x)
+        found, sizes = self._parts(exp.shape)
+        inverse = self._inverse(session, exp, found)
+        values = Operand(share_of(y), self._cut(scale_of(y)), sizes.value)
+        mean, over = lifted_matmul.product(session, Operand(exp, 0, found.value), values, sizes.sums, inverse)
+        bits, cut = self._product(found, sizes)
+        operands = Operand(mean, sizes.shift, sizes.mean), Operand(over, 0, found.factor)
+        return from_share(lifted_product.product(session, *operands, bits, cut), _RESULT)
+
+    @staticmethod
+    def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
+        """The look-up of w, (..., 1), of the mean of e^c, which is that of E's sum."""
+        scale = FRACTION + found.spread
+        lacking = max(0, SUM_FRACTION - scale)
+        middle = int(ring.encode(torch.tensor(found.below, dtype=torch.float64), scale + lacking))
+        mean = (exp.sum(-1, keepdim=True) << lacking) - (middle if session.rank == 0 else 0)
+        return LookUp(session, mean, found.reciprocal, scale + lacking, found.factor)
+
+    def label(self) -> str:
+        found = self._widths(0)
+        return f"weighted means, of what {self.rows} leaves: opens {found.value} and {found.mean} bits"

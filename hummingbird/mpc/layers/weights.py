@@ -1,0 +1,73 @@
+"""A layer's weight, public or of one party: its bits of fraction, where it is kept, and products with it.
+
+Weights have 20 bits of fraction, and public ones more where they are small, or fewer before a coarse window
+(`Linear.coarser`); private ones have no number of their own, for it would tell how small they are. Those that read the
+net's inputs have up to 26, as large inputs ask for them (mpc/plan/columns.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hummingbird import ring
+from hummingbird.kernels import Factor
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
+from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
+from hummingbird.ring import WEIGHT_SCALE
+
+
+def private_fraction(weight: Tensor, owner: int, bits: int = WEIGHT_SCALE) -> int:
+    """`bits`, the bits of fraction of a weight of party `owner`; InputError, at its owner, if they are too few."""
+    if not sessions.is_initialized() or sessions.current().rank == owner:
+        ring.fraction(weight, bits, where="weight")
+    return bits
+
+
+class PublicWeight(nn.Module):
+    """A weight that all parties have. code: int64, the encoded weight in torch's layout for its layer's product."""
+
+    code: Tensor
+
+    def __init__(self, code: Tensor) -> None:
+        super().__init__()
+        self.shape = tuple(code.shape)
+        self.register_buffer("code", code)
+        self._factor: Factor | None = None  # of the layer's only product; forgotten when the code moves or changes
+        self._bits: int | None = None  # of the code, read before it moves: a look at a GPU waits for all that it does
+
+    def product(
+        self,
+        session: Session,
+        op: str,
+        x: Tensor,
+        options: dict[str, Any],
+        view: Sequence[int] | None = None,
+        bits: int = 64,
+    ) -> Tensor:
+        """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product. Free."""
+        if op == "mul":
+            return ring.bilinear(op, x, self.code.view(self.shape if view is None else tuple(view)))
+        if self._factor is None:
+            self._factor = Factor(ring.arranged(op, self.code, options.get("groups", 1)), self._bits)
+        return ring.bilinear(op, x, self._factor, bits, **options)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PublicWeight:
+        self._bits = Factor(self.code).bits if self._bits is None else self._bits
+        self._factor = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._factor = self._bits = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"{self.shape} public"
+
+
+def weight_of(code: Tensor, owner: int | None) -> PublicWeight | FixedWeight:
+    """A layer's weight from its int64 code: public, or party `owner`'s."""
+    return PublicWeight(code) if owner is None else FixedWeight(code, owner)

@@ -1,0 +1,1 @@
+"""A net's plan: private layers, scales, prices, and the loop that runs them."""

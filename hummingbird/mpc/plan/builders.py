@@ -1,0 +1,285 @@
+"""The private layer of every canonical step of a net (`hummingbird.graph`): one builder per op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.bits import EXACT, BitConfig, Rows
+from hummingbird.graph import OPS, Step
+from hummingbird.mpc.functions import splines
+from hummingbird.mpc.layers import activations as act
+from hummingbird.mpc.layers import softmax_in_range
+from hummingbird.mpc.layers.attention import Causal, Einsum, MatMul, RootScale
+from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.layers.constants import AddConstant, Constant, Pad, Scale
+from hummingbird.mpc.layers.embedding import Embedding, SharePublic
+from hummingbird.mpc.layers.layer import FLOOR, Combine, Layer, Local
+from hummingbird.mpc.layers.linear import Linear
+from hummingbird.mpc.layers.norms import Norm
+from hummingbird.mpc.layers.pooling import AdaptiveMaxPool, MaxPool
+from hummingbird.mpc.layers.products import Multiply, Square
+from hummingbird.mpc.layers.resizing import Resize
+from hummingbird.mpc.layers.selecting import Abs, Bounded, Greater, Larger
+from hummingbird.mpc.layers.softmax import Argmax, LogSoftmax, Softmax
+from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
+from hummingbird.mpc.plan.columns import Halved
+from hummingbird.mpc.plan.rounding_plan import Built
+from hummingbird.mpc.plan.smooth_choice import smooth_layer
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.ring import SCALE
+
+# What `register_converter` has been taught: module type -> builder of its private form.
+CUSTOM: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
+
+
+def bare(step: Step) -> Step:
+    """The step without weights: tensors on the meta device."""
+    attrs = {
+        key: value.to("meta")
+        if isinstance(value, Tensor)
+        else deepcopy(value).to("meta")
+        if isinstance(value, nn.Module)
+        else value
+        for key, value in step.attrs.items()
+    }
+    return Step(step.name, step.op, step.inputs, attrs)
+
+
+def builder(protocol: str, config: BitConfig, owner: int | None, aim: TableChoice = LATENCY) -> Callable[[Step], Built]:
+    """Layer or plain function of a step, and what it asks of its inputs."""
+    comparison = named(protocol)
+
+    def build(step: Step) -> Built:
+        if step.op == "custom":
+            return Built(CUSTOM[type(step.attrs["module"])](step.attrs["module"]), None, SCALE, True)
+        if step.op in PLAIN:
+            function = None if step.op in ("input", "public", "output") else _bind(step)
+            return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
+        compare = comparison(config.window(step.name), aim=aim)
+        if step.op in ON_ROWS:
+            layer = ON_ROWS[step.op](step, compare, config.rows_of(step.name))
+        else:
+            layer = BUILDERS[step.op](step, compare, owner)
+        return Built(layer, None, layer.input_limit, layer.whole_input)
+
+    return build
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    """The graph's own definition, for steps on sizes and on tuples of tensors."""
+    function, attrs = OPS[step.op], step.attrs
+    return lambda *values: function(attrs, *values)
+
+
+# One builder per canonical op: (step, comparison, owner of the weights) -> layer
+# ----------------------------------------
+
+Build = Callable[[Step, Comparison, int | None], Layer]
+
+
+def _conv(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    transposed = step.op == "conv_transpose"
+    names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
+    options = {name: [int(v) for v in a[name]] for name in names} | {"groups": int(a["groups"])}
+    return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner, **_inputs(step))
+
+
+def _linear(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    known = _inputs(step)
+    if "unscaled" in known:
+        known["unscaled"] = known["unscaled"].t()
+    return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner, **known)
+
+
+def _inputs(step: Step) -> dict[str, Any]:
+    """Attributes by which mpc/plan/columns.py describes the inputs of a layer with weights."""
+    return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
+
+
+def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "halved" in step.attrs:
+        return Halved(step.attrs["scale"], last=False)
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, **_inputs(step))
+
+
+def _scale_last(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "halved" in step.attrs:
+        return Halved(step.attrs["scale"], last=True)
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True, **_inputs(step))
+
+
+def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
+    return Norm(step.attrs, comparison.wider(EXACT, 64), rows)  # windows are for values; these are sums of squares
+
+
+def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
+    causal, hidden = step.attrs.get("causal", False), step.attrs.get("hidden")
+    masked = causal or hidden is not None or len(step.inputs) > 1
+    if rows is None or masked or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
+        return Softmax(step.attrs["dim"], comparison, rows, causal, hidden)
+    return SoftmaxInRange(step.attrs["dim"], comparison, rows)
+
+
+def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    dims, keep = step.attrs["dims"], step.attrs["keepdim"]
+    if dims is None:
+        return Local(lambda x: x.sum(), "sum over all", FLOOR)
+    return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}", FLOOR)
+
+
+def _add(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "value" in step.attrs:
+        return AddConstant(_constant(step), owner=_owner(step, owner))
+    return Combine(lambda xs: xs[0] + xs[1], "add", 1)
+
+
+def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "value" not in step.attrs:
+        return Combine(lambda xs: xs[0] - xs[1], "subtract", 1)
+    value, its = _constant(step), _owner(step, owner)
+    return AddConstant(value, -1, its) if step.attrs.get("reversed") else AddConstant(-value, owner=its)
+
+
+def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "value" not in step.attrs:
+        return Multiply(comparison.takes_rounded_shares)
+    factor, its = _constant(step), _owner(step, owner)
+    if factor.numel() != 1 or its is not None:
+        return Linear("mul", factor, None, {}, its, last=True, **_inputs(step))
+    return Scale(float(factor))
+
+
+def _owner(step: Step, owner: int | None) -> int | None:
+    """Whose the constant of a step is: a tensor is one of the weights, or made of them; a number is public."""
+    return owner if isinstance(step.attrs["value"], Tensor) else None
+
+
+def _constant(step: Step) -> Tensor:
+    return torch.as_tensor(step.attrs["value"], dtype=torch.float64)
+
+
+def _max_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], comparison)
+
+
+def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
+
+
+SMOOTH = ("sigmoid", "tanh", "silu", "gelu")  # functions with a form for each aim
+
+
+def _smooth(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    name = f"gelu-{step.attrs['approximate']}" if step.op == "gelu" else step.op
+    return smooth_layer(name, comparison)
+
+
+def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
+    return lambda step, comparison, owner: Local(function(step.attrs), step.op)
+
+
+def _defined(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    """Reshaping: the graph's own definition, applied to the share."""
+    return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
+
+
+def _extreme(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    sign = 1 if step.op == "maximum" else -1
+    return Bounded(step.attrs["value"], sign, comparison) if "value" in step.attrs else Larger(sign, comparison)
+
+
+def _greater(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return Greater(a.get("value"), a["turned"], a["strict"], comparison)
+
+
+def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return Pad(step.attrs["pads"], float(step.attrs["value"]))
+
+
+# The ops that may be told what their rows are (`BitConfig.rows`): (step, comparison, rows) -> layer
+ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
+    "softmax": _softmax,
+    "norm": _norm,
+}
+
+
+def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
+    """ConfigError if the configuration has rows of anything but the softmaxes and norms among these steps."""
+    softmaxes, norms = ([step.name for step in steps if step.op == op] for op in ("softmax", "norm"))
+    config.check_rows(softmaxes, norms)
+
+
+def _any_rows(op: str) -> Build:
+    return lambda step, comparison, owner: ON_ROWS[op](step, comparison, None)
+
+
+# The ops that compare: their layers have windows.
+COMPARING: dict[str, Build] = {
+    "relu": lambda step, comparison, owner: act.ReLU(comparison),
+    "leaky_relu": lambda step, comparison, owner: act.LeakyReLU(step.attrs["slope"], comparison),
+    "prelu": lambda step, comparison, owner: act.PReLU(step.attrs["weight"], comparison, owner),
+    "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
+    "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
+    "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
+    **dict.fromkeys(SMOOTH, _smooth),
+    "softmax": _any_rows("softmax"),
+    "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
+    "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
+    "max_pool": _max_pool,
+    "abs": lambda step, comparison, owner: Abs(comparison),
+    "maximum": _extreme,
+    "minimum": _extreme,
+    "greater": _greater,
+    "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
+}
+BUILDERS: dict[str, Build] = {
+    **COMPARING,
+    "conv": _conv,
+    "conv_transpose": _conv,
+    "linear": _linear,
+    "affine": _affine,
+    "scale_last": _scale_last,
+    "norm": _any_rows("norm"),
+    "matmul": lambda step, comparison, owner: MatMul(comparison.takes_rounded_shares),
+    "einsum": lambda step, comparison, owner: Einsum(step.attrs["equation"], comparison.takes_rounded_shares),
+    "root_scale": lambda step, comparison, owner: RootScale(),
+    "causal": lambda step, comparison, owner: Causal(),
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda step, comparison, owner: AdaptiveAvgPool(step.attrs["output_size"]),
+    "mean": lambda step, comparison, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
+    "sum": _sum,
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "neg": _local(lambda a: lambda x: -x),
+    "square": lambda step, comparison, owner: Square(),
+    "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
+    "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "resize": lambda step, comparison, owner: Resize(step.attrs),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "flip", "roll", "edge_pad"), _defined),
+    "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
+    "constant": lambda step, comparison, owner: Constant(_constant(step), owner),
+    "pad": _pad,
+    "share_public": lambda step, comparison, owner: SharePublic(step.attrs.get("shown", False)),
+    "embedding": lambda step, comparison, owner: Embedding(step.attrs["weight"], owner),
+    **dict.fromkeys(
+        "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined
+    ),
+}
+# Ops that give the values they read in other places, or several times.
+MOVES = frozenset(op for op, build in BUILDERS.items() if build is _defined)
+# Ops on plain values, which are no shares.
+PUBLIC = ("public", "public_constant", "public_call")
+# Ops without a layer.
+PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom", *PUBLIC})

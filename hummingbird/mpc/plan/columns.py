@@ -1,0 +1,250 @@
+"""Columns as they were measured: the first layer's small weights of large inputs keep their bits.
+
+Weights of one tensor have the same bits of fraction, and an input may reach 2^20: a weight of 2^-17 of such a column is
+rounded by 2^-4 of itself with 20 bits. So where a layer reads inputs that no other weights have seen, columns (input
+channels) of small weights are halved as often as their weights are doubled before these are rounded. Halving adds bits
+of fraction and sends nothing: up to six stay on the input, and weights count as many bits more. Where a column needs
+more, the planner opens the halved inputs (`Lift`), or rounds them if a window reads few bits; they keep 22 bits.
+
+Private weights cannot say which columns are large: they have as many more bits as the ring has room for, and their
+owner's conversion ends if that is too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import EXACT, BitConfig
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import Problem
+from hummingbird.graph.steps import Ref, Step, map_refs, refs
+from hummingbird.mpc.layers.layer import FLOOR, Layer, room
+from hummingbird.ring import LEAST_PRECISION, PRECISION, SCALE, WEIGHT_SCALE, exponent_of
+
+WEIGHTS = {
+    "linear": "weight",
+    "conv": "weight",
+    "conv_transpose": "weight",
+    "affine": "scale",
+    "scale_last": "scale",
+    "mul": "value",
+}
+# Steps whose results are on scales of their own, whatever the net's inputs are.
+_NEW_SCALES = WEIGHTS.keys() | set(
+    "norm matmul einsum softmax log_softmax argmax greater sigmoid tanh hardsigmoid constant embedding share_public "
+    "public public_constant public_call size int".split()
+)
+LEAST = 7  # columns whose largest weight is 2^-7 or more are fine: rounding errs by 2^-14 of it
+ENOUGH = 5  # others are doubled to more than 2^-5, if six doublings are enough for all, or to 1/2 or more
+OFFSET = 2  # a bias above 2^2 is there to cancel products as large: columns then need as many bits more
+FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have more than at rest
+MOST = 12  # doublings: halved inputs of 22 bits of fraction then keep 2^-10, enough where inputs are of order 1
+EVEN = 11  # doublings of a weight of 1 for which 2^20, halved, is rounded by as much as the weight times 2^20
+LARGE = 7  # weights above 2^7 may belong to columns of values below 2^-6, whose rounding they make visible
+NOTHING = 11  # a column that cannot reach 2^-11 of the largest weight, or of 1, with inputs below 2^20, is left alone
+
+
+def kept(steps: Sequence[Step]) -> list[Step]:
+    """The steps with small columns of public weights kept. A layer whose weights are changed has the attribute
+    "unscaled", its own weights; the step before it has its name with ".columns" behind, and the attribute "halved".
+    """
+    raw = measured(steps)
+    out: list[Step] = []
+    place: list[Ref] = []
+    for step in steps:
+        step = replace(step, inputs=map_refs(step.inputs, lambda ref: place[ref.index]))
+        if len(place) in raw and (doublings := _doublings(step)) is not None:
+            out.append(_halved(step, doublings))
+            step = _doubled(replace(step, inputs=(Ref(len(out) - 1), *step.inputs[1:])), doublings)
+        out.append(step)
+        place.append(Ref(len(out) - 1))
+    return out
+
+
+def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
+    """The steps of a net with private weights: those that read its inputs have the attribute "fraction"."""
+    reading, bits = measured(steps), private_bits(config)
+    return [
+        replace(step, attrs=step.attrs | {"fraction": bits}) if number in reading else step
+        for number, step in enumerate(steps)
+    ]
+
+
+def private_bits(config: BitConfig) -> int:
+    """Bits of fraction of private weights that read a net's inputs: 20 for those up to 2^14, and 26, the most there is
+    room for, for 2^20. Where nobody says how large they are, 26 if comparisons are exact, and 20 before windows, which
+    would cost more.
+    """
+    most, room_left = config.input_range, room(FLOOR) - WEIGHT_SCALE
+    if most is None:
+        exact = all(window == EXACT for window in (config.default, *config.layers.values()))
+        return WEIGHT_SCALE + (room_left if exact else 0)
+    return WEIGHT_SCALE + max(0, min(room_left, exponent_of(most) - FLOOR + room_left))
+
+
+def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
+    """The steps of a net with private weights that lose columns: their rounding errs by more than 2^-10 of
+    a column, and by more than 2^-8 of the largest weight for inputs as large as they can be.
+    """
+    most = 2.0**FLOOR if config.input_range is None else config.input_range
+    unit = 2.0 ** private_bits(config)
+    found = []
+    for number in sorted(measured(steps)):
+        step, groups = steps[number], steps[number].attrs.get("groups", 1)
+        weight = step.attrs[WEIGHTS[step.op]].detach().double()
+        errors = largest_of_columns(step.op, (weight * unit).round() / unit - weight, groups)
+        largest = largest_of_columns(step.op, weight, groups)
+        much = errors * most > float(largest.max()) * 2.0**-LEAST_PRECISION
+        if bool((much & (errors > largest * 2.0**-PRECISION)).any()):
+            # Not which, nor how many: this text is told to the other parties.
+            what = f"weights so small that, for inputs up to {most:g}, their rounding would be seen"
+            found.append(Problem(step.name, what, _HINT))
+    return found
+
+
+_HINT = (
+    "multiply columns of large values by powers of two before this layer, x * self.powers, and their weights by the "
+    "inverse; or say that inputs are smaller, BitConfig(..., input_range=)"
+)
+
+
+def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
+    """The steps that read inputs too small to be shared: their rounding, 2^-17, exceeds 2^-10 of the largest."""
+    most = config.input_range
+    if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
+        return []
+    what = f"inputs are up to {most:g} (input_range), and are shared as multiples of 2^-16: that is too coarse for them"
+    hint = "multiply the inputs by a power of two, divide the weights by it, and find the bits anew"
+    return [Problem(steps[number].name, what, hint) for number in sorted(measured(steps))]
+
+
+def coarse(steps: Sequence[Step]) -> list[str]:
+    """A sentence for every step whose weights multiply the rounding of the inputs, 2^-17, by more than 2^7.
+
+    These weights suggest values far below 1, but no weight says what the values are.
+    """
+    said = []
+    for number in sorted(measured(steps)):
+        step = steps[number]
+        largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1)).flatten()
+        large = [place for place, value in enumerate(largest.tolist()) if value > 2.0**LARGE]
+        if large:
+            shown = "column" + "s" * (len(large) > 1) + " " + ", ".join(map(str, large[:4]))
+            shown += f" and {len(large) - 4} more" if len(large) > 4 else ""
+            most = float(largest.max())
+            said.append(
+                f"{step.name}: weights of up to {most:.3g} multiply {shown} of the inputs, which are rounded to "
+                f"multiples of 2^-16 where they are shared: results err by up to {most * 2.0 ** -(SCALE + 1):.2g} for "
+                "each. If these values are below 2^-6, multiply them by a power of two before they are shared, and "
+                "divide their weights by it"
+            )
+    return said
+
+
+def measured(steps: Sequence[Step]) -> set[int]:
+    """Steps with weights that read the net's inputs, which no other weights have seen."""
+    raw: list[bool] = []
+    for step in steps:
+        inputs = any(raw[ref.index] for ref in refs(step.inputs))
+        number = step.op == "mul" and not _has_weights(step)  # by a number, or of two values: the scales stay
+        raw.append(step.op == "input" or (inputs and (step.op not in _NEW_SCALES or number)))
+    return {
+        number
+        for number, step in enumerate(steps)
+        if _has_weights(step) and any(raw[ref.index] for ref in refs(step.inputs))
+    }
+
+
+def _has_weights(step: Step) -> bool:
+    weight = step.attrs.get(WEIGHTS.get(step.op, ""))
+    return isinstance(weight, Tensor) and weight.numel() > 1 and not weight.is_meta
+
+
+def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
+    """The largest |weight| of every input channel, or of every factor, float64; layout as in a step's attributes."""
+    size = weight.detach().abs().double()
+    if op == "linear":
+        return size.amax(0)
+    if op == "conv":  # (out, in / groups, ...)
+        return size.unflatten(0, (groups, -1)).flatten(3).amax((1, 3)).flatten()
+    return size.flatten(1).amax(1) if op == "conv_transpose" else size
+
+
+def _doublings(step: Step) -> Tensor | None:
+    """How often the weights of every column are doubled; None if all are large enough."""
+    largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
+    if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
+        return None  # refused where it is encoded
+    mantissa, exponent = torch.frexp(largest)
+    exponent = exponent - (mantissa == 0.5).to(exponent.dtype)  # the least one with largest <= 2^exponent
+    alone = largest.shape == step.attrs[WEIGHTS[step.op]].shape  # factors: no result has two columns
+    counts = largest > (2.0**-SCALE if alone else min(1.0, float(largest.max())) * 2.0**-NOTHING) * 2.0**-FLOOR
+    offset = max(0, _bias(step) - OFFSET)
+    if not bool((counts & (largest < 2.0 ** (offset - LEAST))).any()):
+        return None
+    few = (1 + offset - ENOUGH - exponent).clamp(min=0) * counts
+    if int(few.max()) <= FREE:
+        return few.long()
+    most = torch.minimum(offset - exponent, EVEN - exponent // 2)
+    return (most.clamp(min=0, max=MOST) * counts).long()
+
+
+def _bias(step: Step) -> int:
+    """log2, rounded up, of the largest bias."""
+    bias = step.attrs.get("shift", step.attrs.get("bias"))
+    return exponent_of(float(bias.detach().abs().max())) if bias is not None and bias.numel() else 0
+
+
+def _halved(step: Step, doublings: Tensor) -> Step:
+    scale = 1 / (1 << doublings).float()
+    last = step.op in ("linear", "scale_last", "mul")
+    attrs = {"scale": scale, "shift": torch.zeros_like(scale), "halved": True}
+    return Step(f"{step.name}.columns", "scale_last" if last else "affine", step.inputs[:1], attrs)
+
+
+def _doubled(step: Step, doublings: Tensor) -> Step:
+    name = WEIGHTS[step.op]
+    weight = step.attrs[name]
+    if step.op == "conv":  # the columns of each group of outputs
+        groups = step.attrs["groups"]
+        doublings = doublings.view(groups, 1, -1).expand(groups, len(weight) // groups, -1)
+        doublings = doublings.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
+    elif step.op == "conv_transpose":
+        doublings = doublings.view(-1, *[1] * (weight.dim() - 1))
+    doubled = weight.detach() * (1 << doublings).to(weight.device, weight.dtype)
+    return replace(step, attrs=step.attrs | {name: doubled, "unscaled": weight})
+
+
+class Halved(Layer):
+    """x over a power of two for every column, which adds the bits of fraction of the largest. Nothing is sent.
+
+    scale: the reciprocals of these powers. last: they are for the last dimensions, not for channels.
+    """
+
+    input_limit = 24
+
+    def __init__(self, scale: Tensor, last: bool) -> None:
+        super().__init__()
+        halvings = 1 - torch.frexp(scale.double())[1].long()
+        self.fraction, self.last = int(halvings.max()), last
+        self.register_buffer("shifts", self.fraction - halvings)
+
+    shifts: Tensor
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + self.fraction
+
+    def weight_scale(self, later: int) -> int:
+        return later
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)
+        shifts = self.shifts if self.last else self.shifts.view(-1, *[1] * (share.dim() - 2))
+        return from_share(share << shifts, scale_of(x) + self.fraction)
+
+    def label(self) -> str:
+        return f"columns halved, up to {self.fraction} times"

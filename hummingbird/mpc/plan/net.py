@@ -1,0 +1,435 @@
+"""A private net: a plan, which is data that can be printed and priced, and the loop that runs it.
+
+Every plan step names a layer, the earlier steps it reads, and the scale of its result, all fixed at conversion.
+Shapes follow from the input's shape on torch's meta device, so a net knows every message of a run before it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.channel import interleave, meter
+from hummingbird.cost import FREE, Cost
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.graph import Interpreter, Step, calls, run_all
+from hummingbird.graph.rowwise import rowwise
+from hummingbird.graph.steps import refs
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.layers.layer import Layer, Spec
+from hummingbird.mpc.plan import microbatch, public_inputs
+from hummingbird.mpc.plan.microbatch import Slice
+from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
+from hummingbird.mpc.session import session as sessions
+from hummingbird.ring import SCALE
+from hummingbird.structure import Structure
+from hummingbird.version import VERSION
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """One step: `layer(*inputs)`, or a plain function of sizes.
+
+    scale: bits of fraction of the result. source: the graph step whose shape it has. valid: low bits of its shares that
+    are right. grain: its lowest bits that are zero in every share.
+    """
+
+    name: str
+    op: str
+    layer: nn.Module | None
+    function: Callable[..., Any] | None
+    inputs: tuple[Any, ...]
+    scale: int
+    source: int
+    valid: int
+    grain: int = 0
+
+
+class PlannedCost(NamedTuple):
+    """The price of a step: `hummingbird estimate` prints a list of these.
+
+    range: the layer is right for values below 2^range, of its result or, with a window, of what it compares.
+    """
+
+    name: str
+    op: str
+    window: str
+    variant: str
+    elements: int
+    range: int | None
+    cost: Cost
+    breadth: int  # values that it works on side by side (mpc/layers/layer.py)
+
+
+class Work(NamedTuple):
+    """A slice of the shared batch x that is to be run, its public inputs, and its material."""
+
+    x: MPCTensor
+    part: Slice
+    public: Sequence[Tensor]
+    supply: sessions.Supply
+
+
+class PrivateNet(nn.Module):
+    """The converted net: `forward` takes and gives CrypTen tensors (scale 2^16), modules keep their qualified names.
+
+    graph: the canonical steps, on the meta device: shapes only, no weights.
+    facts: what all parties must agree on. settings: for printing.
+    input_range: the largest |input| that the windows were found for; None: not known. An owner of data passes it on as
+        `cryptensor(x, src, limit=private.input_range)`.
+    images_per_slice: the most images that run at a time, the same at all parties; None: as memory allows.
+    """
+
+    images_per_slice: int | None = None
+
+    def __init__(
+        self,
+        plan: Sequence[PlanStep],
+        graph: Sequence[Step],
+        facts: dict[str, str],
+        settings: str,
+        input_range: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_range = input_range
+        self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
+        self._set_up_for: object = None
+        self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
+        self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
+        self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
+        self._interpreter = Interpreter(self.plan)
+        self._agreed = [step.name for step in self.plan if step.op == "public"]
+        for step in self.plan:
+            if step.layer is not None:
+                _attach(self, step.name, step.layer)
+
+    @property
+    def comparing_layers(self) -> list[str]:
+        """Qualified names of the layers that have a window."""
+        return [step.name for step in self.plan if getattr(step.layer, "comparison", None) is not None]
+
+    def set_up(self) -> None:
+        """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
+
+        `convert_model` calls this if there is a session, else the first call of the net: once per session.
+        """
+        session = sessions.current()
+        if self._set_up_for is session:
+            return
+        if self._set_up_for is not None and "private" in self.facts["weights"]:
+            raise InputError("the weights were shared in an earlier session", hint="convert the net again after init()")
+        session.agree("convert_model", {"hummingbird version": VERSION, **self.facts})
+        self.to(session.device)
+        session.dealer.admit(self.facts, [])
+        for step in self.plan:
+            if isinstance(step.layer, Layer):
+                with _located(step):
+                    step.layer.share_weights(session)
+        if self._fixed_weights:
+            with meter.layer("weights", "open", self.setup_cost(session.parties)):
+                open_weights(session, self._fixed_weights)
+        self._set_up_for = session
+
+    def rowwise(self, input_shape: Sequence[int]) -> bool:
+        """Whether every image of such a batch is known to be computed by itself, so that parts of it can run apart."""
+        shape = tuple(input_shape)
+        if shape not in self._rowwise:
+            self._rowwise[shape] = rowwise(self._graph, shape)
+        return self._rowwise[shape]
+
+    def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        """The shape that `costs` takes, of private inputs of these shapes: several are one tensor (batch, values)."""
+        return calls.packed_shape(shapes)
+
+    @property
+    def inputs(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Name of each private input, and its shape for one image, None where the net has any."""
+        return calls.named_inputs(self._graph)
+
+    def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
+        """The structure (hummingbird/structure.py) of what the net gives for an input of this shape, and the name and
+        the shape of each tensor in it.
+        """
+        return calls.named_results(self._graph, input_shape)
+
+    def setup_cost(self, parties: int) -> Cost:
+        """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
+        return opening_cost(self._fixed_weights, parties)
+
+    @property
+    def _fixed_weights(self) -> list[FixedWeight]:
+        layers = [step.layer for step in self.plan if step.layer is not None]
+        # Once each: a layer is also part of the one that it has its name from, as "where.kept" is of "where".
+        found = {id(x): x for layer in layers for x in layer.modules() if isinstance(x, FixedWeight)}
+        return list(found.values())
+
+    def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
+        """Rounds and bits of every step for this input shape. InputError if the net cannot take it."""
+        key = (tuple(input_shape), parties)
+        if key not in self._costs:
+            self._costs[key] = self._price(*key)
+        return self._costs[key]
+
+    def _price(self, input_shape: tuple[int, ...], parties: int) -> list[PlannedCost]:
+        several = self._graph[0].attrs.get("names") == ()  # public inputs alone: (batch, 0)
+        if not input_shape or 0 in input_shape[: 1 if several else None]:
+            raise InputError(
+                f"an input of shape {input_shape} is no batch of images",
+                where="input",
+                hint="the first dimension is the batch: give one image or more",
+            )
+        try:
+            values = run_all(self._graph, *calls.on_meta(self._graph, input_shape))
+        except InputError as error:
+            raise InputError(error.what, where=error.where or "input", hint=error.hint) from None
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise InputError(
+                f"the net cannot take an input of shape {input_shape}: {str(error).splitlines()[0]}",
+                where="input",
+                hint="the first dimension is the batch; the others must be those the net was trained on",
+            ) from None
+        out = []
+        for step in self.plan:
+            value = values[step.source]
+            elements = value.numel() if isinstance(value, Tensor) else 0
+            cost, variant, breadth = FREE, "", elements
+            if step.name in self._agreed[:1]:
+                cost = public_inputs.agreement_cost(self._agreed, parties)
+            if isinstance(step.layer, Layer):
+                specs = [
+                    Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
+                    for ref in refs(step.inputs)
+                    if isinstance(values[self.plan[ref.index].source], Tensor)
+                ]
+                try:
+                    cost = step.layer.cost(specs, parties)
+                except InputError as error:
+                    raise InputError(error.what, where=step.name, hint=error.hint) from None
+                breadth = max(elements, step.layer.breadth(specs))
+                if step.layer.comparison is not None:
+                    variant = step.layer.variant(specs[0].scale, parties)
+            reach = step.layer.range if isinstance(step.layer, Layer) else None
+            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
+        return out
+
+    def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
+        """`forward`, after `set_up` where this session has not had it yet; a wrong input is told before that.
+
+        inputs, named: what forward() takes, private tensors shared (`cryptensor`), public ones as in the example.
+        The result has the structure of forward()'s, of shared tensors.
+        """
+        session = sessions.current()
+        given = calls.inputs(self._graph, inputs, named, lambda value: isinstance(value, MPCTensor))
+        for leaf in given.private:
+            _check_input(leaf)
+        if len(given.private) == 1:
+            x = given.private[0]
+        elif given.private:
+            x = from_share(calls.packed([share_of(leaf) for leaf in given.private]))
+        else:
+            x = from_share(torch.zeros(given.batch, 0, dtype=torch.int64, device=session.device))
+        if self._set_up_for is not session:
+            self._check(x, progress)
+            self.set_up()
+        out: MPCTensor = super().__call__(x, progress, given.public)
+        if "structure" not in self._graph[-1].attrs:
+            return out
+        shapes = calls.shapes_for(self._graph, x.size())
+        return calls.unpacked(self._graph, share_of(out), shapes, lambda share: from_share(share, scale_of(out)))
+
+    def forward(
+        self, x: MPCTensor, progress: Callable[[int], None] | None = None, public: Sequence[Tensor] = ()
+    ) -> MPCTensor:
+        """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
+
+        Several inputs, and several results, are one tensor here (graph/calls.py).
+
+        Two slices run in turns, three on a GPU: while the opening of one is on the wire, the next one computes.
+        progress: called with the number of images whenever a slice is done. public: the public inputs, in order, of
+        which the parties compare digests once, before the first slice.
+        """
+        session = sessions.current()
+        if self._set_up_for is not session:
+            raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
+        self._check(x, progress)
+        if self._agreed:
+            with meter.layer(self._agreed[0], "public", public_inputs.agreement_cost(self._agreed, session.parties)):
+                public_inputs.agree(session, self._agreed, public)
+        work = self.begin(x, public)
+        outputs: list[Any] = [None] * len(work)
+        together = min(microbatch.in_flight(session.device), len(work))
+
+        def run_from(start: int) -> None:
+            for number in range(start, len(work), together):
+                outputs[number] = self.run(work[number])
+                if progress is not None:
+                    progress(work[number].part.images)
+
+        interleave.Interleave().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
+        return microbatch.join(outputs, [each.part for each in work])
+
+    def begin(
+        self,
+        x: MPCTensor,
+        public: Sequence[Tensor] = (),
+        ahead: MutableMapping[tuple[int, ...], sessions.Supply] | None = None,
+    ) -> list[Work]:
+        """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
+
+        public: the public inputs, on which the parties agree. ahead: material made before, by the shape of the slice
+        that takes it out; the same at all parties.
+        """
+        session, shape = sessions.current(), tuple(share_of(x).shape)
+        parts = self._slices(session, shape)
+        session.dealer.admit(self.facts, [part.shape for part in parts])
+
+        def supply(shape: tuple[int, ...]) -> sessions.Supply:
+            if ahead and shape in ahead:
+                return ahead.pop(shape)
+            return session.dealer.reserve(self._requests.get((shape, session.parties)))
+
+        return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
+
+    def material(self, shape: tuple[int, ...], most: int) -> sessions.Supply | None:
+        """The material of a slice of this shape, made from now on; None if no such slice has run yet, or above `most`
+        bytes of shares.
+        """
+        session = sessions.current()
+        requests = self._requests.get((shape, session.parties))
+        if requests is None or sum(request.share_bytes for request in requests) > most:
+            return None
+        return session.dealer.reserve(requests)
+
+    def run(self, work: Work) -> MPCTensor:
+        """The result of one slice; slices may take turns (channel/interleave.py)."""
+        session = sessions.current()
+        with session.supplied_by(work.supply) as made:
+            out = self._run(session, work.part.of(work.x), work.public)
+        self._requests[work.part.shape, session.parties] = made
+        return out
+
+    def _check(self, x: MPCTensor, progress: object) -> tuple[int, ...]:
+        """Shape of a batch that the net can take; InputError for any other argument."""
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
+        most = self.images_per_slice
+        if most is not None and (type(most) is not int or most < 1):
+            raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
+        _check_input(x)
+        shape = tuple(share_of(x).shape)
+        self.costs(shape, sessions.current().parties)  # says at once if the net cannot take such an input
+        return shape
+
+    def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
+        """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""
+        if not self.rowwise(shape):
+            return [Slice(0, shape[0], shape)]
+        dealt = session.dealer.slice_shape
+        if dealt is not None and dealt[1:] == shape[1:]:
+            return microbatch.fill(shape, dealt)
+        largest = max((step.breadth for step in self.costs(shape, session.parties)), default=0)
+        return microbatch.cut(shape, largest, self.images_per_slice)
+
+    def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
+        """A slice's public inputs."""
+        steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
+        return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
+
+    def _run(self, session: sessions.Session, x: MPCTensor, public: Sequence[Tensor]) -> MPCTensor:
+        """One slice through all layers."""
+        costs = self.costs(tuple(share_of(x).shape), session.parties)
+
+        def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
+            if step.layer is None:
+                return step.function(*arguments) if step.function else arguments[0]
+            planned = costs[number]
+            with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
+                value = self._call(step, arguments)
+            if not isinstance(step.layer, Layer):
+                _check_foreign(step, value)
+            return value
+
+        values = self._interpreter.start(x, *public)
+        self._interpreter.run(values, compute)
+        return values[len(self.plan) - 1]
+
+    @staticmethod
+    def _call(step: PlanStep, arguments: tuple[Any, ...]) -> Any:
+        assert step.layer is not None
+        with _located(step):
+            return step.layer(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateNet:
+        # Of the same session, which is not copied; private weights keep their mask, under which they are open already.
+        memo[id(self._set_up_for)] = self._set_up_for
+        twin = memo[id(self)] = PrivateNet.__new__(PrivateNet)
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InputError(
+            "a private net is not pickled: it holds shares and belongs to a session",
+            where="pickle",
+            hint="save the net it was made from, and convert that one again; copy.deepcopy copies within a session",
+        )
+
+    def extra_repr(self) -> str:
+        known = "" if self.input_range is None else f", inputs within +-{self.input_range:g}"
+        settings = f"{self._settings}, aim {self.facts['aim']}"
+        return f"private inference: {settings}, {len(self.comparing_layers)} layers with a window{known}"
+
+
+@contextlib.contextmanager
+def _located(step: PlanStep) -> Iterator[None]:
+    """Errors from the ring know what is wrong, not in which layer: here they are told."""
+    try:
+        yield
+    except HummingbirdError as error:
+        if not error.where:
+            raise type(error)(error.what, where=step.name, hint=error.hint) from error
+        raise
+
+
+def _check_input(x: Any) -> None:
+    """InputError unless x is a shared tensor at rest."""
+    if not isinstance(x, MPCTensor):
+        raise InputError(
+            f"a private net takes a CrypTen tensor, got {type(x).__name__}",
+            where="input",
+            hint="hummingbird.cryptensor(x, src=RANK)",
+        )
+    if scale_of(x) != SCALE:
+        raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
+
+
+def _check_foreign(step: PlanStep, value: Any) -> None:
+    """InputError unless a module of `register_converter` gave what the layers after it are planned for."""
+    if isinstance(value, MPCTensor) and scale_of(value) == step.scale:
+        return
+    got = f"a tensor of scale 2^{scale_of(value)}" if isinstance(value, MPCTensor) else type(value).__name__
+    what = f"the registered private form returned {got}, expected a CrypTen tensor of scale 2^{step.scale}"
+    raise InputError(what, where=step.name, hint="its forward takes and gives CrypTen tensors")
+
+
+def _window(layer: nn.Module | None) -> str:
+    comparison = layer.comparison if isinstance(layer, Layer) else None
+    return str(comparison.window) if comparison else ""
+
+
+def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
+    """Register a layer under its qualified name, with containers on the way."""
+    *path, leaf = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root._modules[part] = nn.Module()
+        root = root._modules[part]  # type: ignore[assignment]
+    if leaf in root._modules:  # a container of steps that the layer was cut into, as in "norm.square"
+        layer._modules.update(root._modules[leaf]._modules)  # type: ignore[union-attr]
+    root._modules[leaf] = layer  # not by add_module, which refuses names that the private net has itself, like "plan"

@@ -1,0 +1,364 @@
+"""The plan of a private net: which layer runs on what, at which scale, with how many valid bits, for how large values.
+
+The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer
+bits, sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale,
+the value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike;
+an opening (`Lift`), of as many bits as the value's bound needs, gives scale 2^16 and the whole ring back. "gmw" has
+openings only.
+
+Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
+integer bits as that takes (`layer.held`), and opens where they would be fewer. A layer with a window [k:m) reads k bits
+and no more, so linear layers before it need not be right beyond them. So a plan is never wrong for values below
+2^FLOOR, and windows cost no opening.
+
+A last pass goes backwards and finds how many low bits of each value anybody looks at, so that a masked ReLU is dealt no
+more than that, and a product is exact in no more. A ReLU alone, of an input and with nothing but an output behind it,
+looks at as many bits of its input as its result has (`Comparison.whole`): they are right at no cost, and nobody
+relies on a bound of the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph import Ref, Step
+from hummingbird.graph.steps import map_refs, refs
+from hummingbird.mpc.layers import weighted_mean
+from hummingbird.mpc.layers.activations import ReLU
+from hummingbird.mpc.layers.attention import MatMul
+from hummingbird.mpc.layers.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, Local, LocalRescale, held
+from hummingbird.mpc.layers.linear import Linear
+from hummingbird.mpc.layers.norms import Norm
+from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
+from hummingbird.mpc.layers.weighted_mean import WeightedMean
+from hummingbird.mpc.plan.columns import Halved
+from hummingbird.mpc.plan.net import PlanStep
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.ring import SCALE, WEIGHT_SCALE
+
+
+class Built:
+    """The layer or plain function of a graph step, and its demands on its inputs."""
+
+    def __init__(self, layer: nn.Module | None, function: Callable[..., Any] | None, limit: int, whole: bool) -> None:
+        self.layer, self.function = layer, function
+        self.limit = limit  # the highest scale it takes
+        self.whole = whole  # whether it needs all 64 bits of the shares
+
+
+class _Narrow(Exception):
+    """The value of graph step `index` must be opened, and has too few integer bits for that."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+_FORMS = "as it is", "local", "summed", "whole"
+_NO_TENSOR = frozenset(
+    {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call"}
+)  # and what makes several, of which each reader takes one
+
+
+class Planner:
+    """Plan steps from graph steps; `build` knows the layers."""
+
+    def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
+        self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
+
+    def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
+        """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
+        self._steps = steps
+        self._built = [self.build(step) for step in steps]
+        self._introduce()
+        self._coarsen()
+        self._bounds = self._bounded()
+        self._join()
+        for built, bound in zip(self._built, self._bounds, strict=True):
+            if built.whole and built.layer is None:
+                built.limit = SCALE + min(FINER, FLOOR - bound)  # a softmax over 1,000 classes gives 0.001
+        self._opened: set[int] = set()  # graph steps whose values are opened somewhere
+        while True:
+            self._integers = self._read()
+            try:
+                plan = self._forward()
+            except _Narrow as narrow:
+                self._opened.add(narrow.index)
+                continue
+            settle_rings(plan)
+            _note_ranges(plan)
+            return plan
+
+    def _introduce(self) -> None:
+        """Tell products which softmaxes of rows in a known range they have beside them."""
+        readers: list[list[bool]] = [[] for _ in self._steps]
+        known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
+        for number, step in enumerate(self._steps):
+            for ref in refs(step.inputs):
+                readers[ref.index].append(known[number])
+        for number, step in enumerate(self._steps):
+            if isinstance(layer := self._built[number].layer, MatMul):
+                first = next(refs(step.inputs)).index
+                softmax = self._built[first].layer
+                averages = isinstance(softmax, SoftmaxInRange) and softmax.dim == -1
+                layer.beside(averages, bool(readers[number]) and all(readers[number]))
+
+    def _join(self) -> None:
+        """Let a product that alone reads a softmax in a known range divide by its sums, if its values are small."""
+        readers = [0] * len(self._steps)
+        for step in self._steps:
+            for ref in refs(step.inputs):
+                readers[ref.index] += 1
+        for number, step in enumerate(self._steps):
+            layer = self._built[number].layer
+            if type(layer) is not MatMul or not layer.averages:
+                continue
+            first, values = (ref.index for ref in refs(step.inputs))
+            softmax = self._built[first].layer
+            assert isinstance(softmax, SoftmaxInRange)
+            bound = self._bounds[values]
+            if readers[first] == 1 and bound < FLOOR and weighted_mean.serves(softmax.rows, bound):
+                softmax.left_to_reader()
+                joined = WeightedMean(softmax.rows)
+                self._built[number] = Built(joined, None, joined.input_limit, False)
+                self._bounds[first] = softmax.bound([])
+
+    def _coarsen(self) -> None:
+        """Give weights no more bits of fraction than those need who read their results."""
+        needed = [0] * len(self._steps)
+        for number in reversed(range(len(self._steps))):
+            step, built = self._steps[number], self._built[number]
+            own = needed[number]
+            if isinstance(built.layer, Layer):
+                if isinstance(built.layer, Linear):
+                    self._built[number] = Built(built.layer.coarser(own), None, built.limit, built.whole)
+                own = built.layer.weight_scale(own)
+            elif built.layer is not None or built.whole:
+                own = WEIGHT_SCALE
+            for ref in refs(step.inputs):
+                needed[ref.index] = max(needed[ref.index], own)
+
+    def _bounded(self) -> list[int]:
+        """log2 of how large each value can be if none exceeds 2^FLOOR."""
+        bounds: list[int] = []
+        for step, built in zip(self._steps, self._built, strict=True):
+            given = [bounds[ref.index] for ref in refs(step.inputs)]
+            if step.op == "input" or step.op == "custom" or not given:
+                bounds.append(FLOOR)
+            else:
+                own = built.layer.bound(given) if isinstance(built.layer, Layer) else max(given)
+                own = min(own, self._bound_of_norm(step, built.layer))
+                bounds.append(max(0, min(FLOOR, own)))
+        return bounds
+
+    def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
+        """log2 of how large the results of a linear layer can be that reads rows of a norm of the last dimension."""
+        norm = self._built[next(refs(step.inputs)).index].layer
+        if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
+            return FLOOR
+        if norm.attrs["sizes"] is None:  # a norm that was written out
+            return FLOOR
+        return layer.bound_of_rows(norm.attrs["sizes"][0])
+
+    def _read(self) -> list[int]:
+        """Integer bits of each value that its readers look at, from the last step to the first."""
+        asked: list[int | None] = [0] * len(self._steps)
+        for number in reversed(range(len(self._steps))):
+            step, built = self._steps[number], self._built[number]
+            if number in self._opened:
+                asked[number] = None
+            if built.whole:
+                needs: int | None = None
+            else:
+                needs = built.layer.reads(asked[number]) if isinstance(built.layer, Layer) else asked[number]
+            for ref in refs(step.inputs):
+                before = asked[ref.index]
+                asked[ref.index] = None if needs is None or before is None else max(before, needs)
+        # A window may be wider than a value that is known to be small; where nothing is known, it is believed.
+        known = [held(bound) for bound in self._bounds]
+        return [
+            most if bits is None else bits if most == held(FLOOR) else min(bits, most)
+            for bits, most in zip(asked, known, strict=True)
+        ]
+
+    def _forward(self) -> list[PlanStep]:
+        self._plan: list[PlanStep] = []
+        self._place: dict[int, int] = {}  # graph step -> plan step
+        self._rescaled: dict[tuple[int, str, int], int] = {}
+        for index, (step, built) in enumerate(zip(self._steps, self._built, strict=True)):
+            form = self._form(index, step, built)
+            scale, low, grain = self._result(step, built, form)
+            inputs = self._inputs(step, built, form)
+            self._place[index] = len(self._plan)
+            self._plan.append(
+                PlanStep(step.name, step.op, built.layer, built.function, inputs, scale, index, low, grain)
+            )
+        return self._plan
+
+    def _form(self, index: int, step: Step, built: Built) -> str:
+        """The cheapest form of the inputs that leaves the result as many integer bits as are read of it."""
+        most, best = -1, ""
+        problem: InputError | ConfigError | None = None
+        for form in self._forms(step, built):
+            if form == "summed" and not (isinstance(built.layer, Layer) and built.layer.adds_up):
+                continue
+            given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
+            limit = MAX_SCALE if form == "summed" else built.limit
+            if not all(each.scale <= limit and (each.valid == 64 or not built.whole) for each in given):
+                continue
+            try:
+                scale, low, _ = self._result(step, built, form)
+            except InputError as error:
+                problem = error
+                continue
+            except ConfigError as error:  # a window, which no other form would make right
+                problem = error
+                break
+            if low - scale >= self._integers[index]:
+                return form
+            most, best = max((most, best), (low - scale, form))
+        # A window further on may ask for more than there can be: it is cut off (Masked.k).
+        if most >= held(self._bounds[index]):
+            return best
+        if problem is not None:
+            raise ConfigError(problem.what, where=step.name, hint=problem.hint) from None
+        raise ConfigError(
+            f"results of this layer may reach 2^{self._bounds[index]}, and the ring holds {most - MARGIN} bits of them",
+            where=step.name,
+            hint="use larger constants: multiply them by a power of two, and the opened result by its inverse",
+        )
+
+    def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
+        """The forms to try, the cheapest first: opened ones cost nothing more where another step has them already."""
+        forms = _FORMS if self.rounds_shares else ("as it is", "whole")
+        opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
+        return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
+
+    def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
+        """Scale, valid bits and grain of a step's result; tells the layer what its inputs are, and checks."""
+        given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
+        if step.op in ("size", "int", "public_call") or not given:
+            return SCALE, 64, 0
+        scales, valid = [each.scale for each in given], [each.valid for each in given]
+        layer = built.layer
+        if not isinstance(layer, Layer):
+            return scales[0], valid[0], given[0].grain if step.op == "getitem" else 0
+        layer.given, layer.lifts_sums = tuple(given), form == "summed"
+        if layer.comparison is not None:
+            layer.comparison.valid = min(valid)
+            layer.comparison.check(max(scales))
+        return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
+
+    def _in_form(self, index: int, built: Built, form: str) -> Given:
+        """A graph step's value in this form."""
+        step = self._plan[self._place[index]]
+        extra = step.scale - SCALE
+        now = Given(step.scale, step.valid, step.grain, self._bounds[index])
+        if form in ("as it is", "summed") or step.op in _NO_TENSOR or (extra <= 0 and step.valid == 64):
+            return now
+        if isinstance(built.layer, Layer) and built.layer.lifts(now):
+            return now
+        finest = built.limit if built.whole or isinstance(step.layer, Halved) else SCALE
+        if form == "local":
+            scale = finest if step.scale > built.limit else step.scale
+            valid = step.valid - (step.scale - scale)
+        else:
+            scale, valid = min(step.scale, finest), 64
+        return Given(scale, valid, max(0, step.grain - (step.scale - scale)), now.bound)
+
+    def _inputs(self, step: Step, built: Built, form: str) -> Any:
+        return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
+
+    def _fitted(self, index: int, built: Built, form: str) -> Ref:
+        """The value of a graph step in this form, rescaled where it is in another."""
+        at = self._place[index]
+        step, now = self._plan[at], self._in_form(index, built, "as it is")
+        wanted = self._in_form(index, built, form)
+        if wanted == now:
+            return Ref(at)
+        if form == "whole" and step.valid - step.scale < held(now.bound):
+            raise _Narrow(index)
+        scale = wanted.scale
+        if (index, form, scale) not in self._rescaled:
+            layer: Layer = LocalRescale(scale)
+            if form == "whole":
+                layer = Lift(step.scale + held(now.bound), scale)
+            layer.given = (now,)
+            name = f"{self._steps[index].name}.{'lift' if form == 'whole' else 'rescale'}"
+            low = layer.valid([step.scale], [step.valid])
+            self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low, layer.grain()))
+            self._rescaled[index, form, scale] = len(self._plan) - 1
+        return Ref(self._rescaled[index, form, scale])
+
+
+def digest(plan: Sequence[PlanStep]) -> str:
+    """SHA-256 (hex) of all that decides what a net sends and takes from a dealer, and of its splines.
+
+    Bits of fraction follow from public weights, so that two nets of one architecture may have different plans; and
+    splines are computed in floating point: parties whose machines do that differently must notice.
+    """
+    state = hashlib.sha256(b"hummingbird-plan-1")
+    for step in plan:
+        layer = step.layer
+        facts = [step.name, step.op, step.scale, step.valid, type(layer).__name__]
+        if isinstance(layer, Layer):
+            facts += [layer.read, layer.comparison and layer.comparison.ring, *layer.constants()]
+        state.update((repr(facts) + ";").encode())
+    return state.hexdigest()
+
+
+def _note_ranges(plan: Sequence[PlanStep]) -> None:
+    """Tell each layer its inputs' scales, and for which values it is right: of its result, or of what it compares."""
+    for step in plan:
+        if isinstance(step.layer, Layer):
+            comparison = step.layer.comparison
+            step.layer.scales = scales = tuple(plan[ref.index].scale for ref in refs(step.inputs))
+            if comparison is not None and not comparison.drops:
+                step.layer.range = comparison.range(max(scales))
+            else:
+                source = plan[step.inputs[0].index] if step.op == "rescale" else step
+                low = step.layer.low if isinstance(step.layer, Lift) else source.valid
+                step.layer.range = low - source.scale - MARGIN
+
+
+def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
+    """How many low bits of each value are looked at, from the output backwards; comparisons and products, which are
+    told, give those.
+    """
+    later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer reads it
+    later[-1] = 64
+    for number in reversed(range(len(plan))):
+        step = plan[number]
+        places = [ref.index for ref in refs(step.inputs)]
+        needed = [later[number] if step.layer is None else 64] * len(places)
+        if isinstance(step.layer, Layer) and step.op != "custom":
+            step.layer.read = later[number] or 1  # of a result that nobody reads
+            if step.layer.comparison is not None:
+                comparison = step.layer.comparison
+                comparison.ring = 64 if step.layer.whole_ring else later[number]
+                alone = isinstance(step.layer, ReLU) and given[places[0]] and kept[number]
+                comparison.whole = alone and comparison.may_be_whole(plan[places[0]].scale)
+            needed = step.layer.needs_of_each([plan[place].scale for place in places], later[number])
+        for place, bits in zip(places, needed, strict=True):
+            later[place] = max(later[place], bits)
+            kept[place] = kept[place] and kept[number] and _moves(step)
+    return later
+
+
+def _given(plan: Sequence[PlanStep]) -> list[bool]:
+    """Which values are an input's, in another shape at most."""
+    found: list[bool] = []
+    for step in plan:
+        values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]
+        found.append(step.op == "input" or (_moves(step) and bool(values) and all(found[at] for at in values)))
+    return found
+
+
+def _moves(step: PlanStep) -> bool:
+    """Whether a step only moves and adds up values, in all their bits."""
+    return step.layer is None or isinstance(step.layer, Local)

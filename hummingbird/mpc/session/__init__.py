@@ -1,0 +1,1 @@
+"""A run of the parties: how they meet, share tensors, and leave."""

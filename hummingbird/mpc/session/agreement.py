@@ -1,0 +1,50 @@
+"""Facts that all parties must have in common, compared before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from hummingbird.channel.channel import Channel
+from hummingbird.errors import AgreementError
+
+_SAME = "all parties must run the same program with the same arguments and files"
+
+
+def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
+    """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
+    for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
+        theirs = _facts(text)
+        differences = []
+        for key in sorted(set(facts) | set(theirs)):
+            mine, other = str(facts.get(key)), str(theirs.get(key))
+            if mine != other:
+                start = len(os.path.commonprefix([mine, other]))
+                mine, other = _around(mine, start), _around(other, start)
+                differences.append(f"{key}: {channel.name} has {mine}, {channel.names[peer]} has {other}")
+        if differences:
+            raise AgreementError(
+                f"the parties disagree on {'; on '.join(differences)}",
+                where=what,
+                hint=hint,
+            )
+
+
+def text_of(facts: dict[str, str]) -> str:
+    """Facts as they are sent."""
+    return json.dumps(facts)
+
+
+def _around(text: str, place: int) -> str:
+    """A long text, cut to what surrounds a place in it."""
+    first, last = max(0, place - 60), place + 40
+    return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
+
+
+def _facts(text: str) -> dict[str, str]:
+    """The facts in another party's message; a message that holds none becomes a fact that differs from all."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        facts = None
+    return facts if isinstance(facts, dict) else {"program": "another one"}

@@ -1,0 +1,140 @@
+"""Lanes: a party with several GPUs runs a process for each, and lane g of every party is a session of its own.
+
+Party = RANK // lanes, lane = RANK % lanes. Images are independent, so lanes share no secret of the protocol: only lane
+g of all parties connect to each other, with seeds and material of their own. Inside a party its lanes have the default
+process group of torch.distributed, with rank = lane, over which results are gathered.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hummingbird.channel.channel import named
+from hummingbird.errors import ConfigError, EnvironmentProblem
+
+_opened = False  # the process group, by `open_group`
+
+VARIABLE = "HUMMINGBIRD_LANES"
+
+
+class LanePosition(NamedTuple):
+    """This process in the run: its party of how many, and its lane of how many."""
+
+    party: int
+    parties: int
+    lane: int
+    lanes: int
+
+    @property
+    def rank(self) -> int:
+        """torchrun's rank."""
+        return self.party * self.lanes + self.lane
+
+    @property
+    def world(self) -> int:
+        """Number of processes of all parties."""
+        return self.parties * self.lanes
+
+    @property
+    def name(self) -> str:
+        """The name shown in errors."""
+        return self.name_of(self.rank)
+
+    def name_of(self, rank: int) -> str:
+        """The name of another process."""
+        return named(rank // self.lanes, rank % self.lanes if self.lanes > 1 else None)
+
+
+def environment(lanes: int | None = None) -> LanePosition:
+    """This process's place, as torchrun's variables say; one party without them.
+
+    lanes: processes of a party; None: HUMMINGBIRD_LANES, else 1.
+    Raises ConfigError for lanes that are no positive number or do not divide the world, EnvironmentProblem for
+    variables that are no numbers, and for lanes of a party on several hosts.
+    """
+    count = lanes_of(lanes)
+    rank = variable("RANK", 0)
+    world = variable("WORLD_SIZE", None if "RANK" in os.environ else 1)
+    if not 0 <= rank < world:
+        raise EnvironmentProblem(f"RANK={rank} is not below WORLD_SIZE={world}")
+    if world % count:
+        raise ConfigError(
+            f"WORLD_SIZE={world} is no multiple of lanes={count}",
+            where="lanes",
+            hint=f"start parties x lanes processes: {2 * count} for two parties",
+        )
+    local = variable("LOCAL_WORLD_SIZE", world)
+    if local % count:
+        raise EnvironmentProblem(
+            f"LOCAL_WORLD_SIZE={local} is no multiple of lanes={count}",
+            where="lanes",
+            hint="the lanes of a party are on one host: --lanes of `run`, or --nproc_per_node of torchrun",
+        )
+    return LanePosition(rank // count, world // count, rank % count, count)
+
+
+def lanes_of(lanes: Any = None) -> int:
+    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. ConfigError for no positive number."""
+    where, value = "lanes", lanes
+    if lanes is None:
+        where, value = VARIABLE, os.environ.get(VARIABLE, "1")
+        value = int(value) if value.isdecimal() else value
+    if type(value) is not int or value < 1:
+        hint = "processes of each party, one for each of its GPUs: a whole number from 1"
+        raise ConfigError(f"lanes={value!r}", where=where, hint=hint)
+    return value
+
+
+def variable(name: str, default: int | None) -> int:
+    """A number among torchrun's variables; EnvironmentProblem if it is none, or if it is missing without a default."""
+    try:
+        return int(os.environ.get(name, "" if default is None else str(default)))
+    except ValueError:
+        raise EnvironmentProblem(
+            f"{name} is {os.environ.get(name, 'not set')}, and not a number",
+            hint="start the parties with `python -m hummingbird run`, or with torchrun",
+        ) from None
+
+
+def refuse_other_group(place: LanePosition) -> None:
+    """EnvironmentProblem if torch.distributed is in use where the lanes need its default process group."""
+    if place.lanes > 1 and dist.is_initialized():
+        raise EnvironmentProblem(
+            "torch.distributed is initialized already; with lanes its default process group is that of a party's lanes",
+            where="init",
+            hint="call hummingbird.init() first, and torch.distributed.new_group() for groups of lanes",
+        )
+
+
+def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
+    """Make the default process group of this party's lanes: rank = lane; Gloo, and NCCL beside it for CUDA.
+
+    store: of these lanes alone (corridor.py). What goes over the group is in clear: the lanes are on one host, and Gloo
+    listens on its loopback interface.
+    """
+    global _opened
+    for _, interface in socket.if_nameindex():
+        if interface in ("lo", "lo0"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=place.lane,
+        world_size=place.lanes,
+        timeout=datetime.timedelta(seconds=timeout),
+    )
+    _opened = True
+
+
+def close_group() -> None:
+    """End what `open_group` made: Gloo's threads abort a process that ends with them still running, now and then."""
+    global _opened
+    if _opened and dist.is_initialized():
+        dist.destroy_process_group()
+    _opened = False

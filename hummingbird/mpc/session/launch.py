@@ -1,0 +1,322 @@
+"""How a party joins a run of the parties, and every way in which it leaves.
+
+`init()` reads the launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
+party has several lanes, the same lane of each), agrees pairwise on seeds for zero sharings (X25519, so that a listener
+on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without these
+variables it makes a session of one party, which computes the same and hides nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from hummingbird.channel.channel import Channel
+from hummingbird.crypten import adapter, fixed_point, functions, refusals
+from hummingbird.crypten.provider import DealerProvider
+from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
+from hummingbird.kernels import heap
+from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.functions.division import divide
+from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.session.agreement import agree
+from hummingbird.mpc.session.lane_notes import LaneNotes
+from hummingbird.mpc.session.lanes import LanePosition, close_group, environment, refuse_other_group, variable
+from hummingbird.mpc.session.listener import Listener
+from hummingbird.mpc.session.rendezvous import (
+    agree_on_roll,
+    check_dealer,
+    connect,
+    join_dealer,
+    meet,
+    open_store,
+    zero_sharing_seeds,
+)
+from hummingbird.mpc.session.session import Dealer, Session, current, enter, is_initialized
+from hummingbird.mpc.session.sharing import cryptensor
+from hummingbird.prg import CIPHERS, SEED_BYTES, cipher_of, derive, new_seed
+from hummingbird.ranks.elastic import warn_of_dynamic
+from hummingbird.rpc.service import Tls
+from hummingbird.rpc.sigterm import Stop
+from hummingbird.version import VERSION
+
+DEFAULT_TIMEOUT = 120.0
+_GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
+_START = "for a run between parties: python -m hummingbird run --parties 2 -- SCRIPT.py, or hummingbird.launch(fn)"
+
+
+def init(
+    *,
+    lanes: int | None = None,
+    dealer: str | None = None,
+    store: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
+    peer_listen: str | None = None,
+    peer_address: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    device: torch.device | str = "cpu",
+) -> Session:
+    """Join the run that the launcher describes, or, with a warning, make a session of one party.
+
+    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. There are then
+        parties x lanes processes, party = RANK // lanes, and the lanes of a party are on one host. Lane g of all
+        parties is a session of its own; `session.rank` is the party. With several lanes, torch.distributed's default
+        process group is that of the party's lanes.
+    dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
+        collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
+        for runs on one host.
+    store: instead of a dealer, what `python -m hummingbird deal` has dealt in advance: this party's folder, or the one
+        that holds party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can read two
+        parties' folders can read their secrets.
+    tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
+        is plain: use it on one host or on a network that encrypts.
+    peer_listen: HOST:PORT or [IPV6]:PORT where this party takes the connections of all others, for all of its lanes;
+        0.0.0.0 and [::] are all addresses of the host. None: the address that leads to MASTER_ADDR, a free port. One
+        direction is enough: a party that others cannot reach reaches them.
+    peer_address: HOST:PORT that the others are told, where that is another one: of an address translation, or a
+        service. None: what this party listens at.
+    timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
+    device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
+        expanded (prg.py). "cuda" is card LOCAL_RANK of this host, or that number modulo the cards.
+
+    Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
+    CrypTen's validation mode.
+    """
+    global _board, _here, _leaving
+    if is_initialized():
+        raise EnvironmentProblem(
+            f"hummingbird is initialized already: {current()!r}",
+            where="init",
+            hint="go on with this session, or call hummingbird.uninit() before a second init()",
+        )
+    if dealer is not None and store is not None:
+        raise ConfigError(
+            "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
+        )
+    refusals.refuse_foreign_session()
+    adapter.refuse_validation()
+    _here = here = environment(lanes)
+    device, door = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
+    if here.parties == 1 and dealer is not None:
+        raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
+    refuse_other_group(here)
+    warn_of_dynamic(stacklevel=3)
+    starting = here.parties > 1 and dealer is None and store is None
+    if starting:
+        check_dealer(here)
+    heap.keep()
+    device = _on_card(device)
+    cipher = cipher_of(device.type)
+    size = CIPHERS[cipher]
+    seeds: dict[str, bytes]
+    client: Dealer
+    channel, meeting = Channel(0, 1, {}, {}, timeout), None
+    try:
+        if here.world > 1:
+            meeting, ends = meet(here, door, timeout, starting)
+            _board = LaneNotes(meeting.store, here, timeout) if here.lanes > 1 else None
+            _watch()
+            channel = connect(meeting, ends, here, tls, timeout)
+            agree_on_roll(channel, meeting, here)
+        if here.parties == 1 or meeting is None:
+            warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
+            own = new_seed(size)
+            seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
+        else:
+            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
+            agree(channel, "init", {"hummingbird version": VERSION, **facts, "cipher": cipher})
+            seeds = zero_sharing_seeds(channel, size)
+        if store is not None:
+            client = open_store(channel, store, here, timeout, device)
+        elif here.parties == 1 or meeting is None:
+            client = LocalDealer(0, 1, [new_seed(size)], device)
+        else:
+            where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
+            client = join_dealer(channel, where, meeting, security, timeout, cipher, device)
+    except BaseException as error:
+        _leave(error, channel)
+        raise
+    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, door)
+    if _board is not None:
+        made.failure = partial(_board.first_failure, 0)
+    _leaving = False
+    if _stop is not None:
+        _stop.raised = False
+    enter(made)
+    atexit.unregister(uninit)
+    atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
+    _mend()
+    adapter.install(channel, seeds, DealerProvider(made), partial(_divide_shared, made), device)
+    return made
+
+
+def _on_card(device: torch.device) -> torch.device:
+    """The device itself, or for "cuda" the card of this process: processes of one host take its cards in turn."""
+    if device.type != "cuda":
+        return device
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not cards:
+        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    index = variable("LOCAL_RANK", 0) % cards if device.index is None else device.index
+    if index >= cards:
+        hint = 'device="cuda" takes the cards in turn'
+        raise EnvironmentProblem(f"this host has {cards} CUDA devices, and no cuda:{index}", where="init", hint=hint)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _mend() -> None:
+    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
+    fixed_point.install()
+    functions.install()
+    refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
+
+
+def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
+    """The device, once all options are of the right kind; else ConfigError."""
+    if dealer is not None and not isinstance(dealer, str):
+        raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
+    if tls is not None and not isinstance(tls, Tls):
+        hint = "hummingbird.rpc.service.Tls(cert=..., key=..., ca=...)"
+        raise ConfigError(f"tls is a {type(tls).__name__}", where=where, hint=hint)
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type, operator]
+        raise ConfigError(f"timeout={timeout!r}", where=where, hint="seconds, a positive number")
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda", "meta"):  # meta: shapes only
+        raise ConfigError(f"device={device!r}", where=where, hint='"cpu" or "cuda"')
+    return found
+
+
+def name() -> str:
+    """The name of this process in errors."""
+    if _here is None:
+        try:
+            return environment().name
+        except HummingbirdError:
+            return f"rank {os.environ.get('RANK', '?')}"
+    return _here.name
+
+
+def uninit() -> None:
+    """Leave the run in an orderly way; `init` may be called again."""
+    if is_initialized():
+        _leave(None, current().channel)
+
+
+def abort(error: BaseException) -> None:
+    """Leave because of an error, telling the other parties why; does nothing without a session."""
+    if is_initialized():
+        _leave(error, current().channel)
+
+
+def _leave(error: BaseException | None, channel: Channel) -> None:
+    global _board, _leaving
+    _leaving, board, _board = True, _board, None
+    try:
+        told = _stop is not None and _stop.raised
+        if board is not None and error is not None and not told:
+            board.failed(reason_of(error))
+        if error is not None:
+            channel.abort(reason_of(error))
+        if is_initialized():
+            current().close()
+        channel.close()
+        close_group()
+        if board is not None and error is None:
+            board.left()  # the last thing that needs the dealer above is over
+    finally:
+        enter(None)
+        _leaving = error is not None
+        adapter.uninstall()
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's text for other parties: our own errors in full, foreign ones by type (their text may hold data)."""
+    return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
+
+
+@contextlib.contextmanager
+def stand_in(session: Session) -> Iterator[None]:
+    """Let `current()` be another session for the time of this block, for CrypTen's functions too
+    (mpc/plan/dry_run.py).
+    """
+    zeros = dict.fromkeys(("prev", "next", "local"), bytes(SEED_BYTES))  # nobody hears what they would hide
+    before = enter(session)
+    _mend()
+    try:
+        with adapter.lent(session.channel, zeros, DealerProvider(session), partial(_divide_shared, session)):
+            yield
+    finally:
+        enter(before)
+
+
+def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
+    """CrypTen's division by a public integer, in place: exact to one unit."""
+    share, shift = x.share.reshape(-1), divisor.bit_length() - 1
+    if divisor == 1 << shift:
+        share = truncate(session, share, shift)
+    else:
+        share = divide(session, share, divisor)
+    x.share = share.view(x.share.shape)
+    return x
+
+
+# Ending -------------------------------------------------------------------------------------------------------------
+
+_here: LanePosition | None = None  # where the last `init` was called
+_board: LaneNotes | None = None  # where lanes leave notes for each other
+_watching = False
+_stop: Stop | None = None  # of SIGTERM, which is no reason of its own
+_leaving = False  # set while this party leaves, and after it has left because of an error
+
+
+def _watch() -> None:
+    """Make every way out of this process one that the other parties hear of."""
+    global _stop, _watching
+    if _watching:
+        return
+    _watching = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        abort(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    # Launchers stop the remaining processes with SIGTERM when one has failed; the default action would end this one
+    # without a word. The program may be anywhere in code of its own: it gets an exception there, as by Ctrl-C.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        _stop = Stop(_why_to_stop, over=lambda: _leaving)  # while it leaves, the reason is known already
+
+
+def _why_to_stop() -> PeerError:
+    """Make the error that SIGTERM raises here. It names the failure of another party, if one is known.
+
+    Waits up to `_GRACE` seconds for that name, so `Stop` calls it in a thread of its own.
+    """
+    board, why = _board, None
+    if board is not None:
+        # The session may end meanwhile, with its sockets.
+        with contextlib.suppress(HummingbirdError, OSError, ValueError):
+            why = board.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
+    return PeerError(
+        "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
+        where=name(),
+        hint="launchers do so when another party has failed: see its message",
+    )

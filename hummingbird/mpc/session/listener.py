@@ -1,0 +1,89 @@
+"""Where a party takes the connections of the others, and which address they are told.
+
+Without a word it is the address that leads to MASTER_ADDR, and a free port. A party behind a firewall or an address
+translation names its port, and the address by which others reach it: `init(peer_listen=..., peer_address=...)`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from hummingbird.channel.connect import listen
+from hummingbird.errors import ConfigError, EnvironmentProblem, InputError
+from hummingbird.rpc.trust import joined, loopback, split
+
+_ALL = ("0.0.0.0", "::")  # a host's addresses, all of them
+_HINT = "HOST:PORT or [IPV6]:PORT"
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A party's own choice; None: the address that leads to MASTER_ADDR and a free port, what it listens at."""
+
+    listen: Address | None = None
+    address: Address | None = None
+
+    @classmethod
+    def of(cls, peer_listen: object, peer_address: object) -> Listener:
+        """From the arguments of `init`; ConfigError for what is no address."""
+        if peer_address is not None and peer_listen is None:
+            what = f"peer_address={peer_address!r} without peer_listen"
+            hint = f"peer_listen={_HINT} is the port of this host that the address leads to"
+            raise ConfigError(what, where="init", hint=hint)
+        return cls(_address("peer_listen", peer_listen), _address("peer_address", peer_address))
+
+    def open(self, world: int) -> tuple[socket.socket, str]:
+        """A listening socket, and the address for the others. EnvironmentProblem where there can be none.
+
+        world: number of processes of all parties.
+        """
+        if self.listen is None:
+            host = own_address(world)
+            server = listen(host)
+            return server, joined(host, server.getsockname()[1])
+        host, port = self.listen
+        told = self.address or (host if host not in _ALL else own_address(world), port)
+        try:
+            return listen(host, port), joined(*told)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"cannot listen at {joined(host, port)}: {error.strerror or error}",
+                where="peer_listen",
+                hint="HOST is an address of this host, or 0.0.0.0 or [::] for all of them; is another process at PORT?",
+            ) from None
+
+
+def _address(name: str, value: object) -> Address | None:
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, str):
+            raise InputError("not text")
+        return split(value)
+    except InputError:
+        raise ConfigError(f"{name}={value!r} is no address", where="init", hint=_HINT) from None
+
+
+def several_hosts(world: int) -> bool:
+    """Whether some of the processes are on other hosts, as torchrun's variables say."""
+    return os.environ.get("LOCAL_WORLD_SIZE", str(world)) != str(world)
+
+
+def own_address(world: int) -> str:
+    """The address of the interface that leads to MASTER_ADDR; EnvironmentProblem if other hosts cannot reach it."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    family, kind, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # no packet is sent: this only chooses a route
+        own = str(probe.getsockname()[0])
+    if loopback(own) and several_hosts(world):
+        raise EnvironmentProblem(
+            f"MASTER_ADDR={master} is loopback on this host, so that parties on others cannot connect to it",
+            hint="give an address of the network's interface (some hosts map their own name to 127.0.1.1), or the one "
+            "by which others reach this party, peer_address=, --peer-address",
+        )
+    return own

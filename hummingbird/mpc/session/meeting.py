@@ -1,0 +1,214 @@
+"""How the processes of a run find each other: over torchrun's store, which outlives them.
+
+With `--max-restarts` a process comes back to a store that the dead have written to, and one host may come back before
+another one has noticed anything. So rank 0 draws a number for every meeting. Each process answers with a card, and rank
+0 ends the meeting with a roll: the cards it has read. A card has a nonce, new in every life of a process. Who does not
+find its own nonce in a roll has come to a meeting of the dead, and waits for the next one.
+
+Waiting is asking again and again: a wait inside the store would hear no signal.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from hummingbird.channel.connect import serve_store
+from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
+from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.rpc.flag import check
+from hummingbird.rpc.trust import split
+
+_POLL = 0.03  # seconds between two looks into the store
+_REACH = 2.0  # seconds for a connection to the store
+_TEXT = 256  # longest text of a card
+
+
+@dataclass(frozen=True)
+class Card:
+    """One process at a meeting: where its party listens, into how many lanes it thinks a party is divided, a nonce, and
+    where the other lanes of its party find it. Address and corridor are those of a party's lane 0, and "" at others.
+    """
+
+    address: str
+    lanes: int
+    corridor: str = ""
+    nonce: str = field(default_factory=lambda: new_seed().hex())
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port; InputError without."""
+        return split(self.address)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The facts that all processes of a run have in common.
+
+    store: for this meeting alone. cards: by rank. token: known to the processes of this run. dealer: the address of the
+    one that rank 0 has started, or "".
+    """
+
+    store: dist.Store
+    cards: list[Card]
+    token: bytes
+    dealer: str
+
+
+class Late(Exception):
+    """Not everybody has come in time; `missing`: the ranks."""
+
+    def __init__(self, missing: list[int]) -> None:
+        self.missing = missing
+        super().__init__(f"nothing was heard of ranks {missing}")
+
+
+def serves_store(rank: int) -> bool:
+    """Whether the run's store is a part of this process: rank 0 has it, unless its launcher has."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
+    """torchrun's store, newly connected; one that is a part of this process listens at MASTER_ADDR alone.
+
+    Raises RuntimeError, ValueError or OSError where it cannot be reached, EnvironmentProblem where it cannot listen.
+
+    deadline: of time.monotonic, until when its server must be there. timeout: seconds for a question to it.
+    """
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise ValueError(f"environment variable {name} expected, but not set")
+    host, port, wait = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), datetime.timedelta(seconds=timeout)
+    if serves_store(rank):
+        store = _serve(host, port, wait)
+    else:
+        _listening(host, port, deadline)
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=wait)))
+    store.set_timeout(wait)
+    return dist.PrefixStore("hummingbird", store)
+
+
+def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
+    """The run's store, at MASTER_ADDR alone. A program's own process group may have made one there already."""
+    try:
+        return serve_store(host, port, wait)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and dist.is_initialized():
+            return dist.TCPStore(host, port, timeout=wait, multi_tenant=True)
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise EnvironmentProblem(
+                f"MASTER_ADDR={host} is no address of this host, where party 0 has the store by which the parties meet",
+                hint="at party 0 give an address of its own, or 0.0.0.0 for all of them; at the others the one by "
+                "which they reach it",
+            ) from None
+        raise
+
+
+def _listening(host: str, port: int, deadline: float) -> None:
+    """Return once somebody listens; OSError at the deadline."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_REACH).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise OSError(f"nothing listens at {host}:{port}: {error.strerror or error}") from None
+        check()
+        time.sleep(_POLL)
+
+
+def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:
+    """Meet all processes of the run; `Late` at the deadline (of time.monotonic).
+
+    dealer: called at rank 0 once the meeting has begun; returns the address of the dealer for all, or "".
+    """
+    if rank == 0:
+        here = _at(store, store.add("meeting", 1))
+        here.set("card/0", json.dumps(asdict(card)))
+        address, waiting = dealer(), list(range(world))
+        while waiting := [other for other in waiting if not here.check([f"card/{other}"])]:
+            _pause(deadline, waiting)
+        cards = [asdict(card), *(json.loads(here.get(f"card/{other}")) for other in range(1, world))]
+        roll = json.dumps({"cards": cards, "token": new_seed().hex(), "dealer": address})
+        here.set("roll", roll)
+        return _read(roll, here, world)  # its own: what is in the store may be another's by now
+    answered = 0
+    while True:
+        number = store.add("meeting", 0)
+        here = _at(store, number)
+        if number != answered:
+            here.set(f"card/{rank}", json.dumps(asdict(card)))
+            answered = number
+        if number and here.check(["roll"]):
+            meeting = read_roll(here, world)
+            if meeting.cards[rank].nonce == card.nonce:
+                _check_own(meeting.cards[rank], card, rank)
+                return meeting
+            _pause(deadline, [0])  # for it to call another meeting
+        else:
+            _pause(deadline, [other for other in range(world) if not here.check([f"card/{other}"])] if number else [0])
+
+
+def _at(store: dist.Store, number: int) -> dist.Store:
+    return dist.PrefixStore(str(number), store)
+
+
+def _pause(deadline: float, missing: list[int]) -> None:
+    if time.monotonic() > deadline:
+        raise Late(missing)
+    check()
+    time.sleep(_POLL)
+
+
+def _check_own(told: Card, card: Card, rank: int) -> None:
+    """AgreementError unless the roll has a process's own card as it was written."""
+    if told != card:
+        raise AgreementError(
+            f"the roll of rank 0 says {_words(told)} of rank {rank}, which itself says {_words(card)}",
+            where="init",
+            hint="somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?",
+        )
+
+
+def _words(card: Card) -> str:
+    return f"{card.address or 'no address'}, lanes={card.lanes}"
+
+
+def read_roll(here: dist.Store, world: int) -> Meeting:
+    """The roll of a meeting; AgreementError if it is none of `world` processes."""
+    return _read(here.get("roll"), here, world)
+
+
+def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
+    try:
+        roll: Any = json.loads(text)
+        cards = [_card(fields) for fields in roll["cards"]]
+        token, dealer = bytes.fromhex(roll["token"]), roll["dealer"]
+        if len(cards) != world or len(token) != SEED_BYTES or not _is_text(dealer):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
+        what = f"rank 0 has ended the meeting with something else than a list of {world} processes"
+        raise AgreementError(what, where="init", hint="install the same release everywhere") from None
+    return Meeting(here, cards, token, dealer)
+
+
+def _card(fields: dict[str, Any]) -> Card:
+    card = Card(**{name: fields[name] for name in ("address", "lanes", "corridor", "nonce")})
+    if type(card.lanes) is not int or not all(map(_is_text, (card.address, card.corridor, card.nonce))):
+        raise ValueError
+    if card.address:
+        split(card.address)
+    return card
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _TEXT

@@ -1,0 +1,261 @@
+"""How the parties of a run come together, and agree on seeds and on a dealer.
+
+torchrun's variables name a store (env://); addresses, a token for the run, and the address of a dealer on this host go
+through it (meeting.py). Everything else goes through sockets between all pairs of parties, for each lane its own: first
+of all, whether all were told the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from hummingbird.channel import connect as wire
+from hummingbird.channel.channel import Channel
+from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, InputError, PeerError, TrustError
+from hummingbird.mpc.dealer.client import DealerClient
+from hummingbird.mpc.dealer.command import spawn_local
+from hummingbird.mpc.dealer.kept import is_kept
+from hummingbird.mpc.dealer.kept_store import KeptStore
+from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.session.agreement import agree
+from hummingbird.mpc.session.lanes import LanePosition, open_group
+from hummingbird.mpc.session.listener import Listener, several_hosts
+from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, run_store, serves_store
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.shared_port import SharedPort
+from hummingbird.prg import derive, new_seed
+from hummingbird.rpc.service import Tls
+from hummingbird.rpc.trust import check_own_folder, split
+
+_DIGITS = 20  # of a slot's number
+_served: list[dist.Store] = []  # the run's store, where this process is its server: it must outlive a session
+
+
+class Sockets(NamedTuple):
+    """Where the others call this process: a listening socket, or lane 0 of its party, and the other lanes by number."""
+
+    server: socket.socket | None
+    links: dict[int, wire.Link]
+
+    def close(self) -> None:
+        """Close them all."""
+        for end in (self.server, *(link for _, link in self.links.values())):
+            if end is not None:
+                end.close()
+
+
+def meet(place: LanePosition, door: Listener, timeout: float, dealing: bool) -> tuple[Meeting, Sockets]:
+    """Meet all processes of the run in torchrun's store (env://); returns where this one is called, too.
+
+    dealing: rank 0 starts a dealer on this host, for all lanes. Raises PeerError, AgreementError, DealerError,
+    TrustError and EnvironmentProblem.
+    """
+    deadline = time.monotonic() + timeout
+    with contextlib.ExitStack() as failed:
+        try:
+            store = _open_store(place, deadline, timeout)
+            server, address = (None, "") if place.lane else door.open(place.world)
+            if server is not None:
+                failed.callback(server.close)
+            corridor = SharedPort.open(place)
+            failed.callback(corridor.close)
+            card = Card(address, place.lanes, corridor.path)
+            start = partial(_start_dealer, place, timeout) if dealing else str
+            meeting = attend(store, place.rank, place.world, card, deadline, start)
+            _agree_on_lanes(meeting, place)
+            if dealing and meeting.dealer:
+                _check_own_dealer(meeting.dealer, place)
+            if place.lanes > 1:
+                path = meeting.cards[place.party * place.lanes].corridor
+                open_group(corridor.join(path, deadline, timeout), place, timeout)
+                corridor.shut()
+        except (Late, RuntimeError, ValueError, OSError) as error:
+            raise _not_met(error, place, deadline, timeout) from None
+        failed.pop_all()
+    tokens = [derive(meeting.token, "lane", lane) for lane in range(place.lanes)]
+    links = {lane: (tokens[lane], link) for lane, link in corridor.links.items()}
+    return replace(meeting, token=tokens[place.lane]), Sockets(server, links)
+
+
+def _check_own_dealer(address: str, place: LanePosition) -> None:
+    """TrustError unless the dealer that party 0 has started is one of this user's: another one could read the run."""
+    if not address.startswith("unix:/"):
+        what = f"the roll of rank 0 names a dealer at {address!r}, and not one that party 0 has started on this host"
+        hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
+        raise TrustError(what, where=place.name, hint=hint)
+    check_own_folder(address.removeprefix("unix:"), place.name)
+
+
+def _not_met(error: Exception, place: LanePosition, deadline: float, timeout: float) -> PeerError:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    if isinstance(error, Late):
+        reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"
+    late = isinstance(error, Late) or time.monotonic() > deadline
+    return PeerError(
+        f"the {place.parties} parties did not meet{f' within {timeout:g} s' if late else ''}: {reason}",
+        where=place.name,
+        hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
+    )
+
+
+def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.Store:
+    """The run's store. Clients connect anew for every meeting: the host of its server may have been started again."""
+    if _served:
+        return _served[0]
+    store = run_store(place.rank, place.world, deadline, timeout)
+    if serves_store(place.rank):
+        _served.append(store)
+    return store
+
+
+def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
+    """Connect this lane of all parties. Raises PeerError, AgreementError, and InputError for certificates."""
+    try:
+        mates = [card.endpoint for card in meeting.cards[:: place.lanes]]
+        contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
+    except InputError:
+        ends.close()
+        raise AgreementError("the roll of rank 0 has no address for a party", where=place.name) from None
+    except BaseException:
+        ends.close()
+        raise
+    return wire.connect(place.party, mates, ends.server, meeting.token, timeout, contexts, lane, ends.links)
+
+
+def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> None:
+    """Compare what the parties were told of each other, and of a dealer that party 0 has started: 1 round.
+
+    Over the parties' own channel: what others write into torchrun's store is found, unless they sit in a plain channel
+    as well. AgreementError names both sides.
+    """
+    told = {f"the address of {place.name_of(rank)}": card.address for rank, card in enumerate(meeting.cards)}
+    hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
+    agree(channel, "init", {"the dealer that party 0 has started": meeting.dealer, **told}, hint)
+
+
+def beside(session: Session, tls: Tls | None) -> Channel:
+    """Another channel of the same parties, with the same proof, for threads of their own: 1 round over the first.
+
+    For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
+    """
+    channel, place = session.channel, session.place
+    server, address = session.door.open(place.world)
+    said = {channel.rank: f"{address} {new_seed().hex()}"}
+    try:
+        said |= channel.exchange_text(said[channel.rank])
+        cards = [said[rank].split(" ") for rank in range(channel.parties)]
+        mates = [split(where) for where, _ in cards]
+        token = derive(bytes.fromhex(cards[0][1]), "beside")
+        contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
+    except (ValueError, HummingbirdError) as error:
+        server.close()
+        if isinstance(error, HummingbirdError) and not isinstance(error, InputError):
+            raise
+        raise AgreementError("a party sent no address", where=channel.name) from None
+    return wire.connect(place.party, mates, server, token, channel.timeout, contexts, lane)
+
+
+def _agree_on_lanes(meeting: Meeting, place: LanePosition) -> None:
+    for rank, card in enumerate(meeting.cards):
+        if card.lanes != place.lanes:
+            raise AgreementError(
+                f"the parties disagree on lanes: rank {place.rank} has {place.lanes}, rank {rank} has {card.lanes}",
+                where="init",
+                hint="all processes must give the same number of lanes, by lanes= or HUMMINGBIRD_LANES",
+            )
+
+
+def _start_dealer(place: LanePosition, timeout: float) -> str:
+    """Start a dealer on this host, for a session of each lane; returns its address."""
+    return spawn_local(place.parties, timeout, place.lanes)[0]
+
+
+def check_dealer(place: LanePosition) -> None:
+    """EnvironmentProblem if a dealer on this host would have to serve parties on others."""
+    if several_hosts(place.world):
+        raise EnvironmentProblem(
+            "the parties run on several hosts and no dealer is named",
+            hint="start one on a host of its own, `python -m hummingbird dealer --listen ...`, and give its address",
+        )
+
+
+def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
+    """Seeds of `size` bytes shared with the next and the previous party, by Diffie-Hellman on X25519.
+
+    With two parties there is one per direction.
+    """
+    private = X25519PrivateKey.generate()
+    public = private.public_key().public_bytes_raw()
+    keys = channel.exchange_text(public.hex())
+
+    def shared(peer: int, direction: int) -> bytes:
+        """The seed that party `direction` shares with its successor."""
+        try:
+            secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
+        except ValueError:
+            raise AgreementError(f"{channel.names[peer]} sent no X25519 key", where=channel.name) from None
+        return derive(secret, "zero sharing", direction, size=size)
+
+    rank, parties = channel.rank, channel.parties
+    following, previous = (rank + 1) % parties, (rank - 1) % parties
+    return {"next": shared(following, rank), "prev": shared(previous, previous), "local": new_seed(size)}
+
+
+def open_store(
+    channel: Channel,
+    path: str | os.PathLike[str],
+    place: LanePosition,
+    timeout: float,
+    device: torch.device | str = "cpu",
+) -> StoreDealer | KeptStore:
+    """This lane's folder of a store, which must be of one set at all parties; they go on with the highest slot that
+    any of them has not used. 2 rounds. Of a kept store the set that is next, once there is one.
+    """
+    party, parties, lane, lanes = place
+    root = Path(str(path).replace("{rank}", str(party)))
+    if is_kept(root):
+        return KeptStore(channel, root, place, timeout, device)
+    store = StoreDealer(path, rank=party, parties=parties, lane=lane, lanes=lanes, timeout=timeout, device=device)
+    try:
+        agree(channel, "store", store.facts)
+        for text in channel.exchange_text(str(store.next_slot)).values():
+            if not text.isdecimal() or len(text) > _DIGITS:
+                raise AgreementError(f"a party sent {text[:40]!r} for its next slot", where=channel.name)
+            store.skip_to(int(text))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def join_dealer(
+    channel: Channel,
+    address: str,
+    meeting: Meeting,
+    tls: Tls | None,
+    timeout: float,
+    cipher: str,
+    device: torch.device,
+) -> DealerClient:
+    """Join the dealer at this address under an id derived from the lane's token."""
+    return DealerClient(
+        address,
+        session=derive(meeting.token, "dealer session"),
+        rank=channel.rank,
+        parties=channel.parties,
+        tls=tls,
+        timeout=timeout,
+        cipher=cipher,
+        device=device,
+    )

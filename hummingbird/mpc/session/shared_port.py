@@ -1,0 +1,127 @@
+"""How the lanes of a party come to share its port: a Unix socket between lane 0 and each of the others.
+
+Lane 0 makes a folder of mode 0700 with a listening socket, and tells its path in its card (meeting.py). Once all have
+met, each lane connects, says its number, and hears the port of a store on this host's loopback, which lane 0 serves for
+their process group: results of all lanes are gathered there, and no other host has a say in it. Over the same sockets
+lane 0 then gives each lane the parties' connections that are for it (channel/connect.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from hummingbird.channel.connect import serve_store
+from hummingbird.errors import EnvironmentProblem, PeerError
+from hummingbird.mpc.session.lanes import LanePosition
+from hummingbird.rpc.flag import check
+from hummingbird.rpc.trust import check_own_folder
+
+_WORD = struct.Struct("!I")
+_LOOK = 0.5  # seconds between two looks at the clock
+_HOST = "127.0.0.1"
+
+
+@dataclass
+class SharedPort:
+    """This lane's end, before the lanes of its party have found each other."""
+
+    place: LanePosition
+    path: str = ""  # where lane 0 listens, "" at the others
+    _folder: str = ""
+    _server: socket.socket | None = None
+    links: dict[int, socket.socket] = field(default_factory=dict)  # at lane 0 by lane, at the others lane 0's
+
+    @classmethod
+    def open(cls, place: LanePosition) -> SharedPort:
+        """At lane 0 a listening socket, where there are other lanes; EnvironmentProblem if there can be none."""
+        if place.lane or place.lanes == 1:
+            return cls(place)
+        folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
+        try:
+            path, server = listen(folder, "lanes")
+        except EnvironmentProblem:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(place, path, folder, server)
+
+    def join(self, path: str, deadline: float, timeout: float) -> dist.Store:
+        """The store of this party's lanes, which are then linked. path: of their lane 0. deadline: of time.monotonic.
+        timeout: seconds for an answer of the store.
+
+        OSError where a lane does not come, TrustError for a folder of somebody else.
+        """
+        wait = datetime.timedelta(seconds=timeout)
+        if self._server is not None:
+            store = serve_store(_HOST, 0, wait)
+            self._gather(self._server, store.port, deadline)
+            return store
+        check_own_folder(path, self.place.name)
+        link = self.links[0] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(max(0.0, deadline - time.monotonic()))
+        link.connect(path)
+        link.sendall(_WORD.pack(self.place.lane))
+        return dist.TCPStore(_HOST, _word(link), is_master=False, timeout=wait)
+
+    def _gather(self, server: socket.socket, port: int, deadline: float) -> None:
+        server.settimeout(_LOOK)
+        while missing := sorted(set(range(1, self.place.lanes)) - set(self.links)):
+            check()
+            try:
+                link, _ = server.accept()
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    names = " and ".join(self.place.name_of(self.place.rank + lane) for lane in missing)
+                    what = f"{names} did not join within the timeout"
+                    raise PeerError(what, where=self.place.name, hint="their own output says why") from None
+                continue
+            link.settimeout(max(0.0, deadline - time.monotonic()))
+            lane = _word(link)
+            if lane not in missing:
+                raise ConnectionError(f"a process joins as lane {lane} of this party")
+            link.sendall(_WORD.pack(port))
+            self.links[lane] = link
+
+    def shut(self) -> None:
+        """Take no more lanes."""
+        if self._server is not None:
+            self._server.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close all of it."""
+        self.shut()
+        for link in self.links.values():
+            link.close()
+
+
+def _word(link: socket.socket) -> int:
+    data = b""
+    while len(data) < _WORD.size:
+        piece = link.recv(_WORD.size - len(data))
+        if not piece:
+            raise ConnectionResetError("another lane of this party has ended")
+        data += piece
+    return int(_WORD.unpack(data)[0])
+
+
+def listen(folder: str, name: str) -> tuple[str, socket.socket]:
+    """The path of a Unix socket in a folder that `tempfile.mkdtemp` has made, and the socket; EnvironmentProblem if
+    there can be none.
+    """
+    path, server = f"{folder}/{name}", socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(path)
+        server.listen()
+    except OSError as error:
+        server.close()
+        hint = "TMPDIR names a folder for such things: is it there, and its path short?"
+        raise EnvironmentProblem(f"cannot listen at {path}: {error.strerror or error}", hint=hint) from None
+    return path, server

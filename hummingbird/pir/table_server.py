@@ -1,0 +1,142 @@
+"""Servers as their clients see them: in this process, or connected over gRPC; both of them asked at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from typing import Protocol
+
+import grpc
+
+from hummingbird.errors import (
+    ConfigError,
+    HummingbirdError,
+    OverloadError,
+    PeerError,
+    TrustError,
+    UnavailableError,
+)
+from hummingbird.rpc import service
+from hummingbird.rpc.service import Tls
+from hummingbird.rpc.status import explain
+
+_CALLS = 64  # under way at a time
+_GRACE = 5.0  # seconds; a call ends by its own deadline
+
+
+class TableServer(Protocol):
+    """The interface of one server to its clients; `Remote` and `Server` have it."""
+
+    name: str
+
+    def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+        """Send a message; the result waits for what comes back. Methods: Describe, Answer, Offer,
+        Switch, Update, PastUpdate."""
+
+
+class Remote:
+    """A server at an address, connected. timeout: seconds, to connect and for each message. token: who asks.
+
+    Raises the errors of `service.connect`; its methods raise PeerError, which names the server.
+    """
+
+    def __init__(self, name: str, address: str, tls: Tls | None, timeout: float, token: str | None = None) -> None:
+        self.name, self.timeout = f"{name} ({address})", timeout
+        try:
+            self._channel = service.connect(address, tls, timeout, token=token)
+        except PeerError as error:
+            raise type(error)(error.what, where=self.name, hint=error.hint) from None
+        self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
+
+    def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+        """Send a message, as `TableServer.begin` does; one more method is Metrics."""
+        # In a thread, so that both servers' calls run at the same time, each with its own deadline.
+        done = self._calls.submit(self._call, method, message)
+
+        def finish() -> bytes:
+            try:
+                return done.result(self.timeout + _GRACE)
+            except TimeoutError:  # the call never began
+                hint = f"a client has {_CALLS} calls under way at most"
+                raise PeerError("no answer in time", where=self.name, hint=hint) from None
+
+        return finish
+
+    def close(self) -> None:
+        """Disconnect, which ends all calls; may be called twice."""
+        self._channel.close()
+        self._calls.shutdown()
+
+    def _call(self, method: str, message: bytes) -> bytes:
+        try:
+            return service.call(self._channel, method, message, timeout=self.timeout)
+        except grpc.RpcError as error:
+            raise explain(error, self.name) from None
+        except ValueError:  # what gRPC says of a closed channel
+            raise PeerError("the client is closed", where=self.name, hint="make a new one") from None
+
+
+def connected(
+    servers: Sequence[str | TableServer],
+    tls: Tls | None,
+    timeout: float,
+    where: str,
+    tokens: Sequence[str] | None = None,
+) -> list[TableServer]:
+    """Both servers, parties 0 and 1, those at addresses connected to within `timeout` seconds; where: of the errors.
+
+    tokens: of the caller, one for each. ConfigError unless there are two servers, and two tokens, TrustError for one
+    server or token twice, and the errors of `Remote`.
+    """
+    both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
+    if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
+        hint = "the addresses of parties 0 and 1, or pir.local_servers(table)"
+        raise ConfigError(f"expected two servers, got {servers!r}", where=where, hint=hint)
+    if servers[0] == servers[1]:
+        hint = "give two servers of operators that do not collude"
+        raise TrustError("one server would get both keys, and read the index", where=where, hint=hint)
+    given = [None, None] if tokens is None else list(tokens)
+    if len(given) != 2:
+        raise ConfigError(f"{len(given)} tokens for two servers", where=where, hint="one for each, in their order")
+    if tokens is not None and given[0] == given[1]:
+        hint = "have a token made by each operator"
+        raise TrustError("with one token for both, a server could call the other in your name", where=where, hint=hint)
+    links: list[TableServer] = []
+    deadline = time.monotonic() + timeout
+    try:
+        for party, server in enumerate(servers):
+            left = max(0.1, deadline - time.monotonic())
+            remote = isinstance(server, str)
+            links.append(Remote(f"server {party}", server, tls, left, given[party]) if remote else server)  # type: ignore
+    except BaseException:
+        disconnect(links)
+        raise
+    return links
+
+
+def disconnect(links: Sequence[TableServer]) -> None:
+    """Close connections; may be called twice. Servers in this process stay as they are."""
+    for link in links:
+        if isinstance(link, Remote):
+            link.close()
+
+
+def ask(links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str) -> list[bytes]:
+    """All answers; sent at the same time. PeerError names every server that failed; where: if both did."""
+    waiting = [link.begin(message, method) for link, message in zip(links, messages, strict=True)]
+    answers: list[bytes] = []
+    errors: list[HummingbirdError] = []
+    for finish in waiting:
+        try:
+            answers.append(finish())
+        except HummingbirdError as error:
+            errors.append(error)
+    if len(errors) == 2:
+        what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(links, errors, strict=True))
+        passing = all(isinstance(error, (OverloadError, UnavailableError)) for error in errors)
+        kind = UnavailableError if passing else PeerError  # both may be back
+        raise kind(f"neither server answers: {what}", where=where, hint=errors[0].hint)
+    if errors:
+        raise errors[0]
+    return answers

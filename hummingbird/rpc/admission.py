@@ -1,0 +1,303 @@
+"""The gate that every call of a service passes: who calls, whether there is room, how long it may take, what was sent.
+
+A call has a thread of its own from its first byte, so that nobody waits behind others' calls: where limits are reached
+it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
+call only, and that for `stall` seconds. Callers without a name (plain text on this host) share the limits of all alone.
+Brief calls, which compute nothing, have room of their own: who is to be told of a service finds out also when it is
+full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import grpc
+
+from hummingbird.errors import ConfigError, OverloadError, UnavailableError
+from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.status import code_of, refuse
+from hummingbird.rpc.tokens import Tokens
+
+MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
+STOPPING = "this server is stopping"
+_LOOK = 1.0  # seconds between looks at calls that stand still
+_RETRY = 1.0  # seconds after which a caller may try again
+BRIEF = 128  # brief calls at a time
+_BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # those of one name; seconds that they may be unread, or unsent
+_SHARE = 4  # one name may have this part of a service's own places
+_names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
+_notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that callers may take of a service.
+
+    requests: calls at work at a time; per_client: those of one name; named: of names with limits of their own. The
+    last quarter is for names with few (room.py). message: bytes of one message, either way. client_bytes: messages of
+    one name's calls that are in memory. connections: open at a time; others are closed at once. stall: seconds that a
+    caller may leave a message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is
+    not above 0.
+    """
+
+    requests: int = 256
+    per_client: int = 64
+    message: int = MAX_MESSAGE
+    client_bytes: int = 256 << 20
+    connections: int = 16_000
+    stall: float = 120.0
+    seconds: float = 86_400.0
+    named: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = {**vars(self), **{f"named[{name!r}]": value for name, value in self.named.items()}}
+        del numbers["named"]
+        for name, value in numbers.items():
+            if not value > 0:
+                raise ConfigError(f"{name} is {value}", where="Limits", hint="more than 0")
+
+
+class NamedSlots:
+    """A service's own places, of which one name may have a part. Callers without a name, all alike, may have all.
+
+    unit: the callers' matter, as in "turns". where: the service, as errors name it. retry: seconds until another try.
+    """
+
+    def __init__(self, places: int, unit: str, where: str, retry: float) -> None:
+        self.places, self.most = places, max(1, places // _SHARE)
+        self._unit, self._where, self._retry = unit, where, retry
+        self._taken = 0
+        self._by_caller: Counter[str | None] = Counter()
+        self._late: list[tuple[float, str]] = []  # places that a name has back at a time
+        self._lock = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """Places that are taken."""
+        return self._taken
+
+    def enter(self, caller: str | None) -> None:
+        """Take a place, which must `leave`. OverloadError where none is free, or the caller has its part."""
+        with self._lock:
+            for late in [late for late in self._late if late[0] <= time.monotonic()]:
+                self._late.remove(late)
+                self._give_back(late[1])
+            if self._taken >= self.places:
+                what = f"{self.places} {self._unit} are at work or waiting already"
+                raise OverloadError(what, where=self._where, retry_after=self._retry)
+            if caller is not None and self._by_caller[caller] >= self.most:
+                what = f"{self.most} {self._unit} of yours are at work or waiting"
+                raise OverloadError(what, where=self._where, retry_after=self._retry)
+            self._taken += 1
+            self._by_caller[caller] += 1
+
+    def leave(self, caller: str | None, late: float = 0.0) -> None:
+        """Give a place back. late: seconds for which others have it, but its name does not."""
+        with self._lock:
+            self._taken -= 1
+            if late and caller is not None:
+                self._late.append((time.monotonic() + late, caller))
+            else:
+                self._give_back(caller)
+
+    def _give_back(self, caller: str | None) -> None:
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:  # names that are gone take no memory
+            del self._by_caller[caller]
+
+
+class Record(NamedTuple):
+    """A call that has ended. outcome: the name of its status. received, sent: bytes of messages. notes: of its method,
+    for the log.
+    """
+
+    method: str
+    client: str | None
+    outcome: str
+    seconds: float
+    received: int
+    sent: int
+    notes: Mapping[str, object] = MappingProxyType({})
+
+
+class Call:
+    """A call, from its first byte until its caller has the answer or has gone; its thread tells here what it reads and
+    writes.
+    """
+
+    def __init__(self, method: str, brief: bool, context: grpc.ServicerContext) -> None:
+        self.method, self.brief, self.context = method, brief, context
+        self.client: str | None = None
+        self.started = time.monotonic()
+        self.waiting: float | None = None  # since when its caller is awaited
+        self.received = self.sent = self.held = 0
+        self.ends = 2  # that are to come: the method's, and gRPC's
+
+    def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """The caller's messages, counted. How long to wait for one is the method's to say."""
+        for request in requests:
+            self.received += len(request)
+            yield request
+
+    @contextmanager
+    def for_caller(self) -> Iterator[None]:
+        """Within, the caller is awaited: after `stall` seconds the call is cancelled."""
+        self.waiting = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting = None
+
+
+class Admission:
+    """All calls of the servers of a program.
+
+    tokens: who may call; without, callers have the names of their certificates, or those that `names` gives them.
+    ended: told of every call that has ended, those that were refused among them.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        tokens: Tokens | None = None,
+        ended: Callable[[Record], object] = lambda record: None,
+        names: Callable[[grpc.ServicerContext], str | None] | None = None,
+    ) -> None:
+        self.limits = limits = Limits() if limits is None else limits
+        self.tokens, self._ended = tokens, ended
+        self._name = names or (certified_name if tokens is None else tokens.name_of)
+        self._calls: set[Call] = set()
+        self._room = Quota("calls", "at work", limits.requests, limits.per_client, limits.named)
+        self._brief_room = Quota("brief calls", "at work", BRIEF, _BRIEF_EACH)
+        self._held: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._closed = threading.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls)
+
+    def drain(self, timeout: float) -> bool:
+        """Refuse new calls, and wait for those at work; whether all have ended in time (seconds)."""
+        with self._changed:
+            self._stopping = True
+            return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)
+
+    def watch(self) -> None:
+        """From now until `close`, cancel calls that stand still or take too long, from a thread."""
+        threading.Thread(target=self._watch, name="hummingbird-gate", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread of `watch`; may be called twice."""
+        self._closed.set()
+
+    @contextmanager
+    def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
+        """A method from its beginning to its end; an error within, or one of the gate's own, becomes the call's status.
+
+        The call counts, with the bytes that it holds, until its caller has taken the answer. brief: among brief calls.
+        """
+        call, outcome = Call(method, brief, context), "OK"
+        notes = _notes[context] = dict[str, object]()
+        try:
+            call.client = _names[context] = self._name(context)
+            self._enter(call)
+            if not context.add_callback(lambda: self._leave(call)):  # the call has ended meanwhile
+                self._leave(call)
+            try:
+                yield call
+            finally:
+                call.waiting = time.monotonic()  # for the caller to take what is on its way
+                self._leave(call)
+            if not context.is_active():
+                left = context.time_remaining()
+                outcome = "CANCELLED" if left is None or left > 0 else "DEADLINE_EXCEEDED"
+        except GeneratorExit:
+            outcome = "CANCELLED"
+            raise
+        except Exception as error:
+            outcome = code_of(error).name if context.is_active() else "CANCELLED"
+            raise refuse(error, context) from None
+        finally:
+            seconds = time.monotonic() - call.started
+            self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
+
+    def hold(self, call: Call, size: int) -> None:
+        """Count bytes that a call keeps in memory until its end. OverloadError where its caller has too many."""
+        if call.client is None:
+            return
+        with self._changed:
+            if self._held[call.client] + size > self.limits.client_bytes:
+                what = f"your calls hold {self._held[call.client] / 1e6:.0f} MB here, the limit is "
+                raise OverloadError(f"{what}{self.limits.client_bytes / 1e6:.0f}", retry_after=_RETRY)
+            self._held[call.client] += size
+            call.held += size
+
+    def _room_of(self, call: Call) -> Quota:
+        return self._brief_room if call.brief else self._room
+
+    def _enter(self, call: Call) -> None:
+        with self._changed:
+            if self._stopping:
+                raise UnavailableError(STOPPING, hint="try again when it is back, or another one")
+            self._room_of(call).check(call.client)
+            self._room_of(call).take(call.client)
+            self._calls.add(call)
+
+    def _leave(self, call: Call) -> None:
+        """One end of a call; it has left with the second."""
+        with self._changed:
+            call.ends -= 1
+            if call.ends:
+                return
+            self._calls.discard(call)
+            self._room_of(call).take(call.client, -1)
+            if call.client is not None:
+                self._held[call.client] -= call.held
+                if not self._held[call.client]:
+                    del self._held[call.client]
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(_LOOK, self.limits.stall / 4)):
+            now = time.monotonic()
+            with self._changed:
+                calls = list(self._calls)
+            for call in calls:
+                waiting, stall = call.waiting, self.limits.stall
+                if call.brief:
+                    stall = min(stall, _BRIEF_STALL)
+                stalled = waiting is not None and now - waiting > stall
+                if stalled or now - call.started > self.limits.seconds:
+                    call.context.cancel()
+
+
+def certified_name(context: grpc.ServicerContext) -> str | None:
+    """The common name in the caller's verified certificate, or the hash of one that has none; None in plain text."""
+    known = context.auth_context()
+    name = next(iter(known.get("x509_common_name", [])), b"")
+    if name:
+        return str(name.decode(errors="replace"))
+    certificate = next(iter(known.get("x509_pem_cert", [])), None)
+    return None if certificate is None else f"sha256:{hashlib.sha256(certificate).hexdigest()}"
+
+
+def note(context: grpc.ServicerContext, **fields: object) -> None:
+    """Add to what the log says of a call, in its method; never a value."""
+    _notes[context].update(fields)
+
+
+def caller_name(context: grpc.ServicerContext) -> str | None:
+    """The caller's name, of its certificate or its token, in a method; None in plain text without tokens."""
+    return _names.get(context)

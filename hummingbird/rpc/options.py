@@ -1,0 +1,269 @@
+"""Options that programs of several packages have: numbers, certificates, how to serve and to call, a client's images.
+
+A function `add_...` adds options, and the one beside it reads them; what argparse can check alone is a type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hummingbird.errors import InputError
+from hummingbird.rpc.admission import MAX_MESSAGE, Limits
+from hummingbird.rpc.server import GRACE, ServiceConfig
+from hummingbird.rpc.service import Tls
+from hummingbird.rpc.tokens import read_token
+from hummingbird.structure import flatten, places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def share(text: str) -> tuple[str | None, int]:
+    """A number for every name, or for one: N or NAME=N, as (None, N) or (NAME, N)."""
+    name, equals, number = text.rpartition("=")
+    if (equals and not name) or not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor NAME=N, with a whole number N from 1")
+    return name or None, int(number)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Sizes from 1, written as in 3x32x32."""
+    try:
+        sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 3x32x32") from None
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} holds a size below 1")
+    return sizes
+
+
+# Certificates ---------------------------------------------------------------------------------------------------------
+
+
+def add_tls(
+    parser: argparse._ActionsContainer,
+    cert: str = "certificate of this side (PEM); a server's for its host name",
+    ca: str = "certificate of the authority of all sides (PEM)",
+) -> None:
+    """--tls-cert, --tls-key and --tls-ca. cert, ca: whose they are, and for which name."""
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help=cert)
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help=ca)
+
+
+def tls_of(args: argparse.Namespace) -> Tls | None:
+    """The files that the options of `add_tls` name, None without; InputError for one or two of the three."""
+    files = {f"--tls-{name}": getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
+    missing = [option for option, file in files.items() if file is None]
+    if not missing:
+        return Tls(*files.values())
+    if len(missing) < len(files):
+        what = f"TLS needs --tls-cert, --tls-key and --tls-ca; there is no {' and no '.join(missing)}"
+        with_token = hasattr(args, "token_file") or hasattr(args, "tokens")
+        hint = "; with tokens a caller has --tls-ca alone, a server the other two" if with_token else ""
+        raise InputError(what, hint=f"give all three or none{hint}")
+    return None
+
+
+# Services and their callers -------------------------------------------------------------------------------------------
+
+
+def add_service(
+    parser: argparse.ArgumentParser,
+    *,
+    addresses: str | int | None = None,
+    listen: str = "",
+    tokens: bool = True,
+    grace: float = GRACE,
+) -> None:
+    """Add what every program that serves takes; `service_of` reads it.
+
+    addresses: argparse's nargs where it listens at several. listen: the help of --listen, if it needs another. tokens:
+    whether callers may show tokens. grace: the default of --grace.
+    """
+    text = listen or "HOST:PORT or unix:PATH; another host than this one needs certificates or tokens, and TLS"
+    parser.add_argument("--listen", required=True, nargs=addresses or 1, metavar="ADDRESS", help=text)
+    otherwise = (" or by tokens", "; without it callers show tokens") if tokens else ("", "")
+    group = parser.add_argument_group("callers", f"by certificates (--tls-cert, --tls-key, --tls-ca){otherwise[0]}")
+    add_tls(
+        group,
+        cert="certificate of this server (PEM), for its host name",
+        ca=f"certificate of the callers' authority (PEM){otherwise[1]}",
+    )
+    if tokens:
+        text = "callers' names and hashes of their tokens; `python -m hummingbird token` makes them"
+        group.add_argument("--tokens", type=Path, metavar="FILE", help=text)
+    else:
+        parser.set_defaults(tokens=None)
+    group = parser.add_argument_group("operation", "docs/operations.md")
+    text = "offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
+    group.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
+    text = "append a line of JSON for each call, without values; - is standard error"
+    group.add_argument("--log", metavar="FILE", help=text)
+    most, default = Limits(), "(default: %(default)s)"
+    text = f"calls at work at a time; the last quarter is for callers with few {default}"
+    group.add_argument("--max-requests", type=count, default=most.requests, metavar="N", help=text)
+    text = f"those of each caller, and of callers by name (default: {most.per_client})"
+    metavar = ("N", "NAME=N")
+    group.add_argument("--max-per-client", type=share, nargs="+", default=[], metavar=metavar, help=text)
+    text = f"open connections {default}"
+    group.add_argument("--max-connections", type=count, default=most.connections, metavar="N", help=text)
+    text = f"after SIGTERM, calls at work may take so long to end {default}"
+    group.add_argument("--grace", type=positive, default=grace, metavar="SECONDS", help=text)
+
+
+def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
+    """The configuration that the options of `add_service` name; InputError and TrustError for what does not go
+    together. message: bytes of one message, either way.
+    """
+    shares = dict(args.max_per_client)
+    if len(shares) < len(args.max_per_client):
+        raise InputError("a name has two limits", where="--max-per-client", hint="one N for all, and one for each NAME")
+    each = shares.pop(None, Limits.per_client)
+    most = Limits(args.max_requests, each, message, connections=args.max_connections, named=shares)
+    return ServiceConfig(
+        listen=tuple(args.listen),
+        tls=_tls_with_tokens(args, "cert", "key", tokens=args.tokens is not None),
+        tokens=args.tokens,
+        metrics=args.metrics,
+        log=args.log,
+        limits=most,
+        grace=args.grace,
+    )
+
+
+def add_caller(parser: argparse._ActionsContainer) -> None:
+    """Add what every program that calls a service takes; `caller_of` reads it."""
+    add_tls(parser)
+    add_token(parser)
+
+
+def add_token(parser: argparse._ActionsContainer) -> None:
+    """Add --token-file alone, for a program that serves and calls, with one certificate for both."""
+    text = "this side's token, instead of a certificate; TLS then takes --tls-ca alone"
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
+
+
+def caller_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments `tls` and `token` of a client, of the options of `add_caller`."""
+    token = None if args.token_file is None else read_token(args.token_file)
+    return {"tls": _tls_with_tokens(args, "ca", tokens=token is not None), "token": token}
+
+
+def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
+    """`tls_of`; with tokens, these of the three files are enough, and more are for a program that serves and calls."""
+    files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
+    needed = {name: files[name] for name in names if files[name] is not None}
+    both = hasattr(args, "tokens") and hasattr(args, "token_file")
+    others = any(file is not None for name, file in files.items() if name not in names)
+    return Tls(**needed) if tokens and len(needed) == len(names) and (both or not others) else tls_of(args)
+
+
+# A client's images ----------------------------------------------------------------------------------------------------
+
+
+def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: bool = False) -> None:
+    """--images, --labels and --out. outputs: the name of a net's results, as in "logits". several: one file of images
+    for each input of a net, which `inputs_of` reads.
+    """
+    text = "images (n, ...)" + (
+        "; of a net with several inputs, one file for each, in the order of forward()" if several else ""
+    )
+    how: dict[str, Any] = {"nargs": "+"} if several else {}
+    parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help=text, **how)
+    parser.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
+    parser.add_argument("--out", type=Path, metavar="FILE.npy", help=f"write the {outputs} (n, ...); several: FILE.npz")
+
+
+def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
+    """Images float32 (n, ...) and labels (n,), None without, of the files that the options of `add_images` name.
+
+    InputError for files that hold something else, and where --out has no folder.
+    """
+    (images,), labels = inputs_of(args, [args.images])
+    return images.float(), labels
+
+
+def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
+    """`images_of` these files, one for each input of a net, each of its own type."""
+    images, labels = [array_of(file, "--images") for file in files], None
+    if args.labels is not None:
+        labels = array_of(args.labels, "--labels")
+        if labels.shape != images[0].shape[:1]:
+            what = f"labels are {tuple(labels.shape)}, expected ({len(images[0])},)"
+            raise InputError(what, where="--labels", hint="one for each image")
+    if args.out is not None and not args.out.parent.is_dir():
+        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    return images, labels
+
+
+def decided(outputs: Tensor) -> Tensor:
+    """Decisions (n,) of outputs (n, ...): the place of the largest; of a single value 1 above its threshold, else 0.
+
+    The threshold is 0.5 where all values are from 0 to 1, else 0.
+    """
+    flat = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
+    if flat.shape[1] > 1:
+        return flat.argmax(1)
+    threshold = 0.5 if bool(((flat >= 0) & (flat <= 1)).all()) else 0.0
+    return (flat[:, 0] > threshold).long()
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> str:
+    """A line on outputs (n, ...): how many are largest at the label."""
+    right = int((decided(outputs) == labels).sum())
+    return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
+
+
+def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """InputError for labels beside several results of a net, of these names."""
+    if args.labels is not None and len(names) > 1:
+        what = f"the net has {len(names)} results, {', '.join(names)}"
+        raise InputError(what, where="--labels", hint="labels are for one: leave them out")
+
+
+def write_results(path: Path, results: Any) -> None:
+    """One result as numpy.save has it, several by their names as numpy.savez has them."""
+    import numpy as np
+    import torch
+
+    structure, found = flatten(results, lambda value: isinstance(value, torch.Tensor))
+    if len(found) == 1:
+        np.save(path, found[0].numpy())
+    else:
+        np.savez(path, **{name: x.numpy() for name, x in zip(places(structure), found, strict=True)})
+
+
+def array_of(path: Path, where: str) -> Tensor:
+    """The numbers of a file of numpy.save, at least one, of their own type; InputError names the option `where`."""
+    import numpy as np  # here: a probe of a service's health needs neither of these, which take seconds to import
+    import torch
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}: {error}", where=where, hint="a file of numpy.save") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.ndim < 1 or not array.size:
+        raise InputError(f"{path} holds no array of numbers", where=where, hint="a file of numpy.save")
+    return torch.from_numpy(array)

@@ -1,0 +1,167 @@
+"""The frame of every program that serves: limits, health, metrics, log, and an orderly end.
+
+    with Front("he-server", config) as front:          # SIGTERM and SIGINT are this program's from here on
+        front.serve(service.handlers())                # listens; health says NOT_SERVING
+        front.ready()                                  # SERVING
+        print(front.line, flush=True)
+        front.wait()                                   # until a signal
+    # drained: new calls are refused as UNAVAILABLE, those at work have ended, or `grace` seconds have passed
+
+A second signal ends the process at once, or changes nothing.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+import grpc
+
+from hummingbird.errors import TrustError
+from hummingbird.rpc.admission import Admission, Limits, Record
+from hummingbird.rpc.flag import Flag
+from hummingbird.rpc.health import Health
+from hummingbird.rpc.log import Log
+from hummingbird.rpc.metrics import Metrics, Page
+from hummingbird.rpc.renewal import Certificates
+from hummingbird.rpc.service import Brief, Exchange, Method, serve
+from hummingbird.rpc.tokens import Tokens
+from hummingbird.rpc.trust import Tls
+
+GRACE = 30.0  # seconds
+_POLL = 0.2  # seconds between looks at what a program waits for
+_LAST = 1.0  # seconds for the last status to reach its caller
+_FILES = 512  # descriptors that are not connections
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """How a program serves; `rpc.options.service_of` reads one from its options.
+
+    listen: addresses, unix:PATH or HOST:PORT. tls: all three files for callers with certificates, cert and key alone
+    for callers with tokens. tokens: the file of their names. metrics: [HOST:]PORT, none if not given. log: a file, "-"
+    for standard error. grace: seconds that calls at work may take to end. TrustError for certificates and tokens both.
+    """
+
+    listen: tuple[str, ...]
+    tls: Tls | None = None
+    tokens: Path | None = None
+    metrics: str | None = None
+    log: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    grace: float = GRACE
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tls is not None and self.tls.mutual:
+            hint = "with tokens, name no authority of callers (--tls-ca)"
+            raise TrustError("callers are known by certificates or by tokens, not by both", hint=hint)
+
+
+class ServiceProgram:
+    """A program's servers, as a context. name: of the program. `metrics.registry` takes a service's own figures.
+
+    second: whether a second signal ends the process at once; it must not where a launcher passes on the signal that a
+    service manager sends to both. Raises the errors of `rpc.service.serve`, of Tokens, Log and Page.
+    """
+
+    def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
+        self.name, self.config, self._second = name, config, second
+        self.line = f"{name} listening on {' '.join(config.listen)}"
+        self.told = Flag()  # to end
+        self._health = Health()
+        self._ends = ExitStack()
+        self._servers: list[grpc.Server] = []
+        limits = replace(config.limits, connections=_room_for(config.limits.connections))
+        with ExitStack() as ends:
+            tokens = None if config.tokens is None else Tokens(config.tokens)
+            self._log = None if config.log is None else Log(name, config.log)
+            if self._log is not None:
+                ends.callback(self._log.close)
+            self._certificates = None
+            if config.tls is not None:
+                self._certificates = Certificates(config.tls, lambda: self.say("certificates renewed"))
+            self.metrics = Metrics(self._certificates, lambda: self.gate.in_flight)
+            self.gate = Admission(limits, tokens, self._ended)
+            for gate in (self.gate, self._health.gate):
+                gate.watch()
+                ends.callback(gate.close)
+            if config.metrics is not None:
+                page = Page(self.metrics.registry, config.metrics, lambda: self._health.serving)
+                ends.callback(page.close)
+            self._ends = ends.pop_all()
+
+    def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
+        """Listen, at the first address of the configuration or at this one; NOT_SERVING until `ready`."""
+        address = self.config.listen[0] if address is None else address
+        health = (self._health.gate, self._health.handlers())
+        self.metrics.offer(handlers)
+        self._servers.append(serve(handlers, address, self._certificates, gate=self.gate, health=health))
+        self.say("listening", address=address)
+
+    def ready(self, yes: bool = True) -> None:
+        """Have the health service say SERVING, or NOT_SERVING."""
+        if self._health.set(yes and not self.stopping):
+            self.say("ready" if self._health.serving else "not ready")
+        self.metrics.ready.set(self._health.serving)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this program has been told to end."""
+        return self.told.is_set()
+
+    def wait(self, look: Callable[[], object] = lambda: None) -> None:
+        """Return when the program is told to end. look: called five times a second; what it raises is raised."""
+        while not self.told.wait(_POLL):
+            look()
+
+    def stop(self) -> None:
+        """Tell the program to end, as a signal does."""
+        self.told.set()
+
+    def __enter__(self) -> ServiceProgram:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._ends.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.told.set()
+        with self._ends:
+            self.ready(False)
+            self.say("draining", at_work=self.gate.in_flight)
+            in_time = self.gate.drain(self.config.grace)
+            for ended in [server.stop(_LAST if in_time else 0) for server in self._servers]:
+                ended.wait(2 * _LAST)
+            self.say("stopped", in_time=in_time)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.told.set()
+        for each in _SIGNALS if self._second else ():
+            signal.signal(each, signal.SIG_DFL)
+
+    def _ended(self, record: Record) -> None:
+        self.metrics.count(record)
+        if self._log is not None:
+            self._log.call(record)
+
+    def say(self, event: str, **fields: object) -> None:
+        """A line of the log, if there is one."""
+        if self._log is not None:
+            self._log.event(event, **fields)
+
+
+def _room_for(connections: int) -> int:
+    """So many connections, or as many as this process may have files open; the soft limit is raised to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return connections if soft == resource.RLIM_INFINITY else min(connections, max(soft - _FILES, soft // 2))

@@ -1,0 +1,113 @@
+"""A party's lives: one session after the other behind the same methods, until it is told to end.
+
+When a party or the dealer dies, the session of all others is over. Those that live refuse what waits, go on listening,
+and meet again as soon as all are there (mpc/session/meeting.py): with fresh seeds, fresh material, private weights
+shared anew, and a new name of the service, so that no request of one session is run in the next. For others a party
+waits as long as it takes, also for those who come with another net, other windows or another release; any other
+failure ends its process, which a launcher may start again.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session.session import current, is_initialized
+from hummingbird.rpc.flag import Flag, check, ends_waits
+from hummingbird.serving.dispatcher import Counts, unavailable
+from hummingbird.serving.methods import Methods
+from hummingbird.serving.party import Lane, Party
+
+_PAUSES = (0.5, 15.0)  # seconds before the next meeting: after a life, and at most after failures to begin one
+_LOOK = 0.1  # seconds between two looks at whether the party is told to end
+
+
+class ReconnectLoop:
+    """`run` is a party's main thread. begin: joins a session, converts the net, and returns the party's part.
+
+    told: whether this party is to end, which a signal's handler sets. begun: called when clients are answered, in every
+    life. interrupted: called with the reason why one has ended, or could not begin.
+    """
+
+    def __init__(
+        self,
+        methods: Methods,
+        begin: Callable[[], Party | Lane],
+        told: Flag,
+        begun: Callable[[], object],
+        interrupted: Callable[[str], object] = lambda reason: None,
+    ) -> None:
+        self._methods, self._begin, self._told = methods, begin, told
+        self._begun, self._interrupted = begun, interrupted
+        self.count, self.counts = 0, Counts()  # of all lives
+
+    def run(self) -> None:
+        """Serve until this party is told to end, after which what waits is still answered. Raises what is no failure of
+        another party or of the dealer.
+        """
+        over = Flag()
+        usher = threading.Thread(target=self._usher, args=(over,), name="hummingbird-usher", daemon=True)
+        usher.start()
+        try:
+            with ends_waits(self._told):
+                self._go_on()
+        finally:
+            over.set()
+            usher.join()
+
+    def _usher(self, over: Flag) -> None:
+        """Once this party is told to end, have it drained; where it does not serve yet, end its waits for others."""
+        while not over.wait(_LOOK):
+            if not self._told.is_set():
+                continue
+            if self._methods.drain():
+                return
+            if is_initialized():
+                current().channel.abort(f"{launch.name()} was told to stop")
+
+    def _go_on(self) -> None:
+        pause = _PAUSES[0]
+        while not self._told.is_set():
+            count = self.count
+            try:
+                self._live()
+            except HummingbirdError as error:
+                if self._told.is_set():
+                    return
+                if not isinstance(error, (PeerError, DealerError, AgreementError)):
+                    raise
+                reason = str(error).splitlines()[0]
+                _say(f"interrupted: {reason}; meeting the others again")
+                self._interrupted(reason)
+            pause = _PAUSES[0] if self.count > count else min(2 * pause, _PAUSES[1])
+            self._told.wait(pause)
+
+    def _live(self) -> None:
+        """Meet, serve, and leave; without an error if some party was told to end: the others wait for its return."""
+        party = None
+        try:
+            party = self._begin()
+            check()
+            self._methods.open(party)
+            self.count += 1
+            self._begun()
+            party.run()
+        except HummingbirdError as error:
+            self._methods.shut(unavailable(error))
+            launch.abort(error)
+            raise
+        else:
+            self._methods.shut(UnavailableError("a party is leaving this service", hint="try again in a few seconds"))
+            launch.uninit()
+        finally:
+            if party is not None:
+                self.counts += party.counts
+
+
+def _say(text: str) -> None:
+    """One line, in one write: several parties may share a terminal."""
+    sys.stderr.write(f"[{launch.name()}] {text}\n")
+    sys.stderr.flush()

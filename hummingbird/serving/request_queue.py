@@ -1,0 +1,209 @@
+"""The requests of clients at one party: those that wait, their answers, and every id until its deadline has passed.
+
+An id belongs to the client that used it first, with the bytes it came with: the same again waits for the same answer or
+gets it once more, anything else under it is refused, and no id is computed twice. What waits, and how many ids are
+known, is bounded for each client and in all; answers are kept while there is room. gRPC's threads wait here; the thread
+that runs the batches takes shares out and puts answers in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hummingbird.errors import AccessError, HummingbirdError, InputError, PeerError
+from hummingbird.rpc.quota import Quota
+from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request, clock
+
+_LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Bounds on what waits at a party; bytes are those of messages. named: requests of clients with limits of their
+    own. answers, answer_bytes: kept for repeats. ids, and ids_each of one client: known at a time, each until its
+    deadline. The last quarter of each is for clients with little (rpc/quota.py).
+    """
+
+    requests: int = 512
+    requests_each: int = 64  # of one client
+    bytes: int = 256 << 20
+    bytes_each: int = 2 * MAX_BYTES  # a client has two requests under way
+    answers: int = 4096
+    answer_bytes: int = 256 << 20
+    ids: int = 1 << 18
+    ids_each: int = 1 << 16
+    named: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False, repr=False)
+class QueuedRequest:
+    """A request that this party holds, or held."""
+
+    owner: str
+    digest: bytes  # of the message
+    size: int
+    ends: float  # monotonic time of its deadline
+    request: Request | None  # None once it is computed or dropped
+    outcome: bytes | HummingbirdError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    waiters: int = 1  # calls that wait for the outcome
+    arrived: float = field(default_factory=lambda: time.monotonic())
+    taken: float | None = None  # when it was put into a batch
+    finished: float = 0.0
+
+    @property
+    def queued(self) -> float:
+        """Seconds until it was put into a batch, or dropped."""
+        return (self.finished if self.taken is None else self.taken) - self.arrived
+
+    @property
+    def computed(self) -> float:
+        """Seconds in its batch; 0 where it was dropped."""
+        return 0.0 if self.taken is None else self.finished - self.taken
+
+
+class RequestQueue:
+    """Every method may be called from any thread. arrived: called, without the lock, with each request that is new."""
+
+    def __init__(self, limits: QueueLimits, arrived: Callable[[bytes, QueuedRequest], None]) -> None:
+        self.limits, self._arrived = limits, arrived
+        self._lock = threading.Lock()
+        self._entries: dict[bytes, QueuedRequest] = {}
+        self._ends: list[tuple[float, bytes]] = []
+        self._answered: dict[bytes, int] = {}  # bytes of the answers that are kept, by id, the oldest first
+        self._answer_bytes = 0  # of all of them
+        self._ids = Quota("ids", "known", limits.ids, limits.ids_each)
+        self._requests = Quota("requests", "waiting", limits.requests, limits.requests_each, limits.named)
+        self._bytes = Quota("bytes", "waiting", limits.bytes, limits.bytes_each)
+        self._shut: HummingbirdError | None = None
+
+    def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
+        """The entry of a request, new or known. Raises AccessError, InputError, OverloadError, PeerError,
+        and what `shut` was given.
+
+        now: of this party's `clock`; None: the time.
+        """
+        digest = hashlib.blake2b(message, digest_size=16).digest()
+        left = request.deadline / 1e3 - (clock() if now is None else now)
+        with self._lock:
+            self._forget()
+            known = self._entries.get(request.id)
+            if known is not None:
+                return self._again(known, owner, digest)
+            if self._shut is not None:
+                raise self._shut.with_traceback(None)
+            self._check(owner, len(message), left)
+            entry = QueuedRequest(owner, digest, len(message), time.monotonic() + left, request)
+            self._entries[request.id] = entry
+            heapq.heappush(self._ends, (entry.ends + _LINGER, request.id))
+            self._ids.take(owner)
+            self._requests.take(owner)
+            self._bytes.take(owner, entry.size)
+        self._arrived(request.id, entry)
+        return entry
+
+    def _again(self, known: QueuedRequest, owner: str, digest: bytes) -> QueuedRequest:
+        if known.owner != owner:
+            hint = "ids are 128 random bits: draw a fresh one for every request"
+            raise AccessError("this id belongs to another client", where="request", hint=hint)
+        if known.digest != digest:
+            hint = "a repeat has the same bytes; another input needs a fresh id and fresh shares"
+            raise InputError("this id is known with other shares", where="request", hint=hint)
+        known.waiters += 1
+        return known
+
+    def _check(self, owner: str, size: int, left: float) -> None:
+        clocks = "is this host's clock right? Describe tells the party's"
+        if left <= 0:
+            raise PeerError(f"its deadline passed {-left:.1f} s ago", where="request", hint=clocks)
+        if left > MOST_SECONDS:
+            what = f"its deadline is in {left:.0f} s, and at most {MOST_SECONDS:.0f} s are allowed"
+            raise InputError(what, where="request", hint=clocks)
+        self._requests.check(owner)
+        self._bytes.check(owner, size)
+        self._ids.check(owner)
+
+    # The thread that runs batches -----------------------------------------------------------------------------------
+
+    def take(self, id: bytes) -> Request | None:
+        """The request with this id, to be computed now; None if it is not here."""
+        with self._lock:
+            entry = self._entries.get(id)
+            if entry is None or entry.request is None:
+                return None
+            entry.taken = time.monotonic()
+            return entry.request
+
+    def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> QueuedRequest | None:
+        """Answer a request, or refuse it; None, and nothing done, if it has an outcome or is not here."""
+        with self._lock:
+            entry = self._entries.get(id)
+            if entry is None or entry.outcome is not None:
+                return None
+            entry.outcome, entry.request, entry.finished = outcome, None, time.monotonic()
+            self._requests.take(entry.owner, -1)
+            self._bytes.take(entry.owner, -entry.size)
+            if isinstance(outcome, bytes):
+                self._answered[id] = len(outcome)
+                self._answer_bytes += len(outcome)
+                self._forget_answers()
+        entry.done.set()
+        return entry
+
+    def leave(self, entry: QueuedRequest) -> bool:
+        """A call waits no more; whether nobody waits for this request now, though it has no outcome."""
+        with self._lock:
+            entry.waiters -= 1
+            return entry.waiters == 0 and entry.outcome is None
+
+    def shut(self, reason: HummingbirdError) -> None:
+        """Refuse requests that are new from now on."""
+        with self._lock:
+            self._shut = reason
+
+    def fail(self, reason: HummingbirdError) -> None:
+        """`shut`, and refuse what waits; answers that are there remain."""
+        self.shut(reason)
+        with self._lock:
+            waiting = [id for id, entry in self._entries.items() if entry.outcome is None]
+        for id in waiting:
+            self.finish(id, reason)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests without an outcome."""
+        with self._lock:
+            return self._requests.total
+
+    def _forget(self) -> None:
+        """Drop ids whose deadline has passed, of requests that have their outcome."""
+        now, kept = time.monotonic(), []
+        while self._ends and self._ends[0][0] < now:
+            _, id = heapq.heappop(self._ends)
+            if self._entries[id].outcome is None:  # party 0 has still to decide on it
+                kept.append((now + _LINGER, id))
+                continue
+            self._ids.take(self._entries.pop(id).owner, -1)
+            self._answer_bytes -= self._answered.pop(id, 0)
+        for item in kept:
+            heapq.heappush(self._ends, item)
+
+    def _forget_answers(self) -> None:
+        """Let the oldest answers go that nobody is being sent, as many as are above the limits."""
+        limits, count, size = self.limits, len(self._answered), self._answer_bytes
+        going = []
+        for id, octets in self._answered.items():
+            if count <= limits.answers and size <= limits.answer_bytes:
+                break
+            if not self._entries[id].waiters:
+                going.append(id)
+                count, size = count - 1, size - octets
+        for id in going:
+            self._answer_bytes -= self._answered.pop(id)
+            hint = "an answer is kept for a while only: ask again under a fresh id"
+            self._entries[id].outcome = PeerError("this request was answered", where="request", hint=hint)

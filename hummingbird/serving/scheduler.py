@@ -1,0 +1,272 @@
+"""Party 0's order: which requests run next, all parties alike, and which are dropped.
+
+A request is complete when every party holds it, with the same number of images, of the same client. Complete ones stand
+in line, where clients take turns: who has many images waiting does not keep others waiting for all of them. They run at
+once on a lane that is idle, else as soon as `most` images are there or the first has waited `wait` seconds, on the lane
+that asks first. A lane has material for so many images only, its *room*: it leaves what does not fit to the others, and
+what fits nowhere is dropped, at once or when it has waited for a keeper to deal more. A request that some parties only
+hold delays nobody, and is dropped as soon as its client has had the time to send it to all.
+
+A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
+such a word gets the same decision again, and makes no request complete that its party has refused already. Of drops
+the last 2^18 are remembered: many more than there can be while a word is on its way.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+
+_KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
+_MOST_KEPT = 1 << 18  # drops
+_LOOK = 0.01  # seconds between two words of a lane on its room while a request waits for material
+
+
+class Action(enum.IntEnum):
+    """The outcome of a request."""
+
+    RUN = 0
+    MISSING = 1  # party `detail` has not got it in time
+    LATE = 2  # its deadline has passed while it waited
+    UNLIKE = 3  # party `detail` got it with another number of images, or from another client
+    LOW = 4  # there is too little material; detail: milliseconds after which to try again, which a store knows
+    GIVEN_UP = 5  # its client has left
+
+
+class Decision(NamedTuple):
+    """One row of party 0's list."""
+
+    id: bytes
+    action: Action
+    detail: int = 0
+
+
+class Claim(NamedTuple):
+    """A party's word on a request it holds: images, a digest of its client, seconds to its deadline."""
+
+    images: int
+    owner: int
+    left: float
+
+
+@dataclass(eq=False, repr=False)
+class _Held:
+    images: int
+    owner: int
+    ends: float
+    whole_by: float  # when all parties must hold it
+    holders: set[int] = field(default_factory=set)
+    unlike: int | None = None  # a party that holds something else
+    complete: float = 0.0  # when it became so
+    turn: int = 0  # its place in line is by this
+
+    @property
+    def until(self) -> float:
+        """When it is dropped if nothing happens to it."""
+        return self.ends if self.complete else min(self.ends, self.whole_by)
+
+
+class Scheduler:
+    """The requests of all parties, at party 0. Every method may be called from any thread, `next` by one for each lane.
+
+    most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
+    patience: seconds for which a request waits for material, where a keeper deals more. sending: seconds that a client
+    may take to send a request of so many images to all parties.
+    """
+
+    def __init__(
+        self,
+        parties: int,
+        most: int,
+        wait: float,
+        alone: bool = False,
+        lanes: int = 1,
+        patience: float = 0.0,
+        sending: Callable[[int], float] = lambda images: math.inf,
+    ) -> None:
+        self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
+        self._patience, self._sending = patience, sending
+        self._changed = threading.Condition()
+        self._held: dict[bytes, _Held] = {}
+        self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
+        self._ready: deque[bytes] = deque()
+        self._rooms = dict.fromkeys(range(lanes), math.inf)
+        self._said = dict.fromkeys(self._rooms, -math.inf)  # when
+        self._idle = set(self._rooms)
+        self._waiting: set[int] = set()  # lanes that wait in `next`
+        self._awake: set[int] = set()  # lanes whose wait is to end
+        self._turn = 0  # of the one that ran last
+
+    def hold(self, rank: int, id: bytes, claim: Claim) -> None:
+        """Party `rank` holds a request."""
+        now = time.monotonic()
+        with self._changed:
+            first = _Held(claim.images, claim.owner, now + claim.left, now + self._sending(claim.images))
+            held = self._held.setdefault(id, first)
+            held.ends = min(held.ends, now + claim.left)
+            if (held.images, held.owner) != claim[:2]:
+                held.unlike = rank
+            held.holders.add(rank)
+            if held.unlike is None and len(held.holders) == self._parties and not held.complete:
+                held.complete = now
+                self._line_up(id, held)
+            self._changed.notify_all()
+
+    def give_up(self, id: bytes) -> None:
+        """The client of a request has left one of the parties: nobody waits for the sum."""
+        with self._changed:
+            held = self._held.get(id)
+            if held is not None:
+                held.ends = 0.0
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """End a wait of `next`, once for each lane."""
+        with self._changed:
+            self._awake = set(self._rooms)
+            self._changed.notify_all()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no party holds a request."""
+        with self._changed:
+            return not self._held
+
+    def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
+        """The next steps for a lane: drops, then the requests of one batch; [] after `idle` seconds without either, or
+        where its room is to be told again.
+
+        idle: 0 where the lane is at work still. room: images that it has material for.
+        """
+        ends = time.monotonic() + idle
+        with self._changed:
+            self._rooms[lane], self._said[lane] = room, time.monotonic()
+            while True:
+                now = time.monotonic()
+                out, fitting = self._drops(now), self._fitting(room)
+                if fitting and self._due(now, lane, fitting, idle > 0):
+                    out += self._batch(lane, fitting)
+                if out or now >= ends or lane in self._awake or self._outdated(lane, now):
+                    self._awake.discard(lane)
+                    return out
+                if not fitting:
+                    self._idle.add(lane)
+                self._waiting.add(lane)
+                self._changed.wait(max(0.0, min(ends, self._alarm(lane, fitting)) - now))
+                self._waiting.discard(lane)
+
+    def _outdated(self, lane: int, now: float) -> bool:
+        """Whether a request waits that fits no lane: a store may have got material since this one has told of it."""
+        said, lacking = self._said[lane], self._lacking()
+        return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
+
+    def _lacking(self) -> list[_Held]:
+        """The complete requests that fit no lane."""
+        largest = max(self._rooms.values())
+        return [held for id in self._ready if (held := self._held[id]).images > largest]
+
+    @property
+    def _next_look(self) -> float:
+        return _LOOK if self._patience else math.inf
+
+    def _line_up(self, id: bytes, held: _Held) -> None:
+        """Put a complete request in line: behind what its client has there, and as many images of each other client
+        (fair queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        """
+        waiting = [self._held[other] for other in self._ready]
+        own = (other.turn for other in waiting if other.owner == held.owner)
+        held.turn = max(own, default=self._turn) + held.images
+        self._ready.insert(sum(other.turn <= held.turn for other in waiting), id)
+
+    def _fitting(self, room: float) -> list[bytes]:
+        return [id for id in self._ready if self._held[id].images <= room]
+
+    def _due(self, now: float, lane: int, fitting: list[bytes], free: bool) -> bool:
+        first = self._held[fitting[0]]
+        if not free and any(first.images <= self._rooms[other] for other in self._waiting):
+            return False  # that lane takes it, now or when it is due
+        images = sum(self._held[id].images for id in fitting)
+        return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
+
+    def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
+        """Requests from the front, as many as fit."""
+        out: list[Decision] = []
+        images = 0
+        for id in fitting:
+            if out and (self._alone or images + self._held[id].images > min(self._most, self._rooms[lane])):
+                break
+            self._ready.remove(id)
+            held = self._held.pop(id)
+            images, self._turn = images + held.images, held.turn
+            out.append(Decision(id, Action.RUN))
+        self._rooms[lane] -= images
+        self._idle.discard(lane)
+        return out
+
+    def _drops(self, now: float) -> list[Decision]:
+        self._forget(now)
+        out = []
+        for id, held in list(self._held.items()):
+            if id in self._dropped:
+                out.append(self._dropped[id][1])
+            elif held.unlike is not None:
+                out.append(Decision(id, Action.UNLIKE, held.unlike))
+            elif held.ends == 0.0:
+                out.append(Decision(id, Action.GIVEN_UP))
+            elif now >= held.until:
+                missing = sorted(set(range(self._parties)) - held.holders)
+                out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
+            elif held.complete and self._lacks_material(held, now):
+                out.append(Decision(id, Action.LOW))
+        for decision in out:
+            held = self._held.pop(decision.id)
+            self._dropped.setdefault(decision.id, (now, decision))
+            if held.complete:
+                self._ready.remove(decision.id)
+        self._forget(now)
+        return out
+
+    def _lacks_material(self, held: _Held, now: float) -> bool:
+        """Whether no lane has room for a request, as all of them have said since it was complete, and lost patience."""
+        told = held.complete + self._patience <= min(now, min(self._said.values()))
+        return told and held.images > max(self._rooms.values())
+
+    def _forget(self, now: float) -> None:
+        while self._dropped:
+            id = next(iter(self._dropped))
+            if now < self._dropped[id][0] + _KEPT and len(self._dropped) <= _MOST_KEPT:
+                break
+            del self._dropped[id]
+
+    def _alarm(self, lane: int, fitting: list[bytes]) -> float:
+        """When something is to be decided though nothing happens."""
+        due = [self._held[fitting[0]].complete + self._wait] if fitting else []
+        due += [self._said[lane] + self._next_look] if self._lacking() else []
+        return min([*due, *(held.until for held in self._held.values())], default=time.monotonic() + 3600)
+
+
+def error_of(action: Action, detail: int) -> HummingbirdError:
+    """A dropped request, in words for its client."""
+    if action == Action.MISSING:
+        hint = "send every party its part at once; are all their addresses right, and is the way to each fast enough?"
+        return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)
+    if action == Action.LATE:
+        hint = "the parties are busy, or the timeout is too short"
+        return OverloadError("its deadline passed while it waited", where="request", hint=hint)
+    if action == Action.UNLIKE:
+        what = f"party {detail} got another number of images under this id, or from another client"
+        hint = "does every party know this client under one name? Draw a fresh id for every request"
+        return PeerError(what, where="request", hint=hint)
+    if action == Action.LOW:
+        hint = "the parties' operators deal another store"
+        what = "the material that is left is too little for this request"
+        return OverloadError(what, where="request", hint=hint, retry_after=detail / 1e3)
+    return PeerError("its client has left one of the parties", where="request", hint="ask again, with a fresh id")

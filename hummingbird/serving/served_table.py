@@ -1,0 +1,61 @@
+"""A party's table, of which the keys of clients select rows (hummingbird/lookup.py).
+
+Keys of all requests of a batch go through the table together: a pass for one key reads every row, and so does a pass
+for hundreds. What comes out is this party's share of s * row, and stays here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.errors import ConfigError
+from hummingbird.mpc.session.session import Session
+from hummingbird.pir.serving.server import Server
+from hummingbird.pir.table import Source
+from hummingbird.serving.description import ServiceDescription
+from hummingbird.serving.message import Request
+
+
+class ServedTable:
+    """The table, floating point (rows, dim), at one of two parties; in memory, 8 bytes for each number.
+
+    ConfigError in a session of other than two parties, and of one with a store; InputError for numbers that the ring
+    does not hold.
+    """
+
+    def __init__(self, table: Tensor, session: Session) -> None:
+        if session.parties != 2:
+            hint = "start two: a lookup has two keys"
+            raise ConfigError(f"{session.parties} parties for a table of lookups", where="serve", hint=hint)
+        if session.dealer.slice_shape is not None:
+            hint = "give a dealer: stores are dealt for nets without lookups"
+            raise ConfigError("a store for a net of lookups", where="--store", hint=hint)
+        units = ring.encode(table.detach().cpu(), where="table")
+        self._server, self._rank = Server(Source.of(units), session.rank), session.rank
+        self.count, self.dim = units.shape
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint of the rows, hexadecimal."""
+        return self._server.state.digest.hex()
+
+    def close(self) -> None:
+        """Let go of the table; may be called twice."""
+        self._server.close()
+
+    def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:
+        """This party's shares of the net's inputs for each request, int64 (images, values): rows, then the numbers that
+        the client has shared.
+        """
+        _, sums = self._server.answer(torch.cat([request.keys(service) for request in requests]), "sum")
+        words = sums.view(torch.int64)
+        words = -words if self._rank else words  # party 1 subtracts
+        rows = words.view(-1, service.lookups * self.dim).split([request.images for request in requests])
+        return [
+            torch.cat([own, request.words(service, self._rank).view(request.images, -1)], 1)
+            for own, request in zip(rows, requests, strict=True)
+        ]

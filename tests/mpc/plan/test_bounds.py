@@ -1,0 +1,78 @@
+"""Every opening of the bits that a value can have (`Lift`, `Arithmetic.cut`, products) is wide enough for what comes.
+
+An opening of too few bits gives wrong answers now and then, with no other sign: so the parties' shares are added up as
+they go in. Nets begin with a clamp, whose bound many values meet, and whose windows let some pass it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird.bits import EXACT, BitWindow
+from hummingbird.mpc.layers import averaging, comparing, layer
+from hummingbird.mpc.protocols import lifted_product
+from hummingbird.mpc.protocols.lifted_product import Operand
+from hummingbird.mpc.session.session import Session
+from tests.support.operations import Case, Function, cases
+
+CASES = cases()
+WINDOWS = {"exact": EXACT, "undecided below 1/16": BitWindow(32, 12), "undecided below 1": BitWindow(32, 16)}
+
+
+class Openings:
+    """Notes of what is lifted, as long as the patches hold: the largest |z| of each call over its range, 2^(k-2)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._given: dict[int, list[tuple[Tensor, int, int]]] = defaultdict(list)
+        original, multiply = layer.lift, lifted_product.product
+
+        def noting(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
+            self._given[session.rank].append((share.clone(), shift, k))
+            return original(session, share, shift, k, ring)
+
+        def noting_both(session: Session, x: Operand, y: Operand, bits: int) -> Tensor:
+            for share, shift, k in (x, y):
+                if k < bits:
+                    self._given[session.rank].append((share.clone(), shift, k))
+            return multiply(session, x, y, bits)
+
+        for module in (layer, comparing, averaging):
+            monkeypatch.setattr(module, "lift", noting)
+        monkeypatch.setattr(lifted_product, "product", noting_both)
+
+    def reached(self) -> list[float]:
+        """For every call in order, of all parties' shares."""
+        out = []
+        for calls in zip(*self._given.values(), strict=True):
+            (shift, k), *rest = [(shift, k) for _, shift, k in calls]
+            assert all(sizes == (shift, k) for sizes in rest)
+            total = torch.stack([share for share, _, _ in calls]).sum(0)
+            unused = 64 - k - shift
+            signed = (total << unused) >> unused  # the shares are right in k + shift bits
+            out.append(float(signed.double().abs().max()) / 2.0 ** (k - 2 + shift) if signed.numel() else 0.0)
+        return out
+
+
+def clamped(case: Case) -> tuple[nn.Module, Tensor]:
+    """The net behind a clamp and a linear map that keeps its bound, and an input that meets it."""
+    gain = torch.tensor(1 - 2.0**-18, dtype=torch.float32)
+    net = nn.Sequential(nn.Hardtanh(-1.0, 1.0), Function(lambda x: x * gain), Function(lambda x: x * -gain), case.net)
+    return net.eval(), 3 * case.x
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("protocol, parties", [("masked", 2), ("gmw", 3)])
+@pytest.mark.parametrize("name", CASES)
+def test_values_fit_what_is_opened(
+    monkeypatch: pytest.MonkeyPatch, name: str, protocol: str, parties: int, window: str
+) -> None:
+    for net, x in (clamped(CASES[name]), (CASES[name].net.eval(), CASES[name].x)):
+        with monkeypatch.context() as patches:
+            openings = Openings(patches)
+            hummingbird.simulate(net, WINDOWS[window], protocol=protocol, parties=parties, mode="exact", seed=0)(x)
+            assert max(openings.reached(), default=0.0) < 1.0, openings.reached()

@@ -1,0 +1,40 @@
+"""Public inputs of private nets: other values in every call, agreed on, at the predicted price."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hummingbird.convert import build
+from hummingbird.errors import InputError
+from hummingbird.mpc.layers.embedding import Embedding, SharePublic
+from hummingbird.mpc.plan.dry_run import dry_run
+from tests.jobs.public_inputs import Rows, Words, numbers
+from tests.support.parties import succeed
+
+
+def test_every_call_brings_its_own_and_parties_that_differ_are_told() -> None:
+    """With public weights and with either party's; in batches of other sizes, and in slices."""
+    ended = succeed(["-m", "tests.jobs.public_inputs"], 2)
+    errors = json.loads(ended[0].out)
+    assert len(errors) == 3
+    for name, found in errors.items():
+        # A softmax errs by 2^-7 of its weights, on rows whose norm is at most sqrt(8), through a head of 8 numbers.
+        assert max(found) < (2.0**-4 if name.startswith("Words") else 2.0**-13), errors
+
+
+def test_what_a_net_asks_of_its_dealer_does_not_depend_on_public_values() -> None:
+    private = build(Words().eval(), example=numbers(0, 2))
+    assert private.rowwise((2, 8)) is False
+    assert dry_run(private, (3, 8), 2).batch
+
+
+def test_a_large_public_value_is_refused() -> None:
+    layer = SharePublic()
+    with pytest.raises(InputError, match="a public value of 3.*e.38"):
+        layer(torch.tensor([torch.finfo(torch.float32).max]), None)
+    with pytest.raises(InputError, match="row -1 of a table of 4 rows"):
+        Embedding(torch.randn(4, 2), None)(torch.tensor([-1]), None)
+    assert build(Rows().eval(), example=(torch.zeros(1, 6, dtype=torch.long),)).rowwise((4, 0))

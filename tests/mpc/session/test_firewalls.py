@@ -1,0 +1,212 @@
+"""Whole runs where parties cannot reach each other as they like: one port each, and an address translation between."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.channel.test_connect import Authority
+from tests.support.parties import environment, finish
+from tests.support.paths import ROOT
+from tests.support.patience import HANG, PROGRAM, until
+from tests.support.ports import free_port
+
+# One session after the other in the same processes; each looks at its own connections to the others.
+SESSIONS = """
+import os, sys
+import hummingbird, torch
+from hummingbird.mpc.session.lanes import environment
+from hummingbird.mpc.session.rendezvous import beside
+lanes, doors = int(sys.argv[1]), sys.argv[2:]
+place = environment(lanes)
+ports = {int(door.rpartition(":")[2]) for door in doors}
+for number in range(2):
+    session = hummingbird.init(lanes=lanes, peer_listen=doors[place.party], timeout=300)
+    channels = [session.channel] + ([beside(session, None)] if session.lane == 0 else [])
+    for channel in channels:
+        got = channel.exchange(torch.tensor([place.party, place.lane, number]))
+        assert all(said.tolist() == [peer, place.lane, number] for peer, (said,) in got.items()), got
+        for connection in (*channel._outgoing.values(), *channel._incoming.values()):
+            assert {connection.getsockname()[1], connection.getpeername()[1]} & ports
+    for channel in channels[1:]:
+        channel.close()
+    hummingbird.uninit()
+print("done")
+"""
+
+
+def run(parties: int, lanes: int, doors: Sequence[str], **variables: str) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", SESSIONS, str(lanes), *doors]
+    ended = finish(
+        [
+            subprocess.Popen(
+                command,
+                env={**environment(rank, parties * lanes, port), **variables},
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for rank in range(parties * lanes)
+        ]
+    )
+    assert all(party.code == 0 and party.out.endswith("done\n") for party in ended), ended
+
+
+def test_one_port_for_all_lanes_and_for_session_after_session() -> None:
+    """Three parties of two lanes: every connection has a party's port at one of its ends."""
+    run(3, 2, [f"127.0.0.1:{free_port()}" for _ in range(3)])
+
+
+def test_parties_at_ipv6_addresses() -> None:
+    """The store, the parties, and what they announce."""
+    from tests.channel.test_one_port import has_ipv6
+
+    if not has_ipv6():
+        pytest.skip("this host has no IPv6 loopback")
+    run(2, 1, [f"[::1]:{free_port()}" for _ in range(2)], MASTER_ADDR="::1")
+
+
+# Two networks, and a translation between them ------------------------------------------------------------------------
+
+PUBLIC, STORE, PEER = "198.51.100.1", 29500, 7001  # an address for documentation, on the router alone
+
+
+def command(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, (words, done.stderr)
+    return done.stdout
+
+
+@contextmanager
+def two_private_networks() -> Iterator[tuple[str, str]]:
+    """Namespaces of two hosts, 10.77.0.2 and 10.77.1.2, behind a router that gives PUBLIC's port STORE to the first
+    one, and PEER to the second, and lets no other connection pass.
+    """
+    name = f"hb-{uuid.uuid4().hex[:8]}"
+    router, hosts = f"{name}-r", [f"{name}-0", f"{name}-1"]
+    with ExitStack() as made:
+        for space in (router, *hosts):
+            command("ip", "netns", "add", space)
+            made.callback(command, "ip", "netns", "delete", space)
+            command("ip", "-n", space, "link", "set", "lo", "up")
+        for number, host in enumerate(hosts):
+            ends = ["type", "veth", "peer", "name", f"host{number}", "netns", router]
+            command("ip", "-n", host, "link", "add", "eth0", *ends)
+            for space, end, last in ((host, "eth0", 2), (router, f"host{number}", 1)):
+                command("ip", "-n", space, "addr", "add", f"10.77.{number}.{last}/24", "dev", end)
+                command("ip", "-n", space, "link", "set", end, "up")
+            command("ip", "-n", host, "route", "add", "default", "via", f"10.77.{number}.1")
+        command("ip", "-n", router, "addr", "add", f"{PUBLIC}/32", "dev", "lo")
+        within = ["ip", "netns", "exec", router]
+        command(*within, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for number, port in ((0, STORE), (1, PEER)):
+            there = ["-p", "tcp", "-d", PUBLIC, "--dport", str(port)]
+            command(
+                *within, *"iptables -t nat -A PREROUTING".split(), *there, "-j", "DNAT", "--to", f"10.77.{number}.2"
+            )
+            command(*within, *f"iptables -t nat -A POSTROUTING -o host{number} -j MASQUERADE".split())
+        for rule in ("-P FORWARD DROP", "-A FORWARD -m conntrack --ctstate ESTABLISHED,DNAT -j ACCEPT"):
+            command(*within, "iptables", *rule.split())
+        yield hosts[0], hosts[1]
+
+
+def obstacle() -> str:
+    """Why this host cannot make these networks, "" if it can."""
+    if os.geteuid():
+        return "network namespaces are for root"
+    for program in ("ip", "iptables"):
+        if shutil.which(program) is None:
+            return f"no program {program!r}"
+    try:
+        with two_private_networks():
+            return ""
+    except AssertionError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+def test_a_service_whose_parties_have_one_open_port_each_behind_address_translation() -> None:
+    """Party 0's port leads to the store by which they meet, party 1's to itself: party 0 makes all connections.
+
+    Neither can reach the other in any other way. With certificates; the dealer and the client are at Unix sockets.
+    """
+    if why := obstacle():
+        pytest.skip(why)
+    with ExitStack() as end:
+        folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
+        end.callback(shutil.rmtree, folder)
+        authority = Authority(folder, "ca")
+        for name in ("dealer", "party-0", "party-1", "alice"):
+            authority.issue(name, "localhost")
+
+        def tls(name: str) -> list[str]:
+            files = {"cert": f"ca-{name}.crt", "key": f"ca-{name}.key", "ca": "ca.pem"}
+            return [word for kind, file in files.items() for word in (f"--tls-{kind}", f"{folder}/{file}")]
+
+        program = [sys.executable, "-m", "hummingbird"]
+
+        def start(words: list[str], before: Sequence[str] = (), **variables: str) -> subprocess.Popen[str]:
+            with open(folder / f"{uuid.uuid4().hex}.log", "w") as log:
+                process = subprocess.Popen(
+                    [*before, *program, *words],
+                    env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
+                    cwd=ROOT,
+                    text=True,
+                    stdout=log,
+                    stderr=log,
+                )
+            end.callback(process.wait)
+            end.callback(process.kill)
+            return process
+
+        spaces = end.enter_context(two_private_networks())
+        for number, space in enumerate(spaces):  # what the rules are to prevent, they prevent
+            other = f"10.77.{1 - number}.2"
+            ping = f"import socket; socket.create_connection(('{other}', 80), timeout=1)"
+            blocked = subprocess.run(["ip", "netns", "exec", space, sys.executable, "-c", ping], capture_output=True)
+            assert b"timed out" in blocked.stderr, blocked
+        start(["dealer", "--listen", f"unix:{folder}/dealer", *tls("dealer")])
+        until((folder / "dealer").exists, "the dealer to listen")
+        listens = [f"unix:{folder}/party-{rank}" for rank in range(2)]
+        net = "--model tests.support.serving_nets:doubled --input 4 --window 30:0 --timeout 300".split()
+        common = ["serve", *net, "--dealer", f"unix:{folder}/dealer"]
+        doors = [[], ["--peer-listen", f"10.77.1.2:{PEER}", "--peer-address", f"{PUBLIC}:{PEER}"]]
+        parties = []
+        for rank in range(2):
+            variables = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            variables |= {"MASTER_ADDR": ["10.77.0.2", PUBLIC][rank], "MASTER_PORT": str(STORE)}
+            words = [*common, *doors[rank], "--listen", listens[rank], *tls(f"party-{rank}")]
+            parties.append(start(words, ["ip", "netns", "exec", spaces[rank]], **variables))
+
+        def ask() -> bool:
+            assert all(party.poll() is None for party in parties), said()
+            done = subprocess.run([*program, "health", listens[0], *tls("alice")], capture_output=True, cwd=ROOT)
+            return done.returncode == 0
+
+        def said() -> str:
+            return "\n".join(path.read_text() for path in folder.glob("*.log"))
+
+        until(ask, "the parties to meet")
+        x = np.random.default_rng(1).random((3, 4), np.float32)
+        np.save(folder / "x.npy", x)
+        words = ["ask", "--parties", *listens, "--images", f"{folder}/x.npy", "--out", f"{folder}/y.npy", *tls("alice")]
+        done = subprocess.run([*program, *words], capture_output=True, text=True, cwd=ROOT, timeout=PROGRAM)
+        assert done.returncode == 0, (done.stderr, said())
+        assert np.load(folder / "y.npy").shape[0] == 3
+        established = [command("ip", "netns", "exec", space, "cat", "/proc/net/tcp") for space in spaces]
+        ports = {line.split()[1].split(":")[1] for line in established[1].splitlines() if re.search(r" 01 ", line)}
+        assert f"{PEER:04X}" in ports  # what party 0 made leads here

@@ -1,0 +1,186 @@
+"""Certificates that are replaced under a running service: what new callers meet, what the metric and the log say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from hummingbird.errors import EnvironmentProblem, PeerError
+from hummingbird.rpc import service
+from hummingbird.rpc.renewal import Certificates
+from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.trust import Pem, Tls
+from tests.rpc.test_server import scraped
+from tests.support.dealers import Authority
+from tests.support.patience import HANG
+from tests.support.ports import free_port
+from tests.support.services import HANDLERS, asked, file_of
+
+EXPIRY = 'hummingbird_certificate_expiry_timestamp_seconds{file="%s"}'
+
+
+class Live:
+    """The files of a running service, and how an operator replaces them."""
+
+    def __init__(self, folder: Path, first: Tls) -> None:
+        folder.mkdir()
+        self.tls = Tls(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+        self.put(first)
+
+    def put(self, other: Tls) -> None:
+        for name in ("cert", "key", "ca"):
+            shutil.copy(getattr(other, name), getattr(self.tls, name))
+
+
+def shown(port: int, caller: Tls) -> str:
+    """The serial number of the certificate that a service shows to a new caller."""
+    context = ssl.create_default_context(cafile=caller.ca)
+    context.load_cert_chain(caller.cert, caller.key)
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", port), HANG) as plain:
+        with context.wrap_socket(plain, server_hostname="localhost") as secure:
+            return secure.getpeercert()["serialNumber"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_certificate_is_replaced_under_a_running_service(tmp_path: Path, count: int) -> None:
+    """count: servers of one program, each of which hears of it."""
+    ours, ports, page = Authority(tmp_path, "ours"), [free_port() for _ in range(count)], free_port()
+    live, alice = Live(tmp_path / "live", ours.issue("server", "localhost", hours=1)), ours.issue("alice")
+    addresses = tuple(f"localhost:{port}" for port in ports)
+    config = ServiceConfig(addresses, tls=live.tls, metrics=str(page), log=str(tmp_path / "log"))
+    with ServiceProgram("test", config) as front:
+        for address in addresses:
+            front.serve(HANDLERS, address)
+        before = [shown(port, alice) for port in ports]
+        assert before == [shown(port, alice) for port in ports]
+        assert 0 < scraped(page)[EXPIRY % "cert"] - time.time() <= 3600
+        channel = service.connect(addresses[0], alice, HANG)
+        live.put(ours.issue("server", "localhost", hours=48))
+        assert 47 * 3600 < scraped(page)[EXPIRY % "cert"] - time.time() <= 48 * 3600  # before anybody has connected
+        after = [shown(port, alice) for port in ports]
+        assert len(set(after)) == 1 and set(after).isdisjoint(before)
+        for address in addresses:
+            assert asked(address, "Name", tls=alice) == b"'alice'"
+        assert service.call(channel, "Name", b"", timeout=HANG) == b"'alice'"  # the connection of before
+        channel.close()
+    events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert events.count("certificates renewed") == 1
+
+
+def test_the_authority_of_callers_is_replaced_too(tmp_path: Path) -> None:
+    ours, theirs, port = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs"), free_port()
+    address, live = f"localhost:{port}", Live(tmp_path / "live", ours.issue("server", "localhost"))
+    server = service.serve(HANDLERS, address, live.tls)  # as the dealer does, without a Front
+    assert asked(address, "Name", tls=ours.issue("alice")) == b"'alice'"
+    with pytest.raises(PeerError, match="refused|TLS failed"):
+        asked(address, "Name", tls=theirs.issue("carol"))
+    live.put(theirs.issue("server", "localhost"))
+    assert asked(address, "Name", tls=theirs.issue("carol")) == b"'carol'"
+    trusting = Tls(ours.issue("alice").cert, ours.issue("alice").key, theirs.path)  # the service, with the old name
+    with pytest.raises(PeerError, match="refused|TLS failed"):
+        asked(address, "Name", tls=trusting)
+    server.stop(0).wait()
+
+
+def test_tokens_over_a_certificate_that_is_replaced(tmp_path: Path) -> None:
+    ours, theirs, (path, (alice,)) = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs"), file_of(tmp_path, "a")
+    address, live = f"localhost:{free_port()}", Live(tmp_path / "live", ours.issue("server", "localhost"))
+    with ServiceProgram("test", ServiceConfig((address,), tls=Tls(live.tls.cert, live.tls.key), tokens=path)) as front:
+        front.serve(HANDLERS)
+        assert asked(address, "Name", tls=Tls(ca=ours.path), token=alice) == b"'a'"
+        live.put(theirs.issue("server", "localhost"))
+        assert asked(address, "Name", tls=Tls(ca=theirs.path), token=alice) == b"'a'"
+
+
+def _half(live: Tls, good: Tls, bad: Tls) -> None:
+    text = Path(str(good.cert)).read_text()
+    Path(str(live.cert)).write_text(text[: len(text) // 2])
+
+
+def _empty(live: Tls, good: Tls, bad: Tls) -> None:
+    Path(str(live.ca)).write_text("")
+
+
+def _no_key(live: Tls, good: Tls, bad: Tls) -> None:
+    Path(str(live.key)).unlink()
+
+
+def _cert_alone(live: Tls, good: Tls, bad: Tls) -> None:
+    shutil.copy(str(good.cert), str(live.cert))
+
+
+def _expired(live: Tls, good: Tls, bad: Tls) -> None:
+    for name in ("cert", "key"):
+        shutil.copy(getattr(bad, name), getattr(live, name))
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (_half, "not a usable TLS file"),
+        (_empty, "not a usable TLS file"),
+        (_no_key, "No such file"),
+        (_cert_alone, "does not belong to the certificate"),
+        (_expired, "the certificate expired"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_wrong_files_change_nothing_and_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Tls, Tls, Tls], None], words: str
+) -> None:
+    ours, port = Authority(tmp_path, "ours"), free_port()
+    live, alice = Live(tmp_path / "live", ours.issue("server", "localhost")), ours.issue("alice")
+    bad = ours.issue("expired", "localhost", hours=-1)
+    server = service.serve(HANDLERS, f"localhost:{port}", live.tls)
+    before = shown(port, alice)
+    good = ours.issue("server", "localhost")
+    with caplog.at_level(logging.WARNING):
+        damage(live.tls, good, bad)
+        assert [shown(port, alice) for _ in range(3)] == [before] * 3
+        assert asked(f"localhost:{port}", "Name", tls=alice) == b"'alice'"
+        (told,) = [record.getMessage() for record in caplog.records if record.name == "hummingbird.rpc.renewal"]
+    assert "stay in use" in told and words in told and "PRIVATE" not in told
+    live.put(good)
+    assert shown(port, alice) != before
+    server.stop(0).wait()
+
+
+def test_files_that_become_usable_by_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that is not valid yet: the files do not change again."""
+    live = Live(tmp_path / "live", Authority(tmp_path, "ours").issue("server", "localhost"))
+    certificates = Certificates(live.tls)
+    before, read = certificates.current(), Tls.read
+    assert certificates.current() is before
+    live.put(Authority(tmp_path, "ours").issue("server", "localhost"))
+
+    def not_yet(self: Tls) -> Pem:
+        raise EnvironmentProblem("the certificate is not valid before tomorrow")
+
+    monkeypatch.setattr(Tls, "read", not_yet)
+    assert certificates.current() is before
+    monkeypatch.setattr(Tls, "read", read)
+    assert certificates.current() not in (before, None)
+
+
+def test_the_check_can_fail(tmp_path: Path) -> None:
+    """A server of fixed credentials shows what it began with."""
+    ours, port = Authority(tmp_path, "ours"), free_port()
+    live, alice = Live(tmp_path / "live", ours.issue("server", "localhost")), ours.issue("alice")
+    cert, key, ca = live.tls.read()
+    server = grpc.server(None)
+    server.add_secure_port(f"localhost:{port}", grpc.ssl_server_credentials([(key, cert)], ca, True))
+    server.start()
+    before = shown(port, alice)
+    live.put(ours.issue("server", "localhost"))
+    assert shown(port, alice) == before
+    server.stop(0).wait()
