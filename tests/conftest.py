@@ -19,11 +19,18 @@ import torch
 import hummingbird
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.session import session as sessions
+from tests.support import python
 from tests.support.dealers import Running
 from tests.support.nursery import Nursery, open_dealer, open_nursery
 from tests.support.parties import init_alone
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
+
+# Workers of pytest share the cores: more threads than cores wait for each other.
+if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
+    torch.set_num_threads(THREADS)
+    os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,7 +75,7 @@ def process():
     """One dealer in a process of its own, without --sessions, for several tests."""
     folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen", f"unix:{folder}/d.sock"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    child = python.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert child.stdout is not None
     assert child.stdout.readline() == f"dealer listening on unix:{folder}/d.sock\n"
     yield f"unix:{folder}/d.sock"

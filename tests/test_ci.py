@@ -52,11 +52,12 @@ def ci(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("tests", "passes", "says"),
     [
-        ((PASSES,), True, "1 passed"),
+        pytest.param((PASSES,), True, "1 passed", marks=pytest.mark.slow),
         ((PASSES, FLAKY), True, "Mend these next:\n  tests/test_1.py::test_flaky\n"),
         ((PASSES, FAILS), False, "Once more, alone: 1 that failed."),
-        ((FLAKY, FAILS), False, "Once more, alone: 2 that failed."),
-        ((FAILS, ENDS), False, "INTERNALERROR"),  # some tests did not run: nothing is run again
+        pytest.param((FLAKY, FAILS), False, "Once more, alone: 2 that failed.", marks=pytest.mark.slow),
+        # Some tests did not run: nothing is run again.
+        pytest.param((FAILS, ENDS), False, "INTERNALERROR", marks=pytest.mark.slow),
     ],
 )
 def test_a_flaky_test_fails_no_change(tmp_path: Path, tests: tuple[str, ...], passes: bool, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -69,6 +70,12 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield str(node.args[0].value), node.lineno
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a source, to be read: many tests look at the same."""
+    return ast.parse(source)
+
+
 def without_typing(tree: ast.Module) -> ast.Module:
     """The module without its `if TYPE_CHECKING:` blocks."""
 
@@ -83,7 +90,7 @@ def without_typing(tree: ast.Module) -> ast.Module:
 def upward(source: str, own: str) -> list[str]:
     """Imports in `source`, a module of part `own`, that leave its floor upwards or reach a sibling."""
     bad = []
-    for name, line in imported(ast.parse(source)):
+    for name, line in imported(parsed(source)):
         pieces = name.split(".")
         if pieces[0] != "hummingbird" or name == "hummingbird.__future__":
             continue
@@ -127,7 +134,7 @@ def room(name: str) -> int:
 def upstairs(source: str, own: str) -> list[str]:
     """Imports in `source`, the module `own`, of higher rooms of its package."""
     package = own.rpartition(".")[0].split(".")[:2]
-    names = [name for name, _ in imported(ast.parse(source)) if name.split(".")[:2] == package]
+    names = [name for name, _ in imported(parsed(source)) if name.split(".")[:2] == package]
     return [name for name in names if room(name) > room(own)]
 
 
@@ -154,7 +161,7 @@ def name_of(path: Path) -> str:
 
 def needs(source: str, known: set[str]) -> set[str]:
     """The modules that one imports when it is loaded, or for its types."""
-    body = ast.parse(source).body
+    body = parsed(source).body
     loaded = [part for node in body for part in (node.body if isinstance(node, ast.If) else [node])]
     targets = [name for node in loaded if isinstance(node, (ast.Import, ast.ImportFrom)) for name, _ in imported(node)]
     return {name if name in known else name.rpartition(".")[0] for name in targets} & known
@@ -186,7 +193,7 @@ def test_the_circle_test_can_fail() -> None:
 
 def foreign(source: str, own: str) -> list[str]:
     """Private names of other packages that a module reads: imported, or as attributes of what it has imported."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     packages = {name.rpartition(".")[2]: name for name, _ in imported(tree) if name.startswith("hummingbird.")}
     found = [name for name in packages.values() if name.rpartition(".")[2].startswith("_")]
     for node in ast.walk(tree):
@@ -228,7 +235,7 @@ def test_every_public_name_resolves() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_adapter_imports_crypten(path: Path) -> None:
-    names = [name for name, _ in imported(ast.parse(path.read_text())) if name.split(".")[0] == "crypten"]
+    names = [name for name, _ in imported(parsed(path.read_text())) if name.split(".")[0] == "crypten"]
     assert not names or path == PACKAGE / "crypten" / "adapter.py", names
 
 
@@ -253,7 +260,7 @@ HARMLESS = {
 
 def forbidden(source: str) -> list[str]:
     """Pickle, torch.load, and randomness that is not prg.py's."""
-    tree, bad = ast.parse(source), []
+    tree, bad = parsed(source), []
     for name, line in imported(tree):
         if name.split(".")[0] in {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "random"}:
             bad.append(f"line {line}: import of {name}")
@@ -365,7 +372,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 def test_the_library_does_not_print(path: Path) -> None:
     calls = [
         node.lineno
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not calls or str(path.relative_to(PACKAGE)) in PRINTING or part(path) == "commands", (
@@ -376,7 +383,7 @@ def test_the_library_does_not_print(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_module_says_what_it_is(path: Path) -> None:
     source = path.read_text()
-    assert not source.strip() or ast.get_docstring(ast.parse(source)), "no docstring"
+    assert not source.strip() or ast.get_docstring(parsed(source)), "no docstring"
 
 
 @pytest.mark.parametrize("name", ["bits", "cost", "errors", "table", "version"])

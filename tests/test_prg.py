@@ -180,6 +180,7 @@ def test_what_chacha20_refuses(first: int, blocks: int) -> None:
         chacha20(key_words(LONG, CPU).long(), 0, 1)
 
 
+@pytest.mark.slow
 def test_triton_computes_the_same() -> None:
     interpret(
         "import torch\n"

@@ -20,6 +20,7 @@ from hummingbird.errors import ConfigError
 from scripts import asplos_profile
 from scripts.asplos_tables import futures, offline, online, total
 from scripts.data_folder import read_text
+from tests.support.covering import covering
 
 PROFILE = asplos23()
 R18 = PROFILE.net("tinyimagenet/resnet18")
@@ -146,8 +147,7 @@ def test_figure_10_s_ends() -> None:
     assert paper.proposed(R18, 140e9).most_tokens == 17
 
 
-@pytest.mark.parametrize("kind", paper.KINDS)
-@pytest.mark.parametrize("name", PROFILE.nets)
+@covering("name, kind", PROFILE.nets, paper.KINDS)
 def test_the_best_split_is_what_a_search_finds(name: str, kind: str) -> None:
     net = PROFILE.net(name)
 

@@ -16,6 +16,7 @@ from hummingbird.errors import PeerError
 from hummingbird.prg import new_seed
 from tests.channel.test_channel import run
 from tests.channel.test_connect import Authority, authorities, meet, secured
+from tests.support.covering import covering
 from tests.support.patience import HANG, NEVER
 
 __all__ = ["authorities"]  # a fixture
@@ -58,9 +59,7 @@ class Chatting(Silent):
         return address
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("blocked", [0, 1])
-@pytest.mark.parametrize("how", [Silent, Refusing, Chatting])
+@covering("how, blocked, secure", [Silent, Refusing, Chatting], [0, 1], [False, True])
 def test_one_direction_is_enough(
     authorities: tuple[Authority, Authority],
     monkeypatch: pytest.MonkeyPatch,

@@ -17,13 +17,14 @@ from hummingbird.__main__ import COMMANDS, main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import check
 from hummingbird.version import VERSION
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m hummingbird ARGUMENTS` in the repository."""
-    return subprocess.run(
+    return python.run(
         [sys.executable, "-m", "hummingbird", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM
     )
 
@@ -203,7 +204,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         words = ["ask", "--parties", address, address, "--images", f"{tmp_path}/images.npy", "--timeout", f"{NEVER}"]
         program = [sys.executable, "-m", "hummingbird", *words]
-        with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
+        with python.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
             try:
                 silent.settimeout(PROGRAM)
                 caller, _ = silent.accept()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import python
 from tests.support.dealers import Authority
 from tests.support.parties import run, succeed
 from tests.support.paths import ROOT
@@ -23,7 +24,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 def call(*command: str) -> str:
     """Run a program of the project, and return what it printed."""
-    ended = subprocess.run(
+    ended = python.run(
         [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=PROGRAM
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -91,7 +92,7 @@ def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tm
         return ["--tls-cert", f"{stem}.crt", "--tls-key", f"{stem}.key", "--tls-ca", str(authority.path)]
 
     command = [sys.executable, "-m", "hummingbird", "dealer", "--listen", address, *certificates("dealer")]
-    dealer = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
+    dealer = python.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
     try:
         # Party 1 owns the weights: the others have no use for the checkpoint.
         options = ["--owner", "1", "--samples", "40", "--dealer", address, "--json", str(result)]

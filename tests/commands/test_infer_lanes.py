@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.commands.test_infer import ENVIRONMENT
 from tests.jobs.stores import SLICE, write_store
+from tests.support import python
 from tests.support.nursery import Nursery, all_fail
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -81,6 +81,7 @@ def test_images_that_a_net_computes_together_are_not_split(nursery: Nursery) -> 
         assert "this net computes images together" in text, text
 
 
+@pytest.mark.slow
 def test_an_error_of_one_lane_ends_the_run(tmp_path: Path) -> None:
     """Lane 1 of party 0 finds no store, while lane 0 of both parties waits for its images to be done."""
     write_store(tmp_path / "store", 2, protocol="masked", lanes=2)
@@ -88,6 +89,6 @@ def test_an_error_of_one_lane_ends_the_run(tmp_path: Path) -> None:
     launcher = ["-m", "hummingbird", "run", "--parties", "2", "--lanes", "2", "--", "-m", "hummingbird", "infer"]
     words = [*NET, "--data", "tests.jobs.stores:rows", "8", "--store", str(tmp_path / "store")]
     command = [sys.executable, *launcher, *words]
-    ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=PROGRAM)
+    ended = python.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 1
     assert "[party 0, lane 1] error: this store was not dealt to its end" in ended.stderr, ended.stderr

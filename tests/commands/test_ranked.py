@@ -94,6 +94,7 @@ def test_two_ranks_find_the_windows_and_figures_of_one(tmp_path: Path) -> None:
     assert without_seconds(tmp_path / "later" / "bits.json") == without_seconds(one / "bits.json")
 
 
+@pytest.mark.slow
 def test_ranks_learn_what_one_process_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_net.write(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

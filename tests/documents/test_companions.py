@@ -13,6 +13,7 @@ import torch
 
 from hummingbird import pir
 from hummingbird.__main__ import main
+from tests.support import python
 from tests.support.pages import OTHER, QUICKSTART, blocks, run
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
@@ -24,9 +25,7 @@ def started(line: str, folder: Path) -> subprocess.Popen[str]:
     """A server of a `sh` block, in `folder`."""
     words = [sys.executable, *shlex.split(line)[1:]]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
-    return subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return python.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def stop(servers: list[subprocess.Popen[str]]) -> None:

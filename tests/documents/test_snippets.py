@@ -18,7 +18,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.version import VERSION
 from models import get_model, load_checkpoint
 from scripts.data import load
-from tests.support import parties
+from tests.support import parties, python
 from tests.support.pages import FILE, OTHER, QUICKSTART, README, blocks, run, shell_lines, text_of
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
@@ -83,7 +83,7 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
     listen = next(line for line in shell_lines() if "hummingbird dealer" in line and "--tls-cert" in line)
     words = shlex.split(listen.replace("0.0.0.0:9000", address))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    dealer = subprocess.Popen([sys.executable, *words[1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    dealer = python.Popen([sys.executable, *words[1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
     try:
         session = next(b for b in blocks(QUICKSTART, "python") if "Tls(" in b)
         session = session.replace("dealer.example:9000", address)
@@ -98,7 +98,12 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "line", [line for line in shell_lines() if re.search(r"-m hummingbird (info|estimate --model)", line)]
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.slow if "bert_base" in line or "--lanes" in line else [])
+        for line in shell_lines()
+        if re.search(r"-m hummingbird (info|estimate --model)", line)
+    ],
 )
 def test_info_and_estimate_lines_run(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -213,7 +213,12 @@ CNNS = (
 ).split()
 
 
-@pytest.mark.parametrize("name", CNNS)
+QUICK = "resnet18 squeezenet1_1 densenet121 googlenet shufflenet_v2_x0_5 mobilenet_v3_small".split()
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CNNS if name not in QUICK)]
+)
 def test_torchvision_cnn_is_the_same_net(name: str) -> None:
     torch.manual_seed(3)
     options = {"init_weights": False, "aux_logits": True} if name in ("googlenet", "inception_v3") else {}

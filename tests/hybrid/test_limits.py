@@ -55,6 +55,7 @@ def slots_for(net: RemoteNet, offered: Service, slots: int) -> Iterator[bytes]:
     yield messages.END
 
 
+@pytest.mark.slow
 def test_a_caller_that_sends_and_never_reads_takes_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

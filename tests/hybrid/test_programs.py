@@ -19,6 +19,7 @@ from torch import nn
 from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from tests.hybrid.test_arithmetic import images
+from tests.support import python
 from tests.support.hybrid import close, model, serving
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -38,7 +39,7 @@ def net() -> nn.Module:
 @contextmanager
 def program(name: str, address: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A program that listens, once it says so."""
-    child = subprocess.Popen(
+    child = python.Popen(
         [*COMMAND, name, *words, "--listen", address],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -57,7 +58,7 @@ def program(name: str, address: str, *words: str) -> Iterator[subprocess.Popen[s
 
 def ended(*words: str) -> str:
     """The output of a program that ends well."""
-    done = subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
+    done = python.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -93,7 +94,7 @@ def test_four_programs(tmp_path: Path) -> None:
             def served() -> bool:
                 """Whether a user is served: the proxy's first slots are not ready yet when it begins."""
                 nonlocal said
-                done = subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
+                done = python.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
                 said = done.stdout
                 assert said or "no slot is ready" in done.stderr, done.stderr
                 return bool(said)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.hybrid import store
 from hummingbird.hybrid.store import Header, Store
 from hummingbird.ledger import looked_at
+from tests.support import python
 from tests.support.disk import Order
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -101,7 +101,7 @@ def test_files_are_for_this_user_only(folder: Path) -> None:
 def test_a_second_process_is_refused(folder: Path) -> None:
     code = "import sys; from pathlib import Path; from hummingbird.hybrid.store import Store; Store(Path(sys.argv[1]))"
     with Store(folder):
-        ended = subprocess.run(
+        ended = python.run(
             [sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM
         )
     assert ended.returncode and "StoreError: another process is using this store" in ended.stderr

@@ -1,19 +1,12 @@
-"""Programs that run as parties in tests of failures, and a nursery that starts them: `python -m tests.jobs.failures`.
-
-Importing torch and CrypTen takes seconds, and dozens of parties must die here. So one process imports them once, and
-forks every party before it has made a thread, a socket or a random number; a party then runs, fails and ends as any
-other process does. The nursery reads requests, one JSON object per line, and answers each with one line.
-"""
+"""Programs that run as parties in tests of failures: `python -m tests.jobs.failures JOB WORDS`."""
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -269,60 +262,10 @@ JOBS: dict[str, Callable[..., None]] = {
 }
 
 
-# The nursery ----------------------------------------------------------------------------------------------------------
-
-
-def _become(request: dict[str, Any]) -> None:
-    """Turn this fork into a party: its output, its environment; then its program, to its end."""
-    for number, name in enumerate(("/dev/null", request["out"], request["err"])):
-        opened = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(opened, number)
-        os.close(opened)
-    os.environ.update(request["environment"])
-    tempfile.tempdir = None  # look at TMPDIR again
-    name, *arguments = request["job"]
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, *words = sys.argv[1:]
     if name == "script":  # one that does not use run_party
         script()
     else:
-        run_party(lambda: JOBS[name](*arguments))
-
-
-def _wait(pid: int, seconds: float) -> int | None:
-    """Exit code of a party, None if it is still running."""
-    deadline = time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.02)
-
-
-def _next_party() -> dict[str, Any] | None:
-    """Serve requests; in a new fork, return what it is to become, at the end of all requests None."""
-    with os.fdopen(os.dup(0)) as requests, os.fdopen(os.dup(1), "w") as answers:
-        for line in requests:
-            request: dict[str, Any] = json.loads(line)
-            if "wait" in request:
-                answer = _wait(request["wait"], request["seconds"])
-            else:
-                answer = os.fork()
-                if not answer:
-                    return request
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-    return None
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    # PyTorch loads its shape functions at their first use, for two seconds. Triton, which comes along, complains at
-    # the end of every fork about what is frozen below.
-    sys.modules["triton"] = None  # type: ignore[assignment]
-    hummingbird.convert_model(net()).costs((1, 6), 2)
-    del sys.modules["triton"]
-    gc.freeze()  # what is imported here is not the parties' garbage: half a second less at the end of each
-    print("ready", flush=True)
-    if party := _next_party():
-        _become(party)
+        run_party(lambda: JOBS[name](*words))

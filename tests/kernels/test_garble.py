@@ -37,7 +37,7 @@ def check(one: Case) -> None:
 
 
 @pytest.mark.parametrize(("kind", "garbler"), ALL)
-@pytest.mark.parametrize("width", [2, 3, 4, 5])
+@pytest.mark.parametrize("width", [2, 3, *(pytest.param(width, marks=pytest.mark.slow) for width in (4, 5))])
 def test_all_shares_of_few_bits(path: str, width: int, kind: str, garbler: str) -> None:
     """In rings smaller than the shares, as large, larger, and the largest."""
     for ring in (1, width - 1, width, width + 1, 32) if path != "torch" else (width - 1, 32):

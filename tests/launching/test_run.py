@@ -172,6 +172,7 @@ def test_a_run_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
         until(lambda: not any(map(alive, pids)), "the parties to end")
 
 
+@pytest.mark.slow
 def test_one_error_stays_two_lines(tmp_path: Path) -> None:
     """The parties fail for one reason at the same time."""
     words = ["-m", "hummingbird", "infer", "--model", "nowhere:net", "--data", "nowhere:images"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from hummingbird.graph import SavedNet
 from hummingbird.mpc.session.session import Session
 from hummingbird.saving import description
 from hummingbird.saving.folder import NET
+from tests.support import python
 from tests.support.disk import Order
 from tests.support.parties import run, succeed
 from tests.support.paths import ROOT
@@ -335,7 +335,7 @@ def test_a_folder_has_its_name_when_all_is_on_the_disk(tmp_path: Path, monkeypat
 def test_a_save_that_is_killed_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
     job = [sys.executable, "-m", "tests.jobs.killed_saves", str(tmp_path), "4"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(job, cwd=ROOT, env=environment, check=True, timeout=PROGRAM)
+    python.run(job, cwd=ROOT, env=environment, check=True, timeout=PROGRAM)
     for folder in tmp_path.glob("[!.]*"):  # what begins with a dot is a draft
         hummingbird.load(folder)
         assert (folder / "party-1.safetensors").stat().st_mode & 0o777 == 0o600

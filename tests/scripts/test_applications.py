@@ -262,6 +262,7 @@ def test_bert_s_answer_depends_on_the_words_around_and_not_on_the_hidden_one(fol
         Bert(words=9, choices=2, length=4, width=9, heads=2, layers=1)
 
 
+@pytest.mark.slow
 def test_bert_is_trained_and_judged_by_its_answers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from scripts.bench import Unit, Work
 from scripts.contest import BESIDE, PARTS, Sample, window_of
 from scripts.link import Link, places
 from scripts.party import launch
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -219,7 +219,7 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     written = ["--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "plot.png")]
     command = [sys.executable, "-m", "scripts.bench_relu", "--count", str(count), *options, *written]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=PROGRAM)
+    done = python.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     if not link.obstacle(Link(1e9)):

@@ -74,6 +74,7 @@ def check(row: dict[str, Any]) -> None:
     assert row["largest_error"] < 2**-8 * row["largest_output"]
 
 
+@pytest.mark.slow
 def test_the_program(
     tmp_path: Path, _one_thread, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]

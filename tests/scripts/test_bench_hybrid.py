@@ -110,7 +110,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "garbler data: tables" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("netem", "by"), [(True, "netem"), (False, "a relay")])
+@pytest.mark.parametrize(("netem", "by"), [pytest.param(True, "netem", marks=pytest.mark.slow), (False, "a relay")])
 def test_a_delay_that_tc_cannot_make_is_a_relay_s(
     netem: bool, by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_requests_that_wait_are_computed_in_turns(cores: int, engine: str) -> No
     assert bounds[0].rate == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_keepers_slow_the_parties_in_the_event_engine_alone() -> None:
     """A second one slows them more, and the recurrence does not see it."""
     due = np.cumsum(np.random.default_rng(1).exponential(0.03, 500))

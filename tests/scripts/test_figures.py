@@ -16,7 +16,9 @@ FOLDER = ROOT / "docs/figures"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.parametrize("name", figures.CHARTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "layers" else []) for name in figures.CHARTS]
+)
 def test_a_committed_chart_is_that_of_its_table(name: str) -> None:
     drawn = figures.CHARTS[name]()
     assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == drawn, "run python -m scripts.figures"
@@ -29,6 +31,7 @@ def test_every_chart_is_on_a_page() -> None:
     assert names == set(figures.CHARTS) and all(f"](figures/{name}.svg)" in pages for name in names)
 
 
+@pytest.mark.slow
 def test_the_program_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main(["--out-folder", str(tmp_path / "drawn")]) == 0
     assert "wrote accuracy.svg" in capsys.readouterr().out

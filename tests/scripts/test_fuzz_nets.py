@@ -75,7 +75,7 @@ def test_small_constants_are_held_to_a_share_of_themselves() -> None:
         assert float(bound) <= (float(out) + factor * UNIT) * (2.0**-8 + 2.0**-24) + factor * UNIT / 2 + 2 * UNIT
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_errors_of_inputs_stay_below_what_the_walk_says(sign: int) -> None:
     """The walk's Lipschitz bounds, on real errors: an input moved by half a unit moves no value by more."""
     for number in range(0, 60):
@@ -189,6 +189,7 @@ def test_the_first_numbers_hold_every_ordered_pair_once() -> None:
         assert pair in recipe(number).pairs or "argmax" in pair
 
 
+@pytest.mark.slow
 def test_the_nets_reach_the_whole_vocabulary() -> None:
     seen, settings = set(), set()
     for number in range(250):

@@ -277,6 +277,7 @@ def there(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
 
 
+@pytest.mark.slow
 def test_every_step_s_program_is_imported_with_that_machine_s_packages(there: dict[str, str]) -> None:
     """The programs of steps, every module of the package, which they import as they run, and the tests marked gpu."""
     words = [step.words(REAL) or [] for step in STEPS]

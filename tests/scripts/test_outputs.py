@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -30,7 +30,7 @@ REQUIRED = {
 def test_no_folder_is_an_error_before_the_run(program: str, option: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", *program.split(), option, str(tmp_path / "absent" / "file.json")]
     command += REQUIRED.get(program, [])
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
+    ended = python.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr
     assert f"there is no folder {tmp_path / 'absent'} (at {option})" in ended.stderr
     assert "make it first" in ended.stderr and not ended.stdout

@@ -15,6 +15,7 @@ import pytest
 
 from hummingbird.errors import HummingbirdError
 from scripts.relay import READY, relayed
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
 
@@ -85,7 +86,7 @@ def test_all_bytes_pass_in_order_and_the_end_after_them() -> None:
 
 def test_it_ends_with_its_stdin_and_says_where_it_failed() -> None:
     words = [sys.executable, "-m", "scripts.relay", "--listen", "127.0.0.1:0", "--to", "unix:none", "--delay", "1"]
-    process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = python.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdin is not None and process.stdout.readline().startswith(READY)
     process.stdin.close()
     assert process.wait(HANG) == 0

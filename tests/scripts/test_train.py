@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import lzma
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from hashlib import sha256
@@ -24,6 +23,8 @@ from models import get_model, load_checkpoint
 from models.resnet import resnet18
 from scripts.data import DATASETS, Dataset, load
 from scripts.train import main, parser, recipe_of
+from tests.support import python
+from tests.support.covering import covering
 from tests.support.data import data_folder
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -180,9 +181,7 @@ def _options(*extra: str) -> Namespace:
     return parser().parse_args(["--model", "digits", "--dataset", "digits", "--out", "unused", "--epochs", "1", *extra])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("schedule", ["onecycle", "cosine"])
-@pytest.mark.parametrize("amp", ["on", "off"])
+@covering("optimizer, schedule, amp", ["sgd", "adamw"], ["onecycle", "cosine"], ["on", "off"])
 def test_every_recipe_learns_one_epoch(optimizer: str, schedule: str, amp: str) -> None:
     pytest.importorskip("sklearn")
     images, labels = load("digits", "train")
@@ -315,7 +314,7 @@ def test_program_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "digits.pt"
     command = [sys.executable, "-m", "scripts.train", "--model", "digits", "--dataset", "digits", "--epochs", "1"]
-    finished = subprocess.run(
+    finished = python.run(
         [*command, "--half", "--out", str(out)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
 
@@ -32,7 +33,7 @@ def alive(process: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_program(number: signal.Signals) -> None:
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    program = python.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
     worker = int(program.stdout.readline())
     assert alive(worker) and worker != program.pid

@@ -28,6 +28,7 @@ from hummingbird.window_search.cached import CachedEvaluator
 from models import get_model, load_checkpoint
 from search import options
 from search.find_bits import main, parser
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
 
@@ -212,6 +213,7 @@ def test_budgets_are_read_exactly() -> None:
 # What stops it --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interrupted_anywhere_and_resumed_is_undisturbed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +238,7 @@ def test_interrupted_anywhere_and_resumed_is_undisturbed(
 def test_stopped_by_a_signal_and_resumed_is_undisturbed(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole.json", tmp_path / "bits.json"
     words = [*NET, "--group", "layer", "--samples", "1024", "--reach", "6", "--budget", "3/64"]
-    program = subprocess.Popen(
+    program = python.Popen(
         [sys.executable, "-m", "search.find_bits", *words, "--out", str(out)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

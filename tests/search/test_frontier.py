@@ -115,6 +115,7 @@ def test_the_uniform_window_is_the_best_of_all(study: Study) -> None:
     assert study.groups[0].name == "relu1"  # as it was
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_undisturbed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_refusal_for_lack_of_room_that_takes_longer_than_there_is_time_is_rais
         assert caught.value.retry_after == 2 * HANG and torch.equal(client(X), X)
 
 
+@pytest.mark.slow
 def test_the_last_attempt_s_lack_of_time_hides_no_reason(groups: list[Group]) -> None:
     party, over = groups[0].parties[0], threading.Event()
 

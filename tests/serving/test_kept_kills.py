@@ -21,6 +21,7 @@ from hummingbird.serving.client import Client
 from tests.serving.test_kills import KILLS, Clients
 from tests.serving.test_serving import CLOSE, digits
 from tests.serving.test_stores import patiently
+from tests.support import python
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
@@ -53,7 +54,7 @@ def test_whatever_is_killed_no_slot_is_used_twice(tmp_path: Path) -> None:
     print("seed", seed)
     kept = tmp_path / "kept"
     first = [*DIGITS[:-1], "6x1x8x8", "--images", "30", "--keep", "10", "--out", str(kept)]
-    keeper = subprocess.Popen([sys.executable, "-m", "hummingbird", "deal", *first], cwd=ROOT, env=environment(0, 1, 1))
+    keeper = python.Popen([sys.executable, "-m", "hummingbird", "deal", *first], cwd=ROOT, env=environment(0, 1, 1))
     until(lambda: kept.is_dir() and numbers(kept) or keeper.poll() is not None, "a set")
     keeper.kill()
     keeper.wait(HANG)

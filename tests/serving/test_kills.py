@@ -21,6 +21,7 @@ import pytest
 
 from hummingbird.serving.client import Client
 from tests.serving.test_serving import CLOSE, digits
+from tests.support import python
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM
@@ -43,7 +44,7 @@ class Clients:
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         self._seed += 1
         words = [str(self._path), str(self._seed), str((3.0, 8.0, HANG)[place]), str(self._pause), *self._addresses]
-        return subprocess.Popen([sys.executable, "-m", "tests.jobs.asking", *words], cwd=ROOT, env=environment(0, 1, 1))
+        return python.Popen([sys.executable, "-m", "tests.jobs.asking", *words], cwd=ROOT, env=environment(0, 1, 1))
 
     def kill(self) -> None:
         place = random.randrange(3)
@@ -112,7 +113,7 @@ def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(
         store = tmp_path / "store"
         count = str(6 * (200 + 40 * KILLS))
         deal = [*DIGITS[:-1], "6x1x8x8", "--lanes", str(lanes), "--images", count, "--out", str(store)]
-        subprocess.run([sys.executable, "-m", "hummingbird", "deal", *deal], cwd=ROOT, check=True, timeout=PROGRAM)
+        python.run([sys.executable, "-m", "hummingbird", "deal", *deal], cwd=ROOT, check=True, timeout=PROGRAM)
     hosts = Hosts(*DIGITS, "--max-batch", "12", store=store, lanes=lanes)
     clients, back = Clients(tmp_path / "asked", hosts.addresses, 1.0 if store else 0.1), []
     images, expected = digits(3)

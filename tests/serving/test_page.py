@@ -22,6 +22,7 @@ from hummingbird.serving.client import Client
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.plan import describe
 from models import get_model, load_checkpoint
+from tests.support import python
 from tests.support.pages import blocks, run, text_of
 from tests.support.parties import sessions
 from tests.support.paths import ROOT
@@ -76,7 +77,7 @@ def test_the_lines_run(tmp_path: Path) -> None:
         script, ask = (text.replace(f"127.0.0.1:910{rank}", address) for text in (script, ask))
     (tmp_path / "client.py").write_text(script)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    launcher = subprocess.Popen(
+    launcher = python.Popen(
         [sys.executable, *shlex.split(serve)[1:]],
         cwd=tmp_path,
         env=variables,

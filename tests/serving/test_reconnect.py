@@ -22,6 +22,7 @@ import hummingbird
 from hummingbird.errors import PeerError
 from hummingbird.mpc.session.session import Session
 from hummingbird.serving.client import Client
+from tests.support import python
 from tests.support.parties import environment, finish, start
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -33,15 +34,14 @@ from tests.support.serving_nets import centred, doubled
 
 def again(process: subprocess.Popen[str], **changed: str) -> subprocess.Popen[str]:
     """The same program in the same environment, as a service manager starts it again; changed: options' values."""
-    text = Path(f"/proc/{process.pid}/environ").read_text()
-    variables = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-    words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")[:-1]
+    assert isinstance(process, python.Popen) and isinstance(process.args, list)
+    words = list(process.args)
     for option, value in changed.items():
         words[words.index(f"--{option}") + 1] = value
     process.kill()
     process.communicate()
     pipe = subprocess.PIPE
-    return subprocess.Popen(words, env=variables, cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
+    return python.Popen(words, env=process.environment, cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
 
 
 @pytest.mark.slow
@@ -92,9 +92,10 @@ for _ in range(200):
 """
 
 
+@pytest.mark.slow
 def test_a_party_that_starts_threads_may_be_told_to_end_at_any_moment() -> None:
     command = [sys.executable, "-c", _STARTING]
-    ended = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
+    ended = python.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -105,12 +106,13 @@ _STOPS = [(0, 2), *(pytest.param(seed, 25, marks=pytest.mark.slow) for seed in r
 def test_orderly_stops_under_load(seed: int, count: int) -> None:
     """SIGTERM at any moment, once or twice: no traceback, and code 0 of each party."""
     command = [sys.executable, "-m", "tests.jobs.stops", str(count), str(seed)]
-    ended = subprocess.run(
+    ended = python.run(
         command, cwd=ROOT, env=environment(0, 1, 1), text=True, capture_output=True, timeout=PROGRAM * count
     )
     assert f"{2 * count} of {2 * count} parties stopped in an orderly way" in ended.stdout, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_party_with_other_windows_is_waited_out_and_both_sides_are_named() -> None:
     """As one that is away is: when it comes back with the right ones, the same process of the other one serves."""
     folder = Path(tempfile.mkdtemp(prefix="hb"))
@@ -159,13 +161,14 @@ def test_a_party_with_other_windows_is_waited_out_and_both_sides_are_named() -> 
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_torchrun_ends_well_when_its_parties_are_told_to(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="hb"))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "hummingbird", "serve"]
     net = ["--model", "tests.support.serving_nets:doubled", "--input", "4", "--listen", f"unix:{folder}/{{rank}}"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (tmp_path / "said").open("w") as said:
-        launcher = subprocess.Popen([sys.executable, *command, *net], cwd=ROOT, env=variables, stdout=said, stderr=said)
+        launcher = python.Popen([sys.executable, *command, *net], cwd=ROOT, env=variables, stdout=said, stderr=said)
     try:
         until(lambda: (tmp_path / "said").read_text().count("serve listening") == 2, "the service to start")
         for pid in children(launcher.pid):
@@ -240,7 +243,7 @@ def test_run_starts_its_parties_again() -> None:
     serve = ["-m", "hummingbird", "serve", "--model", "tests.support.serving_nets:doubled", "--input", "4"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
-    launcher = subprocess.Popen(
+    launcher = python.Popen(
         [sys.executable, *command, *serve, "--listen", *addresses], cwd=ROOT, env=environment, start_new_session=True
     )
     try:

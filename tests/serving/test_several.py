@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from hummingbird import cost
 from hummingbird.errors import InputError
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 from tests.support.serving import Service
@@ -74,7 +74,7 @@ def test_ask_takes_a_file_for_each_input_and_writes_the_results_by_name(service:
     files = [str(tmp_path / name) for name in ("left.npy", "right.npy", "out.npz", "out.json")]
     command = [sys.executable, "-m", "hummingbird", "ask", "--parties", *service.addresses, "--images", *files[:2]]
     outputs = ["--out", files[2], "--json", files[3]]
-    ended = subprocess.run([*command, *outputs], cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
+    ended = python.run([*command, *outputs], cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 0, ended.stderr
     with torch.no_grad():
         expected = pair()(left, right)
@@ -84,7 +84,7 @@ def test_ask_takes_a_file_for_each_input_and_writes_the_results_by_name(service:
     assert json.loads(Path(files[3]).read_text())["images"] == 3
     np.save(tmp_path / "labels.npy", np.zeros(3))
     command += ["--labels", str(tmp_path / "labels.npy")]
-    ended = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
+    ended = python.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 1 and "the net has 3 results, hidden, rest.0, rest.1" in ended.stderr
 
 

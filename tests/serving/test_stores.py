@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import OverloadError
 from hummingbird.mpc.dealer.kept import numbers
 from hummingbird.serving.client import Client
+from tests.support import python
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -35,7 +35,7 @@ def dealt(folder: Path, images: int, *options: str) -> list[str]:
     bits.write_text(BitConfig(BitWindow(30, 0), {}).to_json())
     deal = ["deal", "--model", NET, "--input", "4x4", "--images", str(images), "--out", store, "--bits", str(bits)]
     command = [sys.executable, "-m", "hummingbird", *deal, *options]
-    ended = subprocess.run(command, cwd=ROOT, env=environment(0, 1, 1), text=True, capture_output=True, timeout=PROGRAM)
+    ended = python.run(command, cwd=ROOT, env=environment(0, 1, 1), text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 0, ended.stderr
     return ["--model", NET, "--bits", str(bits), "--input", "4", "--store", store, "--max-batch", "8"]
 
@@ -101,7 +101,7 @@ class Keeper:
     def start(self) -> None:
         begun = self.said.read_text().count("keeping")
         out = {"stdout": self._out, "stderr": self._out}
-        self.process = subprocess.Popen(self._command, cwd=ROOT, env=environment(0, 1, 1), **out)  # type: ignore[call-overload]
+        self.process = python.Popen(self._command, cwd=ROOT, env=environment(0, 1, 1), **out)  # type: ignore[call-overload]
         until(lambda: self.said.read_text().count("keeping") > begun or self.process.poll() is not None, "a keeper")
         assert self.process.poll() is None, self.said.read_text()
 

@@ -28,12 +28,12 @@ from hummingbird.simulation import exact
 from models import get_model
 from tests.jobs import real_run
 from tests.simulation.test_compare import FALSE_ALARM, allowed, every_u
+from tests.support.covering import covering
 from tests.support.operations import Function, cases
 from tests.support.parties import succeed
 
 
-@pytest.mark.parametrize("mode", ["fast", "exact"])
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@covering("protocol, mode", ["masked", "gmw"], ["fast", "exact"])
 def test_every_operation(protocol: str, mode: str) -> None:
     for name, case in cases().items():
         net = case.net.eval()

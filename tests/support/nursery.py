@@ -1,13 +1,10 @@
-"""Parties forked from one process (tests/jobs/failures.py), a dealer for them, and what a failure must look like."""
+"""Parties that run the programs of tests/jobs/failures.py, a dealer for them, and what a failure must look like."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import python
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -24,22 +22,25 @@ from tests.support.ports import free_port
 
 @dataclass
 class Party:
-    """A forked process: its id, its files."""
+    """A forked process, its files."""
 
-    nursery: Nursery
-    pid: int
+    process: subprocess.Popen[bytes]
     variables: dict[str, str]
     out: Path
     err: Path
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def wait(self) -> int:
         """The exit code; a party that runs on is killed, and the test fails."""
-        code = self.nursery.ask({"wait": self.pid, "seconds": PROGRAM})
-        if code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.nursery.ask({"wait": self.pid, "seconds": HANG})
-            raise AssertionError(f"a party hangs:\n{self.err.read_text()}")
-        return int(code)
+        try:
+            return self.process.wait(PROGRAM)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(HANG)
+            raise AssertionError(f"a party hangs:\n{self.err.read_text()}") from None
 
     def until(self, text: str) -> None:
         """Wait for its output."""
@@ -51,43 +52,24 @@ class Party:
 
 
 class Nursery:
-    """The process that parties are forked from."""
+    """A folder of parties' output, and their start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.jobs.failures"],
-            cwd=ROOT,
-            env=environment(0, 1, 1),
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"  # what tests measure does not include its imports
-
-    def ask(self, request: dict[str, object]) -> int | None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer: int | None = json.loads(self.process.stdout.readline())
-        return answer
 
     def fork(self, job: Sequence[str], rank: int, parties: int, port: int, **variables: str) -> Party:
         self.count += 1
         out, err = self.folder / f"{self.count}.out", self.folder / f"{self.count}.err"
-        for path in (out, err):
-            path.touch()
-        pid = self.ask(
-            {
-                "job": list(job),
-                "out": str(out),
-                "err": str(err),
-                "environment": {**environment(rank, parties, port), "TMPDIR": str(self.folder), **variables},
-            }
-        )
-        assert pid is not None
-        return Party(self, pid, variables, out, err)
+        with out.open("wb") as to_out, err.open("wb") as to_err:
+            process = python.Popen(
+                [sys.executable, "-m", "tests.jobs.failures", *job],
+                cwd=ROOT,
+                env={**environment(rank, parties, port), "TMPDIR": str(self.folder), **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=to_out,
+                stderr=to_err,
+            )
+        return Party(process, variables, out, err)
 
     def start(self, job: Sequence[str], world: int, **variables: str) -> list[Party]:
         """All processes of a run: a party each, or several if HUMMINGBIRD_LANES is among the variables."""
@@ -99,12 +81,7 @@ class Nursery:
 def open_nursery() -> Iterator[Nursery]:
     """A nursery, until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="hb"))  # pytest's own may be too long for a socket's path
-    here = Nursery(folder)
-    yield here
-    assert here.process.stdin is not None and here.process.stdout is not None
-    here.process.stdin.close()
-    here.process.wait(HANG)
-    here.process.stdout.close()
+    yield Nursery(folder)
     shutil.rmtree(folder)
 
 
@@ -114,7 +91,7 @@ def open_dealer() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="hb")
     address = f"unix:{folder}/d"
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen", address]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with python.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         yield address
         process.terminate()

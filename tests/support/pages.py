@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -49,7 +49,7 @@ def shell_lines(paths: Sequence[Path] = DOCUMENTS) -> list[str]:
 def run(words: list[str], folder: Path) -> str:
     """A program's output, run in `folder` with the project on its path and without a launcher's variables."""
     keep = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-    done = subprocess.run(
+    done = python.run(
         words,
         cwd=folder,
         env={**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

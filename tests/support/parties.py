@@ -20,6 +20,7 @@ from hummingbird.channel.channel import Channel
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
 from tests.support.ports import free_port
@@ -127,7 +128,7 @@ def start(
     """One process per party, with torchrun's environment. each: more words of the command, by rank."""
     port = free_port()
     return [
-        subprocess.Popen(
+        python.Popen(
             [sys.executable, *command, *each(rank)],
             env=environment(rank, parties, port),
             cwd=ROOT,

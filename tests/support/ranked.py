@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -26,4 +27,4 @@ def environment(path: Path = ROOT) -> dict[str, str]:
 def run(count: int, *words: str, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """The program at so many ranks, to its end."""
     line, env = command(count, *words), environment(path)
-    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PROGRAM)
+    return python.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PROGRAM)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hummingbird.serving.client import Client
+from tests.support import python
 from tests.support.nursery import alive
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, suspend, until
@@ -59,7 +60,7 @@ class Hosts:
             "PYTHONPATH": str(ROOT),
             "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
         }
-        return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=self._log, stderr=self._log)
+        return python.Popen(command, cwd=ROOT, env=variables, stdout=self._log, stderr=self._log)
 
     def party(self, rank: int, lane: int = 0) -> int:
         """The process of a party's lane, as soon as its torchrun has started all of them."""

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import caller_name
 from hummingbird.rpc.tokens import line_of, new_token
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
 
@@ -60,7 +61,7 @@ class started:
     """A process that has said its first line, killed at the end."""
 
     def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = python.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def __enter__(self) -> subprocess.Popen[str]:
         assert self.process.stdout is not None

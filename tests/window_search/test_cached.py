@@ -20,6 +20,7 @@ from hummingbird.graph import OPS
 from hummingbird.window_search import Evaluator
 from hummingbird.window_search.answers import certainty
 from hummingbird.window_search.cached import CachedEvaluator, layer_seed, run_seed
+from tests.support.covering import covering
 
 COUNT, BATCH = 40, 12  # a last batch that is smaller
 WINDOWS = [EXACT, BitWindow(0, 0), BitWindow(21, 13), BitWindow(19, 16), BitWindow(16, 13)]
@@ -127,8 +128,7 @@ def configs(draw: random.Random, count: int) -> list[BitConfig]:
     return found
 
 
-@pytest.mark.parametrize("memory", [0, 60_000, 1 << 30])
-@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("gmw", 3)])
+@covering("protocol, parties, memory", [("masked", 2), ("gmw", 3)], [0, 60_000, 1 << 30])
 def test_it_is_the_twin_with_the_same_random_numbers(protocol: str, parties: int, memory: int) -> None:
     evaluator = cached(protocol=protocol, parties=parties, seed=5, rank=24, memory=memory)
     truth, seen = plain(protocol, parties, 5), set()

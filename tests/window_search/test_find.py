@@ -48,6 +48,7 @@ def test_with_enough_trials_it_is_brute_force_over_all_assignments() -> None:
     assert solved > 60 and down > 5 and behind > 1
 
 
+@pytest.mark.slow
 def test_with_few_trials_it_is_never_behind_a_uniform_window() -> None:
     solved = better = 0
     for seed in range(120):

@@ -159,6 +159,7 @@ def test_a_uniform_window_has_one_q_and_a_layer_without_bits_none(study: Study) 
     assert set(dropped.layers.values()) == {BitWindow(0, 0)}
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_undisturbed(study: Study, tmp_path: Path) -> None:
     expected, told = study.search("12/64", knobs="q"), []
     study.search("12/64", progress=told.append)

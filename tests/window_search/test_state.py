@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hummingbird.window_search import (
     online_bytes,
     search_bits,
 )
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 from tests.support.search_cases import Instance, Table
@@ -104,7 +104,7 @@ instance.search(state=sys.argv[1])
 
 def test_killed_and_resumed_is_undisturbed(tmp_path: Path) -> None:
     state, root = tmp_path / "state", ROOT
-    ended = subprocess.run([sys.executable, "-c", _KILLED, str(state)], cwd=root, capture_output=True, timeout=PROGRAM)
+    ended = python.run([sys.executable, "-c", _KILLED, str(state)], cwd=root, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert len(state.read_text().splitlines()) == 1 + 9
     config, expected = Instance(3).search(state=state), Instance(3).search()

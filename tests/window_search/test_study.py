@@ -89,6 +89,7 @@ def test_a_budget_is_kept_and_the_accuracy_is_that_of_the_twin(study: Study) -> 
     assert sum(step.cost.bits for step in private.costs((1, 1, 8, 8), 2) if "relu" in step.name) <= 8 * 7000
 
 
+@pytest.mark.slow
 def test_by_accuracy_as_published_and_by_agreement_without_labels(study: Study) -> None:
     options: dict[str, Any] = {"margin": 0.3, "widths": (0, 2, 3, 4, 6)}
     published = Study(NET, IMAGES, LABELS, by="layer", criterion="accuracy", runs=2)
@@ -111,6 +112,7 @@ def test_by_accuracy_as_published_and_by_agreement_without_labels(study: Study) 
         Study(NET, IMAGES, LABELS, criterion="loss")
 
 
+@pytest.mark.slow
 def test_the_same_seed_repeats_and_another_search_in_between_changes_nothing(study: Study) -> None:
     options: dict[str, Any] = {"margin": 0.3, "widths": (0, 2, 3, 4, 5, 6), "provenance": {"command": "find"}}
     first = study.search(4 / 64, **options)

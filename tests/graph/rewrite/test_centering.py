@@ -54,6 +54,7 @@ def norms(steps: list[graph.Step]) -> list[bool]:
     return [step.attrs["center"] for step in steps if step.op == "norm"]
 
 
+@pytest.mark.slow
 def test_random_nets_are_the_same_function() -> None:
     taken = []
     for seed in range(150):

@@ -22,6 +22,7 @@ from hummingbird.errors import PeerError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import Service
+from tests.support import python
 from tests.support.he_service import SHAPE, close, images, served, small_net
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM
@@ -33,7 +34,7 @@ COMMAND = [sys.executable, "-m", "hummingbird"]
 def server_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [*COMMAND, "he-server", "--model", "tests.support.he_service:small_net", "--input", "1x6x6"]
-        child = subprocess.Popen(
+        child = python.Popen(
             [*command, "--listen", f"unix:{folder}/s"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -64,7 +65,7 @@ def test_two_programs(tmp_path: Path) -> None:
         np.save(tmp_path / "y.npy", net(x).argmax(1).numpy())
     with server_process() as (address, child):
         words = ["--images", f"{tmp_path}/x.npy", "--labels", f"{tmp_path}/y.npy", "--out", f"{tmp_path}/out.npy"]
-        ended = subprocess.run(
+        ended = python.run(
             [*COMMAND, "he-client", "--server", address, *words],
             cwd=ROOT,
             capture_output=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import MAX_CALLS, Service
 from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.rpc import service
+from tests.support import python
 from tests.support.chance import DEVIATIONS, chi_square_limit
 from tests.support.dealers import Authority
 from tests.support.he_service import close, images, served
@@ -387,7 +387,7 @@ def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None
             "list(service.exchange(channel, 'Turn', requests(), timeout=3600))"
         )
         opening = messages.opening(messages.digest(server.public.to_json().encode())).decode()
-        client = subprocess.Popen([sys.executable, "-c", code, address, opening], cwd=ROOT)
+        client = python.Popen([sys.executable, "-c", code, address, opening], cwd=ROOT)
         until(lambda: made.room.at_work == 1, "a turn to begin")
         client.kill()
         client.wait()

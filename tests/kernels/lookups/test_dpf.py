@@ -5,7 +5,6 @@ keys that are none are refused.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from functools import cache
 
@@ -19,6 +18,7 @@ from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.reference.lookups import dpf as plain
 from hummingbird.kernels.reference.lookups import prf
 from hummingbird.prg import Stream, derive
+from tests.support import python
 from tests.support.paths import ROOT
 
 # One leaf or less; the edges of leaves and of windows of 64 leaves; trees with no power of two of leaves.
@@ -209,7 +209,7 @@ def test_no_memory_outside_the_key_and_the_bits() -> None:
         "                assert ctypes.string_at(out, 128 * leaves) == expected, (rows, name, isa)\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
+    ended = python.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 
 

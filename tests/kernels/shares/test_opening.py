@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +22,9 @@ from tests.kernels.shares.test_packing import signed
 
 RING = 1 << 64
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000]
+FEW = (0, 1, 5, 8, 13, 20, 31, 32, 33, 44, 57, 63, 64)  # widths, beside which all are slow
+WIDTHS = [*FEW, *(pytest.param(width, marks=pytest.mark.slow) for width in range(65) if width not in FEW)]
+SHIFTS = (0, 1, 16, 62)
 ROWS = [(0,), (3,), (0, 1), (0, 3), (1, 2), (0, 1, 2, 3)]
 
 
@@ -42,7 +45,7 @@ def tables(n: int, bits: int, source: Stream) -> Tensor:
 # ---- the reference is right
 
 
-@pytest.mark.parametrize("width", range(65))
+@pytest.mark.parametrize("width", WIDTHS)
 def test_reference_words_against_big_integers(width: int) -> None:
     source = stream("reference words", width)
     for n in (0, 1, 7, 8, 9, 33):
@@ -196,13 +199,11 @@ def several(frames: list[Tensor]) -> list[list[Tensor]]:
     return [frames, [*frames, frames[1], frames[0], frames[1]]]
 
 
-SHIFTS = (0, 1, 16, 62)
-
-
+@pytest.mark.parametrize("widths", [FEW, pytest.param(range(65), marks=pytest.mark.slow)], ids=["few", "all"])
 @pytest.mark.parametrize("n", SIZES)
-def test_native_words_equal_reference(isa: str, n: int) -> None:
+def test_native_words_equal_reference(isa: str, n: int, widths: Sequence[int]) -> None:
     x, y = (stream("native words", n, row).words(n) for row in range(2))
-    for width in range(65):
+    for width in widths:
         expected = reference(n, width)
         assert kernels.pack_words(x, width).equal(expected.packed[0])
         assert kernels.unpack_words(expected.packed[0], n, width).equal(expected.unpacked)

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -25,6 +24,7 @@ from hummingbird.mpc.dealer import keeper as keeping
 from hummingbird.mpc.dealer.folder import CORRECTIONS, HEADER, LEDGER, SEED, lane_folder
 from hummingbird.mpc.dealer.keeper import keep
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, erase, numbers, set_folder
+from tests.support import python
 from tests.support.disk import Order
 from tests.support.keeping import SLOTS, Parties, dealt, keeper
 from tests.support.pages import shell_lines
@@ -196,7 +196,7 @@ def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
     command = [sys.executable, *shlex.split(line)[1:-1], str(tmp_path / "kept"), "--metrics", str(port)]
     command += ["--log", str(log)]
     with open(tmp_path / "said", "w") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(0, 1, 1), stdout=out, stderr=out)
+        process = python.Popen(command, cwd=ROOT, env=environment(0, 1, 1), stdout=out, stderr=out)
     until(lambda: "20 slots unused" in (tmp_path / "said").read_text() or process.poll() is not None, "two sets")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG) as page:
         lines = page.read().decode().splitlines()

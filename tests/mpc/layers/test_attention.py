@@ -15,6 +15,7 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import InputError, ModelError
+from tests.support.covering import covering
 from tests.support.operations import Function
 
 torch.set_num_threads(1)
@@ -200,9 +201,13 @@ class Hiding(nn.Module):
         return F.scaled_dot_product_attention(q, x, x, masks.get(self.kind), is_causal=self.kind == "causal")
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-@pytest.mark.parametrize("bits", [None, BitWindow(21, 0), BitWindow(21, 6)], ids=str)
-@pytest.mark.parametrize("kind", ["causal", "bool", "float", "public", "written out", "both"])
+@covering(
+    "kind, bits, mode",
+    ["causal", "bool", "float", "public", "written out", "both"],
+    [None, BitWindow(21, 0), BitWindow(21, 6)],
+    ["exact", "fast"],
+    ids=str,
+)
 def test_masks_in_windows(kind: str, bits: BitWindow | None, mode: str) -> None:
     """Places that a mask hides leave the softmax: windows that hold the logits are wide enough."""
     torch.manual_seed(3)

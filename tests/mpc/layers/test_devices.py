@@ -28,7 +28,7 @@ from hummingbird.crypten.adapter import share_of
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import chacha20, devices, registry
 from hummingbird.kernels.reference.shares import products
-from hummingbird.kernels.shares import packing
+from hummingbird.kernels.shares import opening, packing
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.request import ReceiverTurn
@@ -39,6 +39,7 @@ from hummingbird.mpc.protocols.registry import PROTOCOLS
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session import session as sessions
 from tests.support import far
+from tests.support.covering import covering, every
 from tests.support.operations import cases
 from tests.support.parties import init_alone
 from tests.support.patience import HANG
@@ -59,12 +60,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
         return out if device == out.device else torch.empty(out.shape, dtype=out.dtype, device=device)
 
     monkeypatch.setattr(adapter, "_kbit", drawn)
-    # Thousands of operations for each draw, tested in test_prg.py, and hundreds for each packing, tested below.
+    # Thousands of operations for each draw, tested in test_prg.py, and hundreds for each packing and each reading of
+    # tables, tested below.
     octets = partial(torch.empty, dtype=torch.uint8)
     monkeypatch.setattr(chacha20, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
     stand_ins = {
         packing.pack_words: lambda x, width: octets((x.numel() * width + 7) // 8, device=x.device),
         packing.unpack_words: lambda data, n, width: torch.empty(n, dtype=torch.int64, device=data.device),
+        opening.lookup: lambda opened, table, low, bits, rows=(0, 1): octets(
+            len(rows), (opened.numel() + 7) // 8, device=opened.device
+        ),
     }
     for operation, stand_in in stand_ins.items():
         monkeypatch.setitem(registry._KERNELS, (operation, "reference"), registry._Kernel(stand_in, None))
@@ -73,9 +78,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
     hummingbird.uninit()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("weights", ["public", 0])
-@pytest.mark.parametrize("name", CASES)
+@covering("name, weights, protocol", CASES, ["public", 0], PROTOCOLS)
 def test_everything_is_where_the_shares_are(
     elsewhere: sessions.Session, name: str, weights: str | int, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +104,16 @@ def test_packing_is_where_the_words_are(monkeypatch: pytest.MonkeyPatch, width: 
     assert packed.shape == ((9 * width + 7) // 8,) and words.shape == (9,)
 
 
-@pytest.mark.parametrize("name", ["conv2d", "relu", "avg_pool 3"])
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_tables_are_read_where_the_words_are(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    opened = torch.ones(9, dtype=torch.int64, device="meta")
+    table = torch.ones(((9 << bits) + 7) // 8, dtype=torch.uint8, device="meta")
+    with far.waits(monkeypatch) as waits:
+        found = kernels.lookup(opened, table, 3, bits, (0, 1, 3))
+    assert not waits and found.is_meta and found.shape == (3, 2)
+
+
+@pytest.mark.parametrize("name", every(3, ["relu", "conv2d", "avg_pool 3"]))
 def test_what_a_card_would_compute(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A far device that says it is CUDA's: CrypTen wraps its shares, and branches for CUDA are taken; plain torch
     stands in for Triton.
@@ -161,7 +173,7 @@ def test_no_operator_waits_for_the_device(
     assert not waits and share_of(out).is_meta
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", every(3, [*OPERATORS]))
 def test_operators_give_the_same_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv("RANK", raising=False)
     given = torch.arange(-6.0, 6).view(3, 4) / 4

@@ -21,6 +21,7 @@ from hummingbird.mpc.layers.products import Multiply
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.session.session import Session
+from tests.support.covering import covering
 from tests.support.gates import ACTIVATIONS, block
 from tests.support.operations import Function
 from tests.support.parties import succeed
@@ -44,8 +45,7 @@ def lifts(net: PrivateNet, shape: tuple[int, ...]) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("gate", [nn.Sigmoid, nn.Hardsigmoid])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@covering("activation, gate", ACTIVATIONS, [nn.Sigmoid, nn.Hardsigmoid])
 def test_no_gated_value_is_lifted_under_coarse_windows(activation: str, gate: type[nn.Module]) -> None:
     x = torch.rand(2, 3, 6, 6) - 0.5
     for first in (True, False):
@@ -61,9 +61,13 @@ def test_no_gated_value_is_lifted_under_coarse_windows(activation: str, gate: ty
             assert float((got - net(x)).detach().abs().max()) < 0.12
 
 
-@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("masked", 3), ("gmw", 2)])
-@pytest.mark.parametrize("window", [EXACT, BitWindow(22, 0)], ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@covering(
+    "activation, window, protocol, parties",
+    ACTIVATIONS,
+    [EXACT, BitWindow(22, 0)],
+    [("masked", 2), ("masked", 3), ("gmw", 2)],
+    ids=str,
+)
 def test_gated_nets_agree_with_torch(activation: str, window: BitWindow, protocol: str, parties: int) -> None:
     for first in (True, False):
         net, x = block(activation, nn.Sigmoid, first), torch.rand(2, 3, 6, 6) - 0.5

@@ -12,14 +12,15 @@ import hummingbird
 from tests.support.parties import succeed
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
 @pytest.mark.parametrize(
-    ("parties", "weights"),
+    ("parties", "weights", "protocol"),
     [
-        (2, "public"),
-        (3, "public"),
-        pytest.param(2, "1", marks=pytest.mark.slow),
-        pytest.param(3, "0", marks=pytest.mark.slow),
+        (2, "public", "masked"),
+        (3, "0", "gmw"),
+        *(pytest.param(2, weights, "gmw", marks=pytest.mark.slow) for weights in ("public", "1")),
+        *(pytest.param(3, weights, "masked", marks=pytest.mark.slow) for weights in ("public", "0")),
+        pytest.param(2, "1", "masked", marks=pytest.mark.slow),
+        pytest.param(3, "public", "gmw", marks=pytest.mark.slow),
     ],
 )
 def test_operations_match_torch_and_send_what_was_predicted(parties: int, weights: str, protocol: str) -> None:
@@ -40,7 +41,8 @@ def test_smooth_activations_under_windows_are_within_their_tables_errors(parties
 
 
 @pytest.mark.parametrize(
-    ("parties", "weights"), [(2, "public"), pytest.param(3, "public", marks=pytest.mark.slow), (2, "1")]
+    ("parties", "weights"),
+    [pytest.param(2, "public", marks=pytest.mark.slow), pytest.param(3, "public", marks=pytest.mark.slow), (2, "1")],
 )
 def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties: int, weights: str) -> None:
     """Each of 17 layers rounds to 2^-16, and batch norm keeps values, and errors, from growing on their way."""

@@ -123,7 +123,7 @@ def test_a_norm_has_no_window_and_its_twin_computes_its_formula() -> None:
         assert float((F.relu(norm.formula(REALS, x)) - got).abs().max()) < 2.0**-15
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_norms_that_are_written_out_run_between_parties(parties: int) -> None:
     """With public weights, and with those of each party; rounds and bits are the predicted ones."""
     ended = succeed(["-m", "tests.jobs.written_norms"], parties)

@@ -26,6 +26,7 @@ from hummingbird.mpc.protocols.lifted_product import Opening, Operand
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
+from tests.support.covering import covering
 from tests.support.operations import Function
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
@@ -106,9 +107,7 @@ class Reached:
         return out
 
 
-@pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("ratio", RANGES)
-@pytest.mark.parametrize("length", LENGTHS)
+@covering("length, ratio, parties", LENGTHS, RANGES, [2, 3])
 def test_rows_from_end_to_end_of_the_range_are_normed_within_the_bound(
     length: int, ratio: float, parties: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird.convert import build
 from tests.jobs import transformers as own
+from tests.support.covering import every
 from tests.support.data import data_folder
 from tests.support.parties import succeed
 
@@ -82,7 +83,7 @@ def logits(net: nn.Module, x: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", [*list(NETS)[:-1], pytest.param("timm ConvNeXt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", every(2, list(NETS)))
 def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     net, x = named(name)
     wanted = logits(net, x)
@@ -93,7 +94,7 @@ def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     assert torch.equal(got.argmax(1), wanted.argmax(1))
 
 
-@pytest.mark.parametrize("words", ["inputs_embeds", "input_ids"])
+@pytest.mark.parametrize("words", every(2, ["input_ids", "inputs_embeds"]))
 def test_bert_takes_other_words_masks_and_batches_than_the_examples(words: str) -> None:
     net, _ = named("BERT")
 
@@ -149,7 +150,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("data", TRAINED)
+@pytest.mark.parametrize("data", every(2, list(TRAINED)))
 def test_trained_transformers_answer_two_parties_as_they_answer_torch(data: str, tmp_path: Path) -> None:
     folder, place = data_folder(data), tmp_path / "found.json"
     words = [

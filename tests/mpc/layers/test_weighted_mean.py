@@ -20,6 +20,7 @@ from hummingbird.mpc.layers.softmax_in_range import LONGEST
 from hummingbird.mpc.layers.weighted_mean import WeightedMean
 from hummingbird.mpc.session.session import Session
 from tests.mpc.layers.test_softmax_in_range import RANGES, sample, within
+from tests.support.covering import covering
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -62,9 +63,7 @@ def bound(x: Tensor, values: Tensor, parties: int) -> Tensor:
     return error @ values.abs() + rest
 
 
-@pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("rows", RANGES, ids=str)
-@pytest.mark.parametrize("length", [8, 64, 100, LONGEST])
+@covering("length, rows, parties", [8, 64, 100, LONGEST], RANGES, [2, 3], ids=str)
 def test_rows_from_end_to_end_of_the_range_are_right_within_the_bound(length: int, rows: Rows, parties: int) -> None:
     x, net = given(length, rows)[:40], Attention().eval()
     (layer,) = (s.layer for s in build(net, told(rows), example=x).plan if s.op == "matmul")

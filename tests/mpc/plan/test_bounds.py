@@ -18,6 +18,7 @@ from hummingbird.mpc.layers import averaging, comparing, layer
 from hummingbird.mpc.protocols import lifted_product
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.session.session import Session
+from tests.support.covering import covering
 from tests.support.operations import Case, Function, cases
 
 CASES = cases()
@@ -65,9 +66,7 @@ def clamped(case: Case) -> tuple[nn.Module, Tensor]:
     return net.eval(), 3 * case.x
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("protocol, parties", [("masked", 2), ("gmw", 3)])
-@pytest.mark.parametrize("name", CASES)
+@covering("name, protocol, parties, window", CASES, [("masked", 2), ("gmw", 3)], WINDOWS)
 def test_values_fit_what_is_opened(
     monkeypatch: pytest.MonkeyPatch, name: str, protocol: str, parties: int, window: str
 ) -> None:

@@ -22,6 +22,7 @@ from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.simulation.exact import Parties
+from tests.support.covering import covering
 
 COLUMNS = 6
 # Mean and deviation of the first column; all others are standardised.
@@ -93,9 +94,7 @@ def error(net: nn.Module, x: Tensor, bits: object = None, **options: object) -> 
         return float((out - true).abs().max() / true.abs().max())
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-@pytest.mark.parametrize("bits", [None, BitWindow(26, 0)], ids=str)
-@pytest.mark.parametrize(("mean", "deviation"), RAW)
+@covering("mean, deviation, bits, mode", RAW, [None, BitWindow(26, 0)], ["exact", "fast"], ids=str)
 def test_a_linear_layer_on_raw_columns(mean: float, deviation: float, bits: object, mode: str) -> None:
     net, x = first_linear(mean, deviation), rows(mean, deviation)
     assert error(net, x, bits, mode=mode) < 2.0**-13

@@ -22,6 +22,7 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelE
 from hummingbird.mpc.functions import smooth, splines
 from hummingbird.mpc.layers.layer import FLOOR, MARGIN, Layer
 from hummingbird.report import estimate
+from tests.support.covering import covering
 from tests.support.operations import SMOOTH, Function
 
 SETTINGS = [("masked", 2), ("masked", 3), ("gmw", 2), ("gmw", 3)]
@@ -110,8 +111,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize(("protocol", "parties"), SETTINGS)
-@pytest.mark.parametrize("case", LARGE)
+@covering("case, protocol, parties", LARGE, SETTINGS)
 def test_large_values_are_right(case: str, protocol: str, parties: int) -> None:
     """Products of values near 1,000 reach 2^20, linear layers 10^5: below the floor all of them."""
     make, size = LARGE[case]
@@ -156,8 +156,7 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("gmw", 3)])
-@pytest.mark.parametrize("case", CONSTANTS)
+@covering("case, protocol, parties", CONSTANTS, [("masked", 2), ("gmw", 3)])
 def test_constants_of_every_size_are_right(case: str, protocol: str, parties: int) -> None:
     """Factors, reciprocals and weights are rounded by 2^-10 of the largest; softmax errs by 2^-8 and by rounding."""
     make, shape, size = CONSTANTS[case]
@@ -170,8 +169,11 @@ OPENINGS = "Lift", "LocalRescale"
 FAR = torch.tensor([[-3e5, -5000.0, -400.0, -30.0, 0.0, 30.0, 400.0, 5000.0, 3e5]])
 
 
-@pytest.mark.parametrize(("protocol", "parties"), SETTINGS[::3])
-@pytest.mark.parametrize("name", ["Sigmoid", "Tanh", "SiLU", "GELU", "Hardsigmoid", "Hardswish", "ReLU6"])
+@covering(
+    "name, protocol, parties",
+    ["Sigmoid", "Tanh", "SiLU", "GELU", "Hardsigmoid", "Hardswish", "ReLU6"],
+    SETTINGS[::3],
+)
 def test_activations_are_right_far_from_zero(name: str, protocol: str, parties: int) -> None:
     """Splines end on the lines that their functions approach, to within 2^-14; before a table, values are clamped."""
     net = getattr(nn, name)()

@@ -24,6 +24,7 @@ from hummingbird.mpc.layers.products import Multiply
 from hummingbird.mpc.plan.builders import builder
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
 from hummingbird.serving.plan import input_bits
+from tests.support.covering import covering
 from tests.support.operations import cases
 
 CASES = cases()
@@ -93,8 +94,7 @@ def results(net: nn.Module, x: Tensor, window: BitWindow, protocol: str, parties
     return hummingbird.simulate(net.eval(), window, protocol, parties, mode="exact", seed=1)(x)
 
 
-@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("masked", 3), ("gmw", 2)])
-@pytest.mark.parametrize("name", nets())
+@covering("name, protocol, parties", nets(), [("masked", 2), ("masked", 3), ("gmw", 2)])
 def test_results_do_not_depend_on_bits_that_are_not_read(
     monkeypatch: pytest.MonkeyPatch, name: str, protocol: str, parties: int
 ) -> None:

@@ -21,6 +21,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.mpc.protocols.test_masked import masks, opened_sum
 from tests.support.chance import DEVIATIONS
+from tests.support.covering import covering
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -68,9 +69,7 @@ def expected(shares: list[Tensor], lam: Tensor, comparison: Comparison, scale: i
     return bit * z << window.q, z << window.q
 
 
-@pytest.mark.parametrize("aim", AIMS)
-@pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("window", SMALL)
+@covering("window, parties, aim", SMALL, [2, 3], AIMS)
 def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int], parties: int, aim: str) -> None:
     opened, shares, lam = every_value(parties, *window, SCALE)
     comparison = Masked(BitWindow(*window), aim=TableChoice.of(aim))

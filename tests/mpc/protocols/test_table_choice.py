@@ -26,6 +26,7 @@ from hummingbird.ring import SCALE
 from hummingbird.simulation.windows import Windows
 from tests.jobs import aims
 from tests.mpc.protocols.test_masked import check, every_pair, opened_sum, wrong_results
+from tests.support.covering import covering
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, succeed, together
 
@@ -181,9 +182,13 @@ class Attended(torch.nn.Module):
         return torch.nn.functional.silu(self.gate(x)).tanh().sigmoid()
 
 
-@pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("dealer", [0.01, 1.0, 20.0])
-@pytest.mark.parametrize("window", [None, BitWindow(24, 8), BitWindow(24, 0), BitWindow(20, 12)], ids=str)
+@covering(
+    "window, dealer, parties",
+    [None, BitWindow(24, 8), BitWindow(24, 0), BitWindow(20, 12)],
+    [0.01, 1.0, 20.0],
+    [2, 3],
+    ids=str,
+)
 def test_throughput_moves_no_more_than_latency_and_than_gmw_where_smooth_functions_rule(
     parties: int, dealer: float, window: BitWindow | None
 ) -> None:

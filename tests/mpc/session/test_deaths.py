@@ -11,7 +11,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import pytest
 from hummingbird.channel import connect
 from hummingbird.errors import PeerError
 from tests.jobs.failures import SECRET
+from tests.support import python
 from tests.support.nursery import Nursery, Party, alive, all_fail
 from tests.support.parties import environment
 from tests.support.paths import ROOT
@@ -31,6 +31,7 @@ from tests.support.ports import free_port
 # Parties that are not there ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_missing_parties(nursery: Nursery, dealer: str):
     """Only one of two, with and without the one that is the meeting point; two of three."""
     runs: list[tuple[int, tuple[int, ...]]] = [(2, (0,)), (2, (1,)), (3, (0, 2))]
@@ -157,7 +158,7 @@ def test_terminated_party(nursery: Nursery, dealer: str):
 def test_stops_under_load(seed: int, count: int):
     """At any moment, also while threads start: one error in two lines and code 1, of each party, whatever it does."""
     command = [sys.executable, "-m", "tests.jobs.stops", str(count), str(seed), "run"]
-    ended = subprocess.run(
+    ended = python.run(
         command, cwd=ROOT, env=environment(0, 1, 1), text=True, capture_output=True, timeout=PROGRAM * count
     )
     assert f"{2 * count} of {2 * count} parties stopped in an orderly way" in ended.stdout, ended.stdout + ended.stderr
@@ -176,6 +177,7 @@ def test_killed_dealer(nursery: Nursery):
     )
 
 
+@pytest.mark.slow
 def test_silent_processes(nursery: Nursery, dealer: str):
     """A dealer or a party that hangs is one that is gone, after the timeout."""
     timeout = 10.0  # which no party that is well runs into

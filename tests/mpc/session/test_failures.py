@@ -19,6 +19,7 @@ import torch
 
 from models import get_model
 from tests.jobs.failures import BAD_INPUTS, DIGITS, FAILURES, SECRET, net, rows
+from tests.support import python
 from tests.support.nursery import Nursery
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM
@@ -219,7 +220,7 @@ def test_under_torchrun(dealer: str, tmp_path: Path):
     started = time.monotonic()
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     runs = [
-        subprocess.Popen([*launcher, *script, *arguments], cwd=ROOT, env=variables, text=True, stderr=subprocess.PIPE)
+        python.Popen([*launcher, *script, *arguments], cwd=ROOT, env=variables, text=True, stderr=subprocess.PIPE)
         for arguments in wrong.values()
     ]
     for run, expected in zip(runs, wrong, strict=True):

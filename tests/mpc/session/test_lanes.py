@@ -89,6 +89,7 @@ def test_a_killed_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dis
     parties[2].wait()
 
 
+@pytest.mark.slow
 def test_a_silent_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dist.TCPStore):
     seconds = 8.0  # which no lane that is well runs into
     parties = under_way(nursery, seconds, dealer, store)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.stores import write_store
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 from tests.support.ports import free_port
@@ -20,7 +21,7 @@ def torchrun(folder: Path, options: list[list[str]], *job: str) -> list[tuple[st
     """Run several launchers, one with each list of options; their outputs and errors, once all have ended well."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     launchers = [
-        subprocess.Popen(
+        python.Popen(
             [sys.executable, "-m", "torch.distributed.run", *one, "--max-restarts=3", "-m", "tests.jobs.restart", *job],
             cwd=ROOT,
             env=variables,

@@ -29,6 +29,7 @@ from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.serving.service import Service
 from models.recommender import Recommender
+from tests.support import python
 from tests.support.patience import HANG
 
 ROWS = 2500
@@ -236,7 +237,7 @@ def test_programs_serve_a_plan() -> None:
     command += ["--plan", f"{folder}/plan.json", "--party"]
     addresses = [[f"unix:{folder}/{name}{party}" for name in ("hot", "full")] for party in (0, 1)]
     programs = [
-        subprocess.Popen([*command, str(party), "--listen", *addresses[party]], stdout=subprocess.PIPE, text=True)
+        python.Popen([*command, str(party), "--listen", *addresses[party]], stdout=subprocess.PIPE, text=True)
         for party in (0, 1)
     ]
     try:

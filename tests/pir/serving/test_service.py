@@ -27,6 +27,7 @@ from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.workers import Workers
 from hummingbird.rpc import service as wire
+from tests.support import python
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, suspend
@@ -43,7 +44,7 @@ class Program:
         command = [sys.executable, "-m", "hummingbird", "pir-server", "--table", str(folder / "t.npy")]
         command += ["--party", str(party), "--listen", self.address, "--owner", str(folder / "owner"), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
+        self.process = python.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
