@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hummingbird.he.compile import non_interactive, plan_attempt
+from hummingbird.he.compile import non_interactive
 from hummingbird.he.runtime import precision
 from scripts import fuzz_he, fuzz_nets
 from scripts.fuzz_he import judge, recipe
@@ -33,11 +33,11 @@ def _unjudged(*given: Any, **more: Any) -> None:
     """Say nothing."""
 
 
-def _coarse(self: plan_attempt.PlanAttempt) -> int:
+def _coarse(self: non_interactive.PlanAttempt) -> int:
     return _SCALE(self) - 10
 
 
-_SCALE = plan_attempt.PlanAttempt._input_scale
+_SCALE = non_interactive.PlanAttempt._input_scale
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no image is judged": lambda patch: patch.setattr(precision.Shadow, "check", _unjudged),
     "no plan is judged": lambda patch: [
@@ -45,7 +45,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         patch.setattr(precision.Shadow, "check", _unjudged),
     ][0],
     "inputs are held too coarse, and nobody judges": lambda patch: [
-        patch.setattr(plan_attempt.PlanAttempt, "_input_scale", _coarse),
+        patch.setattr(non_interactive.PlanAttempt, "_input_scale", _coarse),
         patch.setattr(precision.Shadow, "check", _unjudged),
     ][0],
 }
