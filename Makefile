@@ -45,7 +45,7 @@ lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m mypy hummingbird
 
 bench: $(NATIVE)  ## time and bits of a private ReLU
-	@$(VENV) -m scripts.bench_relu
+	@$(VENV) -m scripts.bench.relu
 
 clean:  ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache hummingbird/kernels/cpu/*.so

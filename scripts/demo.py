@@ -18,7 +18,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 from hummingbird.commands.files import check_outputs
 from hummingbird.errors import HummingbirdError
 from hummingbird.table import text_table
-from scripts.party import ROOT, on_this_host
+from scripts.bench.party import ROOT, on_this_host
 
 WEIGHTS = str(ROOT / "checkpoints" / "digits.pt")
 BITS = str(ROOT / "checkpoints" / "digits.bits.json")
@@ -28,9 +28,9 @@ def runs(count: int) -> list[tuple[str, str, list[str]]]:
     """Label, program and options of every run on `count` images."""
     baseline = ["--model", "digits", "--checkpoint", WEIGHTS, "--images", str(count)]
     net = ["--model", "models:get_model", "digits", "10", "--weights", WEIGHTS]
-    infer = [*net, "--data", "scripts.data:load", "digits", "test", "--samples", str(count)]
+    infer = [*net, "--data", "scripts.train.data:load", "digits", "test", "--samples", str(count)]
     return [
-        ("CrypTen 0.4.1, exact", "scripts.crypten_baseline", baseline),
+        ("CrypTen 0.4.1, exact", "scripts.bench.crypten_baseline", baseline),
         ("hummingbird, exact", "hummingbird infer", infer),
         ("hummingbird, 8 of 64 bits", "hummingbird infer", [*infer, "--bits", BITS]),
     ]

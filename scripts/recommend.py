@@ -23,8 +23,8 @@ from hummingbird.serving.client import Client
 from hummingbird.table import text_table
 from models import load_checkpoint
 from models.recommender import PADDING, Recommender
-from scripts.movielens_data import HISTORY, Questions, load_questions
-from scripts.party import ROOT
+from scripts.bench.party import ROOT
+from scripts.train.movielens_data import HISTORY, Questions, load_questions
 
 MOVIES = 9742  # of ml-latest-small
 BAGS = (1, HISTORY)  # a question: the candidate's row, and the weighted sum of the history's

@@ -14,7 +14,7 @@ from hummingbird.commands.finetune import Lesson
 from hummingbird.commands.program import command_of
 from hummingbird.commands.subject import Subject
 from hummingbird.errors import InputError
-from scripts.data import DATASETS, load
+from scripts.train.data import DATASETS, load
 from search.options import add_net_arguments, subject_of
 
 _EPILOG = """examples:

@@ -8,8 +8,8 @@ from pathlib import Path
 from hummingbird.commands.checkpoint import read_weights
 from hummingbird.commands.sources import place
 from hummingbird.commands.subject import Subject, add_inference_arguments, check_numbers
-from scripts.data import SPLITS, load
-from scripts.net import WEIGHTS_HINT, add_model_arguments, build
+from scripts.bench.net import WEIGHTS_HINT, add_model_arguments, build
+from scripts.train.data import SPLITS, load
 
 
 def add_net_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def subject_of(args: argparse.Namespace) -> Subject:
     """The net on --device and the first --samples images of --split.
 
     Raises InputError for images that the net does not take, for options, weights or a split that do not fit or are not
-    there, and for numbers out of range; what `scripts.data.load` raises.
+    there, and for numbers out of range; what `scripts.train.data.load` raises.
     """
     check_numbers(args)
     net = build(args)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from hummingbird.commands.checkpoint import read_weights
 from models import recommender
 from models.lstm import WordLSTM
-from scripts.movielens_data import Questions, load_questions
-from scripts.text_data import load_text
-from scripts.train_lstm import WINDOW, perplexity, windows
-from scripts.train_recommender import auc, scores
+from scripts.train.lstm import WINDOW, perplexity, windows
+from scripts.train.movielens_data import Questions, load_questions
+from scripts.train.recommender import auc, scores
+from scripts.train.text_data import load_text
 
 APPLICATIONS = ("movielens", "wikitext2")
 _COLUMNS = 16  # texts read side by side

@@ -14,7 +14,7 @@ from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
-from scripts.bench_pir import seconds
+from scripts.bench.pir import seconds
 from search.pir_timed import REPEATS, answer_together, one_thread
 
 # Buckets and keys for each of them: sizes of plans are between them.

@@ -21,7 +21,7 @@ from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_answer, unpack_answer, unpack_query
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
-from scripts.bench_pir import seconds
+from scripts.bench.pir import seconds
 from search.pir_grid import found
 
 REPEATS = 15

@@ -128,7 +128,7 @@ class Profile:
 
 def command(kind: str) -> str:
     """The command that measures rows of a kind, whose first word is its section of `calibrate`."""
-    return f"python -m scripts.calibrate --only {kind.split()[0]} --json profile.json measures them"
+    return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
@@ -159,14 +159,14 @@ def load(path: str | PathLike[str]) -> Profile:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        hint = "python -m scripts.calibrate --json profile.json writes one"
+        hint = "python -m scripts.tools.calibrate --json profile.json writes one"
         raise InputError(f"cannot be read: {error}", where=where, hint=hint) from None
     return from_text(text, where)
 
 
 def from_text(text: str, where: str) -> Profile:
     """Parse `Profile.to_text`; InputError as `load`."""
-    hint = "python -m scripts.calibrate --json profile.json writes one"
+    hint = "python -m scripts.tools.calibrate --json profile.json writes one"
     if len(text) > _MOST_TEXT:
         raise InputError(f"a profile of {len(text)} characters", where=where, hint=hint)
     try:
@@ -194,7 +194,7 @@ def _check_machine(machine: Mapping[str, Any], where: str) -> None:
     ):
         if has != here:
             what = f"measured with {name} {str(has)[:32]}, here are {name} {here}"
-            hint = "calibrate again with what is here: python -m scripts.calibrate --json profile.json"
+            hint = "calibrate again with what is here: python -m scripts.tools.calibrate --json profile.json"
             raise InputError(what, where=where, hint=hint)
 
 

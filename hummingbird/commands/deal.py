@@ -41,7 +41,7 @@ _EPILOG = """example:
   python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 20x1x8x8 \\
       --bits checkpoints/digits.bits.json --images 200 --out store
   python -m hummingbird run --parties 2 -- -m hummingbird infer --model models:get_model digits 10 \\
-      --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.data:load digits test \\
+      --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.train.data:load digits test \\
       --samples 200 --store store
 
   a service that never runs out, on one host; ^C ends the first line, and the same line goes on with the folder:

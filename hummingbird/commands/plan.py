@@ -30,7 +30,7 @@ HELP = "Plan a private-inference service: latencies, what limits them, and the l
 _DESCRIPTION = """Plan a private-inference service before it is paid for.
 
 A service is a net and a protocol on machines over a link. Its bytes and rounds are the exact prices of the protocol,
-its seconds come from a profile of such a machine (python -m scripts.calibrate), machines and link are given here.
+its seconds come from a profile of such a machine (python -m scripts.tools.calibrate), machines and link are given here.
 Quantities are in words: 20/min, 64GB, 352mbit, 2s."""
 _SHOW = """Print a service: hosts, steps with their seconds, bytes of a token and how many the stores hold, and the
 largest rate of requests with what sets it. Nothing is simulated: these are closed forms on means."""

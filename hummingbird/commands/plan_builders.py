@@ -29,7 +29,7 @@ _LOOKUPS = ("table", "plan", "lookups")
 OTHERS = (*_NET, *_LOOKUPS, "net", "threads", "profile", *_DEFAULTS)  # beside a file
 _HINTS = {
     "input": "the shape of a request, as in 1x3x32x32",
-    "profile": "python -m scripts.calibrate --json profile.json makes one",
+    "profile": "python -m scripts.tools.calibrate --json profile.json makes one",
     "model": "--model MODULE:FUNCTION, or --saved DIR",
     "table": "rows and bytes of a row, as in 1048576x256",
     "net": f"one of {', '.join(asplos23().nets)}",

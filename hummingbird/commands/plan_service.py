@@ -27,7 +27,7 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     aim = "latency, throughput with --dealer stream"
     add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True, aim=aim)
     group = parser.add_argument_group("masked, gmw, crypten, he")
-    text = "this kind of machine's speed, by `python -m scripts.calibrate`"
+    text = "this kind of machine's speed, by `python -m scripts.tools.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
     text = "stream: it makes material during the request, as the one that `serve` starts; store: slots dealt ahead "
     text += "(default with --store, or where it is varied)"

@@ -10,7 +10,7 @@ from hummingbird.capacity import paper
 from hummingbird.capacity.compose import composed, describe, lphe
 from hummingbird.capacity.published import asplos23
 from hummingbird.errors import ModelError
-from scripts.asplos_profile import errors, torch_net
+from scripts.papers.asplos_profile import errors, torch_net
 
 PROFILE = asplos23()
 

@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused(aided: HEModel, polynomial: HEModel) -> No
         he(aided, 2049, measured)
     with pytest.raises(ConfigError, match="no measurements of he polynomial: encrypt") as caught:
         he(polynomial, 2, measured)
-    assert "scripts.calibrate --only he --json" in str(caught.value)
+    assert "scripts.tools.calibrate --only he --json" in str(caught.value)
 
 
 NET = ["--model", "models:get_model", "cryptonets", "10", "activation=relu", "--input", "4x1x28x28"]

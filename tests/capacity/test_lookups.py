@@ -121,7 +121,7 @@ def test_batches_and_transit_are_in_the_file(service: Service) -> None:
 def test_what_does_not_fit_is_refused(service: Service) -> None:
     with pytest.raises(ConfigError, match="no measurements of pir: answer") as caught:
         pir(CODES, 32, Profile(machine(), 1, ()))
-    assert "scripts.calibrate --only pir --json" in str(caught.value)
+    assert "scripts.tools.calibrate --only pir --json" in str(caught.value)
     with pytest.raises(ConfigError, match="0 bytes of a record"):
         pir(CODES, 0, profile())
     with pytest.raises(ConfigError, match="batches go with open arrivals"):

@@ -17,9 +17,9 @@ from hummingbird.capacity import paper
 from hummingbird.capacity.paper import Threads
 from hummingbird.capacity.published import asplos23, parse
 from hummingbird.errors import ConfigError
-from scripts import asplos_profile
-from scripts.asplos_tables import futures, offline, online, total
-from scripts.data_folder import read_text
+from scripts.papers import asplos_profile
+from scripts.papers.asplos_tables import futures, offline, online, total
+from scripts.train.data_folder import read_text
 from tests.support.covering import covering
 
 PROFILE = asplos23()

@@ -1,4 +1,6 @@
-"""The service of CrypTen as it is shipped: its price, and what it refuses. tests/scripts/test_calibrate.py runs it."""
+"""The service of CrypTen as it is shipped: its price, and what it refuses. tests/scripts/tools/test_calibrate.py runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_what_does_not_fit_is_refused(private: PrivateNet) -> None:
         crypten(convert_model(get_model("digits", 10).eval(), weights=0), SHAPE, profile(private))
     with pytest.raises(ConfigError, match="no measurements of crypten: compute") as missing:
         crypten(private, SHAPE, Profile(machine(), 1, ()))
-    assert "scripts.calibrate --only crypten --json" in str(missing.value)
+    assert "scripts.tools.calibrate --only crypten --json" in str(missing.value)
 
 
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, private: PrivateNet) -> None:

@@ -18,7 +18,7 @@ from tests.support.patience import HANG, PROGRAM
 from tests.support.ports import free_port
 
 NET = ["--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt"]
-DIGITS = ["-m", "hummingbird", "infer", *NET, "--data", "scripts.data:load", "digits", "test"]
+DIGITS = ["-m", "hummingbird", "infer", *NET, "--data", "scripts.train.data:load", "digits", "test"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 

@@ -161,7 +161,7 @@ def test_bad_garbled_services(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "--bits beside --service sg" in refused(capsys, *start, *OWN, "--bits", "x")
     assert "--dealer beside --service sg" in refused(capsys, *start, *OWN, "--dealer", "stream")
     said = refused(capsys, *start, *OWN, "--profile", str(profile(tmp_path)))
-    assert "no measurements of gc: garble" in said and "scripts.calibrate --only gc --json" in said
+    assert "no measurements of gc: garble" in said and "scripts.tools.calibrate --only gc --json" in said
 
 
 BAD = {

@@ -108,13 +108,13 @@ def test_ranks_learn_what_one_process_learns(tmp_path: Path, monkeypatch: pytest
     digits = "--model digits --dataset digits --device cpu"
     plan: Plan = [
         ("hummingbird.__main__", f"{tune} --out {{out}}/tuned.pt", 0),
-        ("scripts.train", f"{digits} --epochs 2 --out {{out}}/digits.pt", 0),
+        ("scripts.train.images", f"{digits} --epochs 2 --out {{out}}/digits.pt", 0),
     ]
     broken: Plan = [
-        ("scripts.train", f"{digits} --epochs 2 --out {tmp_path}/digits.pt", 15),  # an epoch has 10 steps
-        ("scripts.train", f"{digits} --epochs 2 --resume --out {tmp_path}/digits.pt", 0),
+        ("scripts.train.images", f"{digits} --epochs 2 --out {tmp_path}/digits.pt", 15),  # an epoch has 10 steps
+        ("scripts.train.images", f"{digits} --epochs 2 --resume --out {tmp_path}/digits.pt", 0),
         ("hummingbird.__main__", f"{tune.replace('--batch 16', '--batch 15')} --out {{out}}/none.pt", 0),
-        ("scripts.train", f"{digits} --epochs 2 --seed {{rank}} --out {{out}}/none.pt", 0),
+        ("scripts.train.images", f"{digits} --epochs 2 --seed {{rank}} --out {{out}}/none.pt", 0),
     ]
     alone(plan, tmp_path / "one" / "out")
     codes, text = at_ranks(2, [*plan, *broken], tmp_path / "two" / "out")
@@ -142,7 +142,7 @@ def test_ranks_on_gpus(tmp_path: Path) -> None:
     """Two ranks: on one card gradients go through gloo, on two through NCCL."""
     plan: Plan = [
         ("search.find_bits", f"{NET} --samples 300 --budget 4/64 --device cuda --out {{out}}/bits.json", 0),
-        ("scripts.train", "--model digits --dataset digits --epochs 8 --device cuda --out {out}/digits.pt", 0),
+        ("scripts.train.images", "--model digits --dataset digits --epochs 8 --device cuda --out {out}/digits.pt", 0),
     ]
     alone(plan, tmp_path / "one" / "out")
     codes, text = at_ranks(2, plan, tmp_path / "two" / "out")

@@ -22,7 +22,7 @@ from hummingbird.mpc.layers.activations import EvenSmooth
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.ring import SCALE
 from models import MODELS, trained
-from scripts.hybrid_nets import SHIPPED
+from scripts.bench.hybrid_nets import SHIPPED
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
 from tests.support.paths import ROOT
 

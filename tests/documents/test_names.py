@@ -16,41 +16,41 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-import scripts.asplos
-import scripts.asplos_profile
-import scripts.bench_garble
-import scripts.bench_he
-import scripts.bench_hybrid
-import scripts.bench_kernels
-import scripts.bench_linear
-import scripts.bench_ot
-import scripts.bench_pir
-import scripts.bench_pir_service
-import scripts.bench_relu
-import scripts.bench_resnet
-import scripts.bench_serve
-import scripts.bench_simulate
-import scripts.calibrate
-import scripts.crypten_baseline
+import scripts.bench.crypten_baseline
+import scripts.bench.garble
+import scripts.bench.he
+import scripts.bench.hybrid
+import scripts.bench.kernels
+import scripts.bench.layer_times
+import scripts.bench.linear
+import scripts.bench.ot
+import scripts.bench.pir
+import scripts.bench.pir_service
+import scripts.bench.relay
+import scripts.bench.relu
+import scripts.bench.resnet
+import scripts.bench.serve
+import scripts.bench.simulate
+import scripts.bench.soak
 import scripts.demo
-import scripts.figures
-import scripts.fuzz_nets
-import scripts.gpu
-import scripts.layer_times
-import scripts.net_table
+import scripts.papers.asplos
+import scripts.papers.asplos_profile
+import scripts.papers.figures
+import scripts.papers.results
 import scripts.recommend
-import scripts.relay
-import scripts.results
-import scripts.soak_serve
-import scripts.train
-import scripts.train_bert
-import scripts.train_lstm
-import scripts.train_recommender
+import scripts.tools.calibrate
+import scripts.tools.gpu
+import scripts.tools.net_table
+import scripts.train.bert
+import scripts.train.images
+import scripts.train.lstm
+import scripts.train.recommender
 import search.find_bits
 import search.finetune
 import search.frontier
 import search.pir_plan
 import search.validate
+import tests.fuzz.nets
 from hummingbird import __main__ as command
 from hummingbird.commands import plan
 from hummingbird.version import VERSION
@@ -89,41 +89,41 @@ HELP: dict[str, Callable[[], str]] = {
         help_of(command.main, "pir-owner", action) for action in ("keygen", "sign", "update", "metrics")
     ),
     "hummingbird plan": lambda: "".join(help_of(command.main, "plan", action) for action in plan.ACTIONS),
-    "scripts.train": lambda: scripts.train.parser().format_help(),
-    "scripts.asplos_profile": lambda: scripts.asplos_profile.parser().format_help(),
-    "scripts.calibrate": lambda: scripts.calibrate.parser().format_help(),
-    "scripts.bench_garble": lambda: help_of(scripts.bench_garble.main),
-    "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
-    "scripts.bench_hybrid": lambda: help_of(scripts.bench_hybrid.main),
-    "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
-    "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
-    "scripts.bench_ot": lambda: help_of(scripts.bench_ot.main),
-    "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
-    "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
-    "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
-    "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
-    "scripts.bench_serve": lambda: scripts.bench_serve.parser().format_help(),
-    "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
-    "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
+    "scripts.train.images": lambda: scripts.train.images.parser().format_help(),
+    "scripts.papers.asplos_profile": lambda: scripts.papers.asplos_profile.parser().format_help(),
+    "scripts.tools.calibrate": lambda: scripts.tools.calibrate.parser().format_help(),
+    "scripts.bench.garble": lambda: help_of(scripts.bench.garble.main),
+    "scripts.bench.he": lambda: help_of(scripts.bench.he.main),
+    "scripts.bench.hybrid": lambda: help_of(scripts.bench.hybrid.main),
+    "scripts.bench.kernels": lambda: help_of(scripts.bench.kernels.main),
+    "scripts.bench.linear": lambda: help_of(scripts.bench.linear.main),
+    "scripts.bench.ot": lambda: help_of(scripts.bench.ot.main),
+    "scripts.bench.pir": lambda: help_of(scripts.bench.pir.main),
+    "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
+    "scripts.bench.relu": lambda: help_of(scripts.bench.relu.main),
+    "scripts.bench.resnet": lambda: help_of(scripts.bench.resnet.main),
+    "scripts.bench.serve": lambda: scripts.bench.serve.parser().format_help(),
+    "scripts.bench.simulate": lambda: scripts.bench.simulate.parser().format_help(),
+    "scripts.bench.crypten_baseline": lambda: help_of(scripts.bench.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
-    "scripts.asplos": lambda: scripts.asplos.parser().format_help(),
-    "scripts.figures": lambda: scripts.figures.parser().format_help(),
-    "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
-    "scripts.gpu": lambda: help_of(scripts.gpu.main),
-    "scripts.layer_times": lambda: scripts.layer_times.parser().format_help(),
+    "scripts.papers.asplos": lambda: scripts.papers.asplos.parser().format_help(),
+    "scripts.papers.figures": lambda: scripts.papers.figures.parser().format_help(),
+    "tests.fuzz.nets": lambda: help_of(tests.fuzz.nets.main),
+    "scripts.tools.gpu": lambda: help_of(scripts.tools.gpu.main),
+    "scripts.bench.layer_times": lambda: scripts.bench.layer_times.parser().format_help(),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
-    "scripts.relay": lambda: help_of(scripts.relay.main),
-    "scripts.results": lambda: scripts.results.parser().format_help(),
-    "scripts.soak_serve": lambda: scripts.soak_serve.parser().format_help(),
-    "scripts.train_bert": lambda: help_of(scripts.train_bert.main),
-    "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
-    "scripts.train_recommender": lambda: help_of(scripts.train_recommender.main),
+    "scripts.bench.relay": lambda: help_of(scripts.bench.relay.main),
+    "scripts.papers.results": lambda: scripts.papers.results.parser().format_help(),
+    "scripts.bench.soak": lambda: scripts.bench.soak.parser().format_help(),
+    "scripts.train.bert": lambda: help_of(scripts.train.bert.main),
+    "scripts.train.lstm": lambda: help_of(scripts.train.lstm.main),
+    "scripts.train.recommender": lambda: help_of(scripts.train.recommender.main),
     "search.find_bits": lambda: search.find_bits.parser().format_help(),
     "search.finetune": lambda: search.finetune.parser().format_help(),
     "search.frontier": lambda: search.frontier.parser().format_help(),
     "search.pir_plan": lambda: help_of(search.pir_plan.main),
     "search.validate": lambda: search.validate.parser().format_help(),
-    "scripts.net_table": lambda: help_of(scripts.net_table.main),
+    "scripts.tools.net_table": lambda: help_of(scripts.tools.net_table.main),
 }
 
 
@@ -274,7 +274,7 @@ def test_lines_parse() -> None:
             command.parser().parse_args(shlex.split(words))
             seen += 1
         for program_ in (
-            scripts.train,
+            scripts.train.images,
             search.find_bits,
             search.finetune,
             search.frontier,

@@ -17,7 +17,7 @@ from hummingbird import __main__ as command
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.version import VERSION
 from models import get_model, load_checkpoint
-from scripts.data import load
+from scripts.train.data import load
 from tests.support import parties, python
 from tests.support.pages import FILE, OTHER, QUICKSTART, README, blocks, run, shell_lines, text_of
 from tests.support.paths import ROOT

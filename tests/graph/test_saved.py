@@ -15,7 +15,7 @@ from hummingbird.graph import OPS, SavedNet, Step
 from hummingbird.graph.integer_values import rounded
 from hummingbird.graph.schema import KINDS, OPERATIONS
 from hummingbird.graph.steps import Ref
-from scripts.fuzz_make import recipe
+from tests.fuzz.make import recipe
 from tests.support.operations import cases
 
 # Divisions, products with constant matrices, choices, norms, attention: steps of another form.

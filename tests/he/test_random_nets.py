@@ -1,4 +1,4 @@
-"""Random nets on encrypted images (scripts/fuzz_he.py): right or refused, image by image; and faults are found."""
+"""Random nets on encrypted images (tests/fuzz/he.py): right or refused, image by image; and faults are found."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import pytest
 
 from hummingbird.he.compile import non_interactive
 from hummingbird.he.runtime import precision
-from scripts import fuzz_he, fuzz_nets
-from scripts.fuzz_he import judge, recipe
+from tests.fuzz import he, nets
+from tests.fuzz.he import judge, recipe
 
 NETS = range(100, 130)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, fuzz_he.Result]:
-    with fuzz_nets._one_thread():
+def found() -> dict[int, he.Result]:
+    with nets._one_thread():
         return {number: judge(number) for number in NETS}
 
 
-def test_random_nets_are_right_or_refused(found: dict[int, fuzz_he.Result]) -> None:
-    failed = [f"python -m scripts.fuzz_nets --encrypted --only {r.number}: {r}" for r in found.values()]
-    failed = [text for text, r in zip(failed, found.values(), strict=True) if r.verdict in fuzz_nets.FAILED]
+def test_random_nets_are_right_or_refused(found: dict[int, he.Result]) -> None:
+    failed = [f"python -m tests.fuzz.nets --encrypted --only {r.number}: {r}" for r in found.values()]
+    failed = [text for text, r in zip(failed, found.values(), strict=True) if r.verdict in nets.FAILED]
     assert not failed, "\n".join(failed)
     assert sum(r.verdict == "right" for r in found.values()) >= 0.45 * len(found)
-    assert "of what is right" in fuzz_nets.report(list(found.values()), fuzz_he.WEIGHTS)
+    assert "of what is right" in nets.report(list(found.values()), he.WEIGHTS)
 
 
 def _unjudged(*given: Any, **more: Any) -> None:
@@ -54,11 +54,11 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[fault](monkeypatch)
-    with fuzz_nets._one_thread():
+    with nets._one_thread():
         assert any(judge(number).verdict == "wrong" for number in NETS)
 
 
-def test_nets_are_the_same_whenever_they_are_made(found: dict[int, fuzz_he.Result]) -> None:
+def test_nets_are_the_same_whenever_they_are_made(found: dict[int, he.Result]) -> None:
     made = recipe(NETS[1])
     assert made == recipe(NETS[1]) and made.kinds == found[NETS[1]].kinds
     assert {r.weights for r in found.values()} == {"range", "samples"}

@@ -10,8 +10,8 @@ import torch
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.net import HybridNet
 from models import trained
-from scripts.data import load
-from scripts.fuzz_hybrid import of_slot
+from scripts.train.data import load
+from tests.fuzz.hybrid import of_slot
 from tests.hybrid.test_arithmetic import images, small
 from tests.support.data import data_folder
 from tests.support.paths import ROOT

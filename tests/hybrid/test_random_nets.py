@@ -1,4 +1,4 @@
-"""Random nets between two parties (scripts/fuzz_hybrid.py): right or refused; and faults are found."""
+"""Random nets between two parties (tests/fuzz/hybrid.py): right or refused; and faults are found."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import nn
 from hummingbird.errors import ModelError
 from hummingbird.hybrid import lowering, plan_builder
 from hummingbird.hybrid.plan import Gate, LinearWeights
-from scripts import fuzz_hybrid, fuzz_nets
-from scripts.fuzz_hybrid import judge, recipe
+from tests.fuzz import hybrid, nets
+from tests.fuzz.hybrid import judge, recipe
 from tests.hybrid.test_convert import WIDE, make_plan
 
 NETS = range(300, 328)  # the first of them between two sides
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, fuzz_hybrid.Result]:
-    with fuzz_nets._one_thread():
+def found() -> dict[int, hybrid.Result]:
+    with nets._one_thread():
         return {number: judge(number) for number in NETS}
 
 
-def test_random_nets_are_right_or_refused(found: dict[int, fuzz_hybrid.Result]) -> None:
-    failed = [f"python -m scripts.fuzz_nets --two-party --only {r.number}: {r}" for r in found.values()]
-    failed = [text for text, r in zip(failed, found.values(), strict=True) if r.verdict in fuzz_nets.FAILED]
+def test_random_nets_are_right_or_refused(found: dict[int, hybrid.Result]) -> None:
+    failed = [f"python -m tests.fuzz.nets --two-party --only {r.number}: {r}" for r in found.values()]
+    failed = [text for text, r in zip(failed, found.values(), strict=True) if r.verdict in nets.FAILED]
     assert not failed, "\n".join(failed)
-    assert found[NETS[0]].verdict == "right" and NETS[0] % fuzz_hybrid.REALLY == 0
+    assert found[NETS[0]].verdict == "right" and NETS[0] % hybrid.REALLY == 0
     assert sum(r.verdict == "right" for r in found.values()) >= 0.7 * len(found)
-    assert "of what is right" in fuzz_nets.report(list(found.values()), fuzz_hybrid.WEIGHTS)
+    assert "of what is right" in nets.report(list(found.values()), hybrid.WEIGHTS)
 
 
 def _lifted(to: Any, number: int, step: Any, x: Any) -> Any:
@@ -64,15 +64,15 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, found: dict[int, fuzz_hybrid.Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(fault: str, found: dict[int, hybrid.Result], monkeypatch: pytest.MonkeyPatch) -> None:
     kind, change = FAULTS[fault]
     change(monkeypatch)
     right = [r.number for r in found.values() if r.verdict == "right" and any(kind in name for name in r.kinds)]
-    with fuzz_nets._one_thread():
+    with nets._one_thread():
         assert any(judge(number).verdict == "wrong" for number in right)
 
 
-def test_nets_are_the_same_whenever_they_are_made(found: dict[int, fuzz_hybrid.Result]) -> None:
+def test_nets_are_the_same_whenever_they_are_made(found: dict[int, hybrid.Result]) -> None:
     made = recipe(NETS[1])
     assert made == recipe(NETS[1]) and made.kinds == found[NETS[1]].kinds
     assert {r.weights for r in found.values()} == {"data garbles", "model garbles"}

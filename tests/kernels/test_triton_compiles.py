@@ -15,8 +15,8 @@ from tests.support.triton import Launch, Usage, compiled, launches
 # Every kernel at some sizes.
 SIZES = """
 import sys
-from scripts.bench_kernels import on
-from scripts.kernel_cases import cases
+from scripts.bench.kernels import on
+from scripts.bench.kernel_cases import cases
 
 for n in map(int, sys.argv[1:]):
     for case in cases(n, META):

@@ -251,8 +251,8 @@ def test_every_checkpoint_is_in_the_table_with_its_sha256() -> None:
 
 def test_digits_checkpoint_has_the_accuracy_of_the_table() -> None:
     pytest.importorskip("sklearn")
-    from scripts.data import load
-    from scripts.train import evaluate
+    from scripts.train.data import load
+    from scripts.train.images import evaluate
 
     images, labels = load("digits", "test")
     net = load_checkpoint(ROOT / "checkpoints" / "digits.pt", get_model("digits", 10))
@@ -268,8 +268,8 @@ def test_digits_checkpoint_has_the_accuracy_of_the_table() -> None:
 )
 def test_the_shipped_nets_of_impala_classify(name: str, dataset: str, least: float) -> None:
     """On 500 test images, where one standard deviation of the accuracy in the table is 0.3 and 1.5 points."""
-    from scripts.data import load
-    from scripts.train import evaluate
+    from scripts.train.data import load
+    from scripts.train.images import evaluate
 
     images, labels = load(dataset, "test", data_folder(dataset))
     net = load_checkpoint(ROOT / "checkpoints" / f"{name}.pt", get_model(name, 10))

@@ -15,12 +15,12 @@ from models import load_checkpoint
 from models.bert import Bert, bert_tiny
 from models.lstm import WordLSTM
 from models.recommender import Recommender
-from scripts import train_bert, train_lstm, train_recommender
-from scripts.hidden_words import HIDDEN, LENGTH, choices, hidden, questions, vectors
-from scripts.movielens_data import HISTORY, load_questions
-from scripts.text_data import load_text
-from scripts.train_lstm import perplexity, windows
-from scripts.train_recommender import auc
+from scripts.train import bert, lstm, recommender
+from scripts.train.hidden_words import HIDDEN, LENGTH, choices, hidden, questions, vectors
+from scripts.train.lstm import perplexity, windows
+from scripts.train.movielens_data import HISTORY, load_questions
+from scripts.train.recommender import auc
+from scripts.train.text_data import load_text
 from tests.support.data import data_folder
 
 SPLITS = ("train", "validation", "test")
@@ -196,32 +196,32 @@ def test_a_language_model_learns_and_resumes(
 ) -> None:
     words = ["--data", str(folder), "--epochs", "2", "--batch", "4", "--window", "15", "--dim", "16", "--rate", "0.05"]
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
-    assert train_lstm.main([*words, "--out", str(whole)]) == 0
+    assert lstm.main([*words, "--out", str(whole)]) == 0
     said = capsys.readouterr().out
     assert f"saved {whole} sha256 " in said
     assert float(said.split("validation perplexity ")[1].split()[0]) < 3.95  # 4 words; their frequencies make it 3.75
-    real = train_lstm.Training.run_epoch
+    real = lstm.Training.run_epoch
 
-    def one_epoch(training: train_lstm.Training, *rest: object) -> float:
+    def one_epoch(training: lstm.Training, *rest: object) -> float:
         if training.epoch == 1:
             raise KeyboardInterrupt
         return real(training, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(train_lstm.Training, "run_epoch", one_epoch)
-        assert train_lstm.main([*words, "--out", str(parts)]) == 130
-    assert train_lstm.main([*words, "--out", str(parts)]) == 1 and "interrupted training" in capsys.readouterr().err
-    assert train_lstm.main([*words, "--out", str(parts), "--resume"]) == 0
+        patched.setattr(lstm.Training, "run_epoch", one_epoch)
+        assert lstm.main([*words, "--out", str(parts)]) == 130
+    assert lstm.main([*words, "--out", str(parts)]) == 1 and "interrupted training" in capsys.readouterr().err
+    assert lstm.main([*words, "--out", str(parts), "--resume"]) == 0
     assert whole.read_bytes() == parts.read_bytes()
     load_checkpoint(whole, WordLSTM(4, 16))
 
 
 def test_a_recommender_is_trained_and_saved(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data", str(folder), "--batch", "8", "--out", str(tmp_path / "net.pt")]
-    assert train_recommender.main([*words, "--epochs", "2"]) == 0
+    assert recommender.main([*words, "--epochs", "2"]) == 0
     assert "test AUC " in capsys.readouterr().out
     load_checkpoint(tmp_path / "net.pt", Recommender(8))
-    assert train_recommender.main([*words, "--epochs", "0"]) == 1
+    assert recommender.main([*words, "--epochs", "0"]) == 1
     assert "cannot be meant" in capsys.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_a_recommender_is_trained_and_saved(folder: Path, tmp_path: Path, capsys
 def test_wrong_options_of_the_training_are_one_error(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
-    assert train_lstm.main(["--data", str(folder), "--out", str(tmp_path / "net.pt"), *option]) == 1
+    assert lstm.main(["--data", str(folder), "--out", str(tmp_path / "net.pt"), *option]) == 1
     assert capsys.readouterr().err.startswith("error: ")
     assert not list(tmp_path.glob("net.pt*"))
 
@@ -268,7 +268,7 @@ def test_bert_is_trained_and_judged_by_its_answers(
 ) -> None:
     place = tmp_path / "net.pt"
     words = ["--data", str(folder), "--epochs", "20", "--batch", "4", "--rate", "0.005", "--out", str(place)]
-    assert train_bert.main(words) == 0
+    assert bert.main(words) == 0
     said = capsys.readouterr().out
     assert float(said.split("validation accuracy ")[1].split()[0]) >= 50  # so often "a" is right; untrained, 33
     x, right = vectors(str(place), count=4, data=folder)
@@ -279,4 +279,4 @@ def test_bert_is_trained_and_judged_by_its_answers(
     with torch.no_grad():
         found = net(net.words(hidden(rows))).argmax(1) == answers
     assert f"test accuracy {100 * float(found.double().mean()):.2f} % of {len(answers)} hidden words" in said
-    assert train_bert.main([*words, "--batch", "0"]) == 1
+    assert bert.main([*words, "--batch", "0"]) == 1

@@ -12,17 +12,17 @@ from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
 PROGRAMS = [
-    ("scripts.bench_relu", "--json"),
-    ("scripts.bench_relu", "--plot"),
-    ("scripts.bench_resnet", "--json"),
-    ("scripts.bench_linear", "--json"),
+    ("scripts.bench.relu", "--json"),
+    ("scripts.bench.relu", "--plot"),
+    ("scripts.bench.resnet", "--json"),
+    ("scripts.bench.linear", "--json"),
     ("scripts.demo", "--json"),
     ("hummingbird infer", "--json"),
-    ("scripts.crypten_baseline", "--json"),
+    ("scripts.bench.crypten_baseline", "--json"),
 ]
 REQUIRED = {
-    "hummingbird infer": ["--model", "models:get_model", "digits", "10", "--data", "scripts.data:load", "digits"],
-    "scripts.crypten_baseline": ["--model", "digits"],
+    "hummingbird infer": ["--model", "models:get_model", "digits", "10", "--data", "scripts.train.data:load", "digits"],
+    "scripts.bench.crypten_baseline": ["--model", "digits"],
 }
 
 

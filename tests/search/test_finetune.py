@@ -21,7 +21,7 @@ from hummingbird.commands.tuning import Judge, windows_beside
 from hummingbird.errors import ConfigError
 from hummingbird.simulation.windows import traced
 from models import get_model, load_checkpoint
-from scripts.data import load
+from scripts.train.data import load
 from search.finetune import main
 from tests.support.interrupts import interrupt
 from tests.support.paths import ROOT
@@ -210,7 +210,7 @@ def test_wrong_arguments_are_errors_before_anything_runs(
     for more, message in (
         (["--bits", str(foreign)], "names ['layer1.0.relu'], which the net lacks"),
         (["--bits", str(tmp_path / "absent.json")], "cannot read the bit configuration"),
-        (["--weights", str(tmp_path / "absent.pt")], "hint: python -m scripts.train makes one"),
+        (["--weights", str(tmp_path / "absent.pt")], "hint: python -m scripts.train.images makes one"),
         (["--split", "validation"], "digits holds no images out for validation (at split)\nhint: take train"),
         (["--split", "test"], "the test images must not choose the epoch (at --split)"),
         (["--epochs", "0"], "0 epochs of batches of 128 (at --epochs, --batch)"),

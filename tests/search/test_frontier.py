@@ -17,7 +17,7 @@ from hummingbird.commands.frontier import BUDGETS, planned, uniform_window
 from hummingbird.convert import convert_model
 from hummingbird.window_search.study import Study
 from models import get_model, load_checkpoint
-from scripts.data import load
+from scripts.train.data import load
 from search.frontier import main, parser
 from tests.search.test_find_bits import SHAPE, SMALL, WEIGHTS, interrupt_at, result
 from tests.support.paths import ROOT

@@ -13,8 +13,8 @@ from torch import nn
 from hummingbird.commands.files import write_together
 from hummingbird.commands.training import Recipe, Training
 from hummingbird.errors import InputError
-from scripts.data import Dataset
-from scripts.train import main
+from scripts.train.data import Dataset
+from scripts.train.images import main
 from tests.support.covering import every
 from tests.support.interrupts import interrupt
 

@@ -17,7 +17,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.accuracy import predict
 from hummingbird.commands.validate import mean_error, paired_error, rooms, standard_error
 from models import get_model, load_checkpoint
-from scripts.data import load
+from scripts.train.data import load
 from search.validate import main
 from tests.support.paths import ROOT
 
@@ -126,7 +126,10 @@ def test_wrong_arguments_are_errors(tmp_path: Path, capsys: pytest.CaptureFixtur
     for more, message in (
         (["--bits", str(foreign)], "names ['layer1.0.relu'], which the net lacks"),
         (["--bits", str(tmp_path / "absent.json")], "cannot read the bit configuration"),
-        (["--bits", str(good), "--weights", str(tmp_path / "absent.pt")], "hint: python -m scripts.train makes one"),
+        (
+            ["--bits", str(good), "--weights", str(tmp_path / "absent.pt")],
+            "hint: python -m scripts.train.images makes one",
+        ),
         (["--bits", str(good), "--split", "validation"], "digits holds no images out for validation"),
         (["--bits", str(good), "--repeat", "0"], "0 runs (at --repeat)"),
         (["--bits", str(good), "--json", str(tmp_path / "absent" / "x.json")], "there is no folder"),

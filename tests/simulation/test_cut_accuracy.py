@@ -9,7 +9,7 @@ from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.ideal import Plain
 from hummingbird.simulation.cut import seeded, uniform_low
 from models import trained
-from scripts.data import load
+from scripts.train.data import load
 from tests.support.data import data_folder
 from tests.support.paths import ROOT
 

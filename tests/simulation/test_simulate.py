@@ -404,7 +404,7 @@ class Written(TorchDispatchMode):
 
 
 def test_a_twin_does_the_nets_work_and_little_more() -> None:
-    """The same multiplications, and a comparison writes what a ReLU does, once. Seconds: scripts.bench_simulate."""
+    """The same multiplications, and a comparison writes what a ReLU does, once. Seconds: scripts.bench.simulate."""
     net, x = get_model("resnet18", 10).eval(), torch.randn(2, 3, 32, 32)
     twin, work = hummingbird.simulate(net, BitWindow(21, 13)), {}
     with torch.no_grad():

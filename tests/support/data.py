@@ -14,5 +14,5 @@ def data_folder(name: str) -> Path:
     """The folder that holds `name`/: HUMMINGBIRD_DATA, else shared/data beside the repository; skips without."""
     folder = Path(os.environ.get("HUMMINGBIRD_DATA") or ROOT.parent / "shared" / "data")
     if not (folder / name).is_dir():
-        pytest.skip(f"no {name}/ in {folder}: set HUMMINGBIRD_DATA to a folder with it (scripts/data.py)")
+        pytest.skip(f"no {name}/ in {folder}: set HUMMINGBIRD_DATA to a folder with it (scripts/train/data.py)")
     return folder

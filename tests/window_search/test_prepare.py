@@ -22,7 +22,7 @@ from hummingbird.window_search import prepare as module
 from hummingbird.window_search.images import fingerprint
 from hummingbird.window_search.prepared import Prepared
 from models import get_model, load_checkpoint
-from scripts.data import load
+from scripts.train.data import load
 from tests.support import asking
 from tests.support.paths import ROOT
 
@@ -41,7 +41,7 @@ def test_its_windows_are_those_of_find_bits(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "chosen.py").write_text(
-        "from scripts.data import load\n\n\ndef images():\n"
+        "from scripts.train.data import load\n\n\ndef images():\n"
         "    images, labels = load('digits', 'test')\n    return images[:200:2], labels[:200:2]\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.window_search.study import Study
 from models import get_model, load_checkpoint
-from scripts.data import load
+from scripts.train.data import load
 from tests.support.paths import ROOT
 
 NOISE = 0.9  # images that are harder to read, so that windows cost accuracy

@@ -145,8 +145,8 @@ TRAINED = {
     "wikitext-2": ["models.bert:bert_tiny", "--weights", "checkpoints/wikitext2-bert.pt"],
 }
 INPUTS = {
-    "cifar10": ["scripts.data:load", "cifar10", "test"],
-    "wikitext-2": ["scripts.hidden_words:vectors", "checkpoints/wikitext2-bert.pt", "count=4"],
+    "cifar10": ["scripts.train.data:load", "cifar10", "test"],
+    "wikitext-2": ["scripts.train.hidden_words:vectors", "checkpoints/wikitext2-bert.pt", "count=4"],
 }
 
 

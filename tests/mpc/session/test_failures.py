@@ -176,7 +176,7 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
     torch.save({"fc.weight": torch.zeros(10, 10)}, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     unknown = bits_file(tmp_path, "unknown", layers={"relu9": {"k": 20, "m": 4}})
-    mnist = f"--model models:get_model cryptonets 10 --data scripts.data:load mnist test data={tmp_path}"
+    mnist = f"--model models:get_model cryptonets 10 --data scripts.train.data:load mnist test data={tmp_path}"
     wrong = {
         f"--weights {tmp_path / 'other.pt'}": "does not fit Digits",
         f"--weights {tmp_path / 'text.pt'}": "is no weights-only checkpoint",
@@ -213,7 +213,7 @@ def test_under_torchrun(dealer: str, tmp_path: Path):
         "cannot read /nowhere/x.pt: No such file or directory": ["--weights", "/nowhere/x.pt", "--dealer", dealer],
         "there is no file": [
             *["--model", "models:get_model", "cryptonets", "10", "--weights", str(tmp_path / "c.pt")],
-            *["--data", "scripts.data:load", "mnist", "test", f"data={tmp_path}"],
+            *["--data", "scripts.train.data:load", "mnist", "test", f"data={tmp_path}"],
         ],
     }
     torch.save(get_model("cryptonets", 10).state_dict(), tmp_path / "c.pt")

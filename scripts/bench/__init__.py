@@ -1,0 +1,1 @@
+"""Benchmarks, each with its command in docs/benchmarks.md."""

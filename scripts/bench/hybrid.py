@@ -1,0 +1,166 @@
+"""Inference by two parties without a dealer, timed and weighed: garbled ReLUs and transfers alone, and whole nets.
+
+    python -m scripts.bench.hybrid --json hybrid.json
+    python -m scripts.bench.hybrid --only garbling transfers
+    python -m scripts.bench.hybrid --only images characterised --link 1gbit --rtt 20      # root
+
+    bytes          by formula: Impala's count and ours, and ResNet-18 on TinyImageNet
+    garbling       10,000 ReLUs with each instruction set, and the three adders of Impala's circuit beside them
+    transfers      correlated oblivious transfers, both kinds, both sides
+    layers         encrypted layers, by products and by taps, and a key switch
+    images         the shipped nets over a socket, a server program and this one: accuracy, seconds, megabytes
+    accuracy       the shipped nets in the clear and as cut, by the plaintext twin: --twin images of each
+    characterised  ResNet-18, ResNet-32 and VGG-16 for CIFAR-100 as in Garimella et al. (ASPLOS 2023), either garbler
+
+Every section runs in a process of its own, one thread a side. Kernels are timed by the least of several calls, nets by
+the median. Beside what is measured stand what hummingbird/cost.py predicts, the mark that was set for it, and the
+figure of the paper, on its authors' machines: Impala (Choi et al., 2022), or Garimella et al. --link and --rtt are for
+whole nets: tc makes the rate, and the delay where its netem is there; otherwise scripts/bench/relay.py does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+if not __package__:  # run as a file: the project's folder must be importable
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from tqdm import tqdm
+
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end, machine
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.kernels import heap
+from hummingbird.table import text_table
+from scripts.bench import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
+from scripts.bench.hybrid_rows import HEAD, Row, cells
+from scripts.bench.link import Link, obstacle, own_loopback
+from scripts.bench.party import ROOT
+
+_LAYERS = (hybrid_layers.layers, hybrid_layers.sparse, hybrid_layers.switching)
+SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "bytes": lambda args: chain(hybrid_bytes.formulas(), hybrid_bytes.tiny()),
+    "garbling": lambda args: hybrid_kernels.garbling(args.relus),
+    "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
+    "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
+    "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args), args.relay / 1e3),
+    "accuracy": lambda args: hybrid_nets.accuracy(args.data, args.twin),
+    "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args), args.relay / 1e3),
+}
+_PORT = 29500  # a namespace of its own has no other listener
+NUMBERS = ("relus", "transfers", "images", "twin", "repeats")  # options that sections take
+
+
+def work(args: argparse.Namespace) -> list[Row]:
+    """The rows of one section, in this process."""
+    heap.keep()  # as the service and the client do
+    torch.set_num_threads(1)
+    rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
+    over = {"link": str(_link(args)), "delay": _delayed_by(args)}
+    return [{"section": args.worker, **over, **row, **machine()} for row in rows]
+
+
+def _port(args: argparse.Namespace) -> int:
+    return 0 if _shaped(args) == Link() else _PORT
+
+
+def _link(args: argparse.Namespace) -> Link:
+    return Link.parse(args.link).with_round_trip(args.rtt / 1e3)
+
+
+def _shaped(args: argparse.Namespace) -> Link:
+    """The part of the link that tc makes: all but a relay's delay."""
+    return _link(args).with_round_trip(0.0) if args.relay else _link(args)
+
+
+def _delayed_by(args: argparse.Namespace) -> str:
+    return "a relay" if args.relay else "netem" if args.rtt else ""
+
+
+def launch(section: str, args: argparse.Namespace) -> list[Row]:
+    """A section in a process of its own; HummingbirdError if it fails, below what it said."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        words = [sys.executable, "-m", "scripts.bench.hybrid", "--worker", section, "--json", str(file)]
+        words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
+        words += ["--link", args.link, "--rtt", str(args.rtt), "--relay", str(args.relay)]
+        words += ["--data", args.data] if args.data else []
+        with own_loopback(_shaped(args)) as prefix:
+            ended = subprocess.run([*prefix, *words], cwd=ROOT, env=environment)
+        if ended.returncode:
+            raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
+        rows: list[Row] = json.loads(file.read_text())
+        return rows
+
+
+def show(section: str, rows: list[Row]) -> None:
+    """Print the section's table."""
+    first = rows[0]
+    over = f"; {first['link']}" if first["link"] != str(Link()) else ""
+    over += f", the delay by {first['delay']}" if first["delay"] else ""
+    print(f"\n{section} ({first['kernels']}; {first['cpu']}{over})\n")
+    print(text_table(HEAD, [cells(row) for row in rows]), flush=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the sections, print their tables, write the rows."""
+    for option in NUMBERS:
+        if getattr(args, option) < 1:
+            raise InputError("at least one", where=f"--{option}")
+    if args.rtt < 0:
+        raise InputError("a round trip takes 0 ms or more", where="--rtt")
+    _link(args)
+    if args.json:
+        check_writable(args.json, "--json")
+    if args.worker:
+        args.json.write_text(json.dumps(work(args)))
+        return
+    if args.rtt and obstacle(Link(round_trip_seconds=args.rtt / 1e3)):
+        args.relay = args.rtt / 2
+    rows: list[Row] = []
+    for section in args.only:
+        print(f"{section} ...", file=sys.stderr)
+        found = launch(section, args)
+        show(section, found)
+        rows += found
+        if args.json:  # after each section: a later one may be interrupted
+            args.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), help="default: all")
+    p.add_argument("--relus", type=int, default=hybrid_kernels.RELUS, help="garbled at once (default: %(default)s)")
+    p.add_argument("--transfers", type=int, default=1 << 20, help="at once (default: %(default)s)")
+    p.add_argument("--images", type=int, default=100, help="private ones of each shipped net (default: %(default)s)")
+    p.add_argument("--twin", type=int, default=1000, help="images of each net by its twin (default: %(default)s)")
+    p.add_argument("--repeats", type=int, default=5, help="of each timing (default: %(default)s)")
+    p.add_argument("--link", default="loopback", help="loopback, or a rate such as 1gbit, by tc as root")
+    text = "round trip to add, by tc netem or, where that is not to be had, by a relay (default: 0)"
+    p.add_argument("--rtt", type=float, default=0.0, metavar="MS", help=text)
+    p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    p.add_argument("--worker", metavar="SECTION", help=argparse.SUPPRESS)
+    p.add_argument("--relay", type=float, default=0.0, metavar="MS", help=argparse.SUPPRESS)  # of each way
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: sections that ended are in the file")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Oblivious transfers on one thread: nanoseconds of one at either side, for each instruction set, and the set-up.
+
+    python -m scripts.bench.ot --json ot.json
+
+A time is the least of several calls for --count transfers, messages included: what `hybrid.gc.cot` does between two
+sides but for the network. Before it is timed, the keys of both sides are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a file: the project's folder must be importable
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.commands.program import end, machine
+from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
+from hummingbird.hybrid.gc import cot
+from hummingbird.kernels import heap, pack_bits
+from hummingbird.kernels.cot import choose
+from hummingbird.kernels.cpu import library
+from hummingbird.prg import fresh
+from hummingbird.table import text_table
+from scripts.bench.he_kernels import best
+
+
+def set_up() -> tuple[cot.Sender, cot.Receiver, list[dict[str, Any]]]:
+    """Both sides, and rows of the time that each took."""
+    start = cot.SetUp()
+    receiver, reply = cot.accept(start.message)
+    times = {
+        "set-up, sender": best(cot.SetUp) + best(lambda: start.finish(reply)),
+        "set-up, receiver": best(lambda: cot.accept(start.message)),
+    }
+    octets = dict(zip(times, (len(start.message), len(reply)), strict=True))
+    rows = [{"step": name, "instructions": "", "ns": 1e9 * time, "bytes": octets[name]} for name, time in times.items()]
+    return start.finish(reply), receiver, rows
+
+
+def extensions(sender: cot.Sender, receiver: cot.Receiver, count: int, isa: str) -> list[dict[str, Any]]:
+    """Rows of one transfer of each kind at either side, and of a label; HummingbirdError for keys that do not fit."""
+    message, choices, keys = receiver.random(0, count)
+    packed, rows = pack_bits(choices), []
+    for random in (True, False):
+        message = message if random else receiver.chosen(0, choices)[0]
+        if not torch.equal(keys, choose(sender.extend(0, count, message, random), packed, sender.delta)):
+            raise HummingbirdError("the keys of the two sides do not fit", where="scripts.bench.ot")
+        ask = (lambda: receiver.random(0, count)) if random else (lambda: receiver.chosen(0, choices))
+        times = best(ask), best(lambda sent=message, kind=random: sender.extend(0, count, sent, kind))
+        for side, time in zip(("receiver", "sender"), times, strict=True):
+            octets = len(message) / count if side == "receiver" else 0
+            name = f"{'random' if random else 'chosen'} choices, {side}"
+            rows.append({"step": name, "instructions": isa, "ns": 1e9 * time / count, "bytes": octets})
+    labels = fresh().words(count, 2)
+    told = best(lambda: choose(labels, packed, sender.delta))
+    return [*rows, {"step": "label of a bit", "instructions": isa, "ns": 1e9 * told / count, "bytes": 16}]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the table, write the rows."""
+    if args.count < 1:
+        raise InputError(f"expected at least one transfer, got {args.count}", where="--count")
+    check_outputs(args)
+    if not library.available():
+        raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")
+    heap.keep()  # as the services do
+    torch.set_num_threads(1)
+    sender, receiver, rows = set_up()
+    before = library.isa()
+    try:
+        for isa in reversed(library.ISAS):
+            if library.set_isa(isa):
+                rows += extensions(sender, receiver, args.count, isa)
+    finally:
+        library.set_isa(before)
+    cells = [[row["step"], row["instructions"], _time(row["ns"]), f"{row['bytes']:,.3f}"] for row in rows]
+    print(text_table(("step", "instructions", "time", "bytes sent"), cells, left=2))
+    if args.json:
+        write_json(args.json, [row | {"count": args.count, **machine()} for row in rows])
+
+
+def _time(ns: float) -> str:
+    return f"{ns:,.2f} ns" if ns < 1e5 else f"{ns / 1e6:,.1f} ms"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--count", type=int, default=100_000, help="transfers in one call (default: %(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    args = p.parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Starting parties from a script: all on this host, or each in a place of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hummingbird.errors import HummingbirdError
+from scripts.bench.link import Place
+
+ROOT = Path(__file__).resolve().parents[2]
+_GRACE = 10.0  # seconds for the other parties to end when one has failed
+
+
+def on_this_host(parties: int, program: str, arguments: Sequence[str], timeout: float = 1800.0) -> Any:
+    """Run `python -m program arguments --json FILE` as N parties on this host; returns what party 0 wrote to FILE.
+
+    program: a module, or a module and the name of a command, "hummingbird infer".
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        launcher = [sys.executable, "-m", "hummingbird", "run", "--parties", str(parties), "--"]
+        # One thread per party, whatever the machine: figures are compared between machines.
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": str(ROOT)}
+        command = [*launcher, "-m", *program.split(), *arguments, "--json", str(result)]
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, timeout=timeout, stdout=subprocess.PIPE, stderr=None, text=True
+        )
+        if ended.returncode:
+            raise HummingbirdError(
+                f"{program} {' '.join(arguments)} failed with code {ended.returncode}:\n{ended.stdout}"
+            )
+        return json.loads(result.read_text())
+
+
+def launch(where: Sequence[Place], module: str, arguments: Sequence[str], timeout: float = 3600.0) -> Any:
+    """Run `python -m module arguments --result FILE` as one party in each place; returns what party 0 wrote.
+
+    HummingbirdError, with what the parties said, if one fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result, outputs = Path(folder) / "result.json", [Path(folder) / f"{rank}.txt" for rank in range(len(where))]
+        command = [sys.executable, "-m", module, *arguments, "--result", str(result)]
+        processes = []
+        try:
+            for rank, (place, output) in enumerate(zip(where, outputs, strict=True)):
+                with output.open("w") as file:
+                    processes.append(
+                        subprocess.Popen(
+                            [*place.prefix, *command],
+                            cwd=ROOT,
+                            env={**os.environ, **place.environment, **_torchrun(rank, len(where))},
+                            stdout=file,
+                            stderr=subprocess.STDOUT,
+                        )
+                    )
+            failed = _wait(processes, time.monotonic() + timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if failed:
+            said = "\n".join(f"party {rank}: {output.read_text()}" for rank, output in enumerate(outputs))
+            raise HummingbirdError(f"{module} {' '.join(arguments)} failed:\n{said}")
+        return json.loads(result.read_text())
+
+
+def _torchrun(rank: int, parties: int) -> dict[str, str]:
+    """torchrun's variables for parties that share a host; one thread each."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(parties),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(parties),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:
+    """Wait for all to end; whether one failed, or ran on at the deadline or `_GRACE` after another's failure."""
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if any(process.returncode for process in processes):
+            deadline = min(deadline, time.monotonic() + _GRACE)
+        time.sleep(0.02)
+    return any(process.poll() != 0 for process in processes)

@@ -1,0 +1,250 @@
+"""A service of two parties and a dealer on this host, asked at given rates: throughput and latency as clients see them.
+
+    python -m scripts.bench.serve --json serve.json
+    python -m scripts.bench.serve --nets digits --seconds 20 --loads 30 60
+    python -m scripts.tools.calibrate --only serve --json profile.json
+    python -m scripts.bench.serve --predict profile.json --json reality.json
+
+For each net, in one run: a lone request to the idle service, beside a batch of one between idle parties; the service as
+fast as it goes (requests always waiting), asked in batches as large as infer's, and in small requests, with `infer` on
+this machine before and after, in rounds, of which the median counts: the pace of a shared host drifts; then small
+requests at random times (a Poisson process), whether or not earlier ones have been answered, at 30, 60 and 90 % of what
+the service can do. Latency counts from the moment a request was due. Clients, parties and dealer share this machine's
+cores, and every answer is compared with the plain net's.
+
+With --predict the planner is put to the test: digits between two parties on a link of 50 Mb/s (made by tc, for root),
+on a store that a keeper deals for (`deal --keep`), full, of four slots, and of four while a second keeper deals as much
+for another store of this host; digits between parties on loopback; and two servers of lookups. They are asked at random
+times, and beside the latencies stand those that `capacity.run` predicts for the same arrivals, once from the run's own
+seconds of each request and once from a profile, at the pace of short calibrations before and after the run. A run
+between calibrations that differ is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a file: the project's folder must be importable
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from tqdm import tqdm
+
+from hummingbird.capacity.profile import load as load_profile
+from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.commands.program import end, machine
+from hummingbird.errors import InputError
+from hummingbird.rpc.options import count, positive
+from hummingbird.table import text_table
+from scripts.bench import serve_reality
+from scripts.bench.party import on_this_host
+from scripts.bench.serve_load import Load, Served, lone_seconds, offer, saturate
+from scripts.bench.serve_net import NETS, Net, batch_of_one, running
+
+_FULL = 90.0  # seconds at most for which requests are always waiting, in all rounds
+_ROUNDS = 3
+_UNDER_WAY = 4  # full batches of them: two are computed, and two wait
+HEADS = (
+    "net",
+    "images",
+    "load",
+    "offered/s",
+    "answered/s",
+    "p50 ms",
+    "p95 ms",
+    "p99 ms",
+    "batch",
+    "refused",
+    "changed",
+)
+
+
+def measure(net: Net, args: argparse.Namespace, bar: Any) -> Iterator[dict[str, Any]]:
+    """Rows of one net: what it can do, then each load."""
+    images, _ = net.images()
+    bar.set_description(f"{net.name}: a batch of one")
+    alone = batch_of_one(net, images[:1])
+    bar.update()
+    with running(net, args.max_batch) as (addresses, metrics):
+        with Served(addresses, images, net.plain(images)) as served:
+            lone = lone_seconds(served)
+            bytes_up, bytes_down = served.bytes_up, served.bytes_down
+            for size, (inferred, full) in _fullest(net, served, metrics, args, bar).items():
+                yield {
+                    "net": net.name,
+                    "request_images": size,
+                    "load_percent": None,
+                    "infer_images_per_second": inferred,
+                    "of_infer_percent": 100 * full.answered_per_second / inferred,
+                    "lone_request_milliseconds": 1e3 * lone,
+                    "batch_of_one_milliseconds": 1e3 * alone,
+                    "lone_ratio": lone / alone,
+                    "client_bytes_up_per_lone_image": bytes_up,
+                    "client_bytes_down_per_lone_image": bytes_down,
+                    **asdict(full),
+                }
+            for percent in args.loads:
+                bar.set_description(f"{net.name}: {percent:g} %")
+                rate = full.answered_per_second * percent / 100
+                yield {
+                    "net": net.name,
+                    "request_images": net.request,
+                    "load_percent": percent,
+                    **asdict(offer(served, metrics, rate, args.seconds, net.request)),
+                }
+                bar.update()
+
+
+def _fullest(
+    net: Net, served: Served, metrics: str, args: argparse.Namespace, bar: Any
+) -> dict[int, tuple[float, Load]]:
+    """The service as fast as it goes, by the images of a request, and infer's images a second before and after: the
+    round of median ratio, of several that take turns.
+    """
+    seconds = min(args.seconds, _FULL) / _ROUNDS
+    rounds: dict[int, list[tuple[float, Load]]] = {args.max_batch: [], net.request: []}
+    before = _inferred(net, args, bar)
+    for _ in range(_ROUNDS):
+        fulls = []
+        for size in rounds:
+            bar.set_description(f"{net.name}: as fast as it goes, {size} images at a time")
+            fulls.append(saturate(served, metrics, seconds, _UNDER_WAY * args.max_batch, size))
+            bar.update()
+        after = _inferred(net, args, bar)
+        for found, full in zip(rounds.values(), fulls, strict=True):
+            found.append(((before + after) / 2, full))
+        before = after
+
+    def ratio(found: tuple[float, Load]) -> float:
+        return found[1].answered_per_second / found[0]
+
+    return {size: sorted(found, key=ratio)[_ROUNDS // 2] for size, found in rounds.items()}
+
+
+def _inferred(net: Net, args: argparse.Namespace, bar: Any) -> float:
+    """Images a second of `infer`, beside the idle service."""
+    bar.set_description(f"{net.name}: infer")
+    seconds: float = on_this_host(2, "hummingbird infer", net.infer(args.max_batch))["seconds"]
+    bar.update()
+    return net.inferred / seconds
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS), help="default: all")
+    text = "percent of what the service can do (default: 30 60 90, to predict 30 50 70)"
+    p.add_argument("--loads", nargs="+", type=float, metavar="PERCENT", help=text)
+    p.add_argument("--seconds", type=float, default=300.0, help="for each load (default: 300)")
+    p.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the service, in images (default: 64)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    guess = p.add_argument_group("predicting")
+    text = "compare with what is predicted from this profile (scripts.tools.calibrate --only serve)"
+    guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
+    text = "digits on a full store, a small one, one beside another's; near: on loopback; lookups (default: all)"
+    known = list(serve_reality.services())
+    guess.add_argument("--services", nargs="+", choices=known, default=known, metavar="SERVICE", help=text)
+    text = "of each run (default: %(default)s)"
+    guess.add_argument("--requests", type=count, default=200, metavar="N", help=text)
+    text = "that count, of each load; medians are told (default: %(default)s)"
+    guess.add_argument("--runs", type=count, default=5, metavar="N", help=text)
+    text = "at most, so many of which may be dropped (default: %(default)s)"
+    guess.add_argument("--tries", type=count, default=8, metavar="N", help=text)
+    text = "lone requests of a calibration, and twice as many among others (default: %(default)s)"
+    guess.add_argument("--samples", type=count, default=60, metavar="N", help=text)
+    text = "by which a run's calibrations may differ (default: %(default)s)"
+    guess.add_argument("--drift", type=positive, default=5.0, metavar="PERCENT", help=text)
+    text = "after which no run is made again; each load is run once in any case (default: %(default)s)"
+    guess.add_argument("--minutes", type=positive, default=60.0, metavar="MIN", help=text)
+    return p
+
+
+def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of the services on this host beside the planner's figures, and their table."""
+    torch.set_num_threads(1)  # more would spin on the services' cores after every request
+    profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
+    makers = [make for name, make in serve_reality.services().items() if name in args.services]
+    with tqdm(total=len(makers) * len(args.loads) * args.runs, unit="run", leave=False) as bar:
+        for number, make in enumerate(makers, 1):
+            until = started + 60 * args.minutes * number / len(makers)
+            rows += serve_reality.measure(make, profile, args, until, bar)
+    print(serve_reality.table(rows))
+    print("\n".join(serve_reality.verdicts(rows, args.drift)))
+    return rows
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the tables, and write the rows."""
+    args.loads = args.loads or ([30.0, 60.0, 90.0] if args.predict is None else [30.0, 50.0, 70.0])
+    if args.seconds <= 0 or args.max_batch < 1 or min(args.loads) <= 0:
+        raise InputError(
+            "a number that cannot be meant", where="--seconds, --max-batch, --loads", hint="numbers above 0"
+        )
+    if args.predict is not None and max(args.loads) >= 100:
+        hint = "below 100: above its limit a line grows for as long as the run lasts"
+        raise InputError("a load that no service can bear", where="--loads", hint=hint)
+    check_outputs(args)
+    if args.predict is not None:
+        serve_reality.check_link(args.services)
+        rows = predict(args)
+    else:
+        rows = bench(args)
+    if args.json:
+        write_json(args.json, [{**row, **machine()} for row in rows])
+
+
+def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of what the services can do, and their tables."""
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(args.nets) * (2 + 3 * _ROUNDS + len(args.loads)), unit="part", leave=False) as bar:
+        for name in args.nets:
+            rows += measure(NETS[name], args, bar)
+    print(text_table(HEADS, [_cells(row) for row in rows]))
+    for row in rows:
+        if row["load_percent"] is None:
+            print(_summary(row))
+    return rows
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    load: Load = Load(**{name: row[name] for name in Load.__dataclass_fields__})
+    return (
+        row["net"],
+        f"{row['request_images']}",
+        "all" if row["load_percent"] is None else f"{row['load_percent']:g} %",
+        f"{load.offered_per_second:,.1f}" if load.offered_per_second else "-",
+        f"{load.answered_per_second:,.1f}",
+        *(f"{value:,.1f}" for value in (load.p50_milliseconds, load.p95_milliseconds, load.p99_milliseconds)),
+        f"{load.mean_batch_images:.1f}",
+        f"{load.refused}",
+        f"{load.changed_percent:.2f} %",
+    )
+
+
+def _summary(row: dict[str, Any]) -> str:
+    """Two lines on what a service can do."""
+    return (
+        f"{row['net']}, {row['request_images']} at a time: {row['answered_per_second']:,.1f} images/s, "
+        f"{row['of_infer_percent']:.0f} % of infer's {row['infer_images_per_second']:,.1f}\n"
+        f"  a lone request {row['lone_request_milliseconds']:.1f} ms, {row['lone_ratio']:.2f} times a batch of one "
+        f"({row['batch_of_one_milliseconds']:.1f} ms); {row['client_bytes_up_per_lone_image'] / 1e3:.2f} kB up and "
+        f"{row['client_bytes_down_per_lone_image'] / 1e3:.3f} kB down"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the services end with this program
+    sys.exit(main())

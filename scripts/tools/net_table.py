@@ -1,0 +1,266 @@
+"""Forty nets in private: how far their results are from torch's, what they cost, and why others are refused.
+
+    python -m scripts.tools.net_table --out docs/nets.md --json nets.json
+    python -m scripts.tools.net_table --nets resnet18 bert_tiny
+
+The nets are those of scripts/tools/net_catalogue.py: torchvision, timm, Hugging Face's transformers, segmentation and
+text, with random weights. Batch norms are calibrated on 32 images (scripts/train/torchvision_images.py):
+Tiny-ImageNet's validation set from --data or HUMMINGBIRD_DATA, else random images. Then some go through private
+inference as `convert_model(net)` does it by default, exact comparisons and public weights, with both parties' own
+code in one process (`simulate(mode="exact")`). Each net has a process of its own, so that memory is bounded by the
+largest one; nets that need more than --memory are priced only. Rows are kept in the --json file as they are made: the
+same command with --resume goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import math
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import hummingbird
+from hummingbird import convert
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end
+from hummingbird.cost import FREE
+from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
+from scripts.bench.workers import workers
+from scripts.tools.net_catalogue import LAYER_SCALE, NETS, Entry, prepared
+from scripts.train.torchvision_images import calibrate, photographs, random_images
+
+CALIBRATION = 32  # images
+BYTES = 40  # per weight at most, measured: a net, its traced copy, and its ring elements on the way
+PARTIES = 2
+HEAD = """Made by `python -m scripts.tools.net_table --out docs/nets.md`: {total} of the {catalogue} nets of
+`scripts/tools/net_catalogue.py`, of which {converted} convert. {ran} ran privately between two parties, `masked`, exact
+comparisons, public weights, on {images} inputs ({kind}; random vectors for words). Weights are random: nothing is
+downloaded. Layer scales are {scale}; batch norms have the statistics of {calibration} images, these among them. Sizes
+of images and numbers of tokens are small ones: the catalogue has them, and `estimate` prices others. Libraries:
+{versions}.
+
+The error is the largest difference of a result to torch's, in percent of the largest result; a class is kept if the
+largest logit is the same one, for segmentation at a place, for a language model at a token. Rounds are those of a
+batch; online is what a party sends for an input, offline what the dealer sends to all parties.
+"""
+COLUMNS = """
+| net | library | input | error, % | classes kept | rounds | online, MB | offline, MB |
+|---|---|---|---:|---:|---:|---:|---:|
+"""
+REFUSED = """
+The others are refused, with every reason by name; here is the first.
+
+| net | library | reason |
+|---|---|---|
+"""
+
+
+@dataclass
+class Row:
+    """A net of the table; `reason`: why it is refused; `note`: why it converts but did not run."""
+
+    name: str
+    library: str
+    shape: str = ""
+    reason: str = ""
+    note: str = ""
+    error: float = 0.0  # in percent of the largest result
+    kept: float = 0.0  # part of the classes
+    rounds: int = 0
+    online: float = 0.0  # megabytes of a party, for an input
+    offline: float = 0.0
+    seconds: float = 0.0  # of an input, all parties' on one core
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"| {self.name} | {self.library} | {self.reason} |"
+        ran = f"{self.error:.2g} | {100 * self.kept:.4g} %" if not self.note else f"{self.note} | -"
+        price = f"{self.rounds} | {self.online:.3g} | {self.offline:.3g}"
+        return f"| {self.name} | {self.library} | {self.shape} | {ran} | {price} |"
+
+
+def first_reason(found: Sequence[Problem]) -> str:
+    """The first problem with its place and hint, and how many there are."""
+    more = f"; {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{found[0].what} (`{found[0].name}`; {found[0].hint}{more})"
+
+
+def images_of(side: int, count: int, data: Path | None) -> Tensor:
+    """Photographs where there are some, else random images."""
+    found = photographs(count, side, data)
+    return random_images(count, side) if found is None else found
+
+
+def measure(name: str, inputs: int, data: Path | None, memory: float) -> Row:
+    """The row of a net: made, calibrated, priced and run."""
+    return measured(name, NETS[name], inputs, data, memory)
+
+
+def measured(name: str, entry: Entry, inputs: int, data: Path | None, memory: float) -> Row:
+    """`measure` of any entry."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)  # what torch logs when a shape that is tried does not fit
+    row = Row(name, entry.library)
+    torch.manual_seed(0)
+    net = prepared(entry.make())
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net.modules()):
+        calibrate(net, images_of(entry.side, CALIBRATION, data))
+    example = entry.example(partial(images_of, count=inputs, data=data), inputs)
+    x = example[entry.keyword] if entry.keyword else example
+    row.shape = " x ".join(map(str, x.shape[1:]))
+    try:
+        private = convert.build(net, example=example)
+        _price(row, private, tuple(x.shape))
+        weights = sum(parameter.numel() for parameter in net.parameters())
+        if weights * BYTES > memory * 2**30:
+            row.note = f"not run: {weights * BYTES / 2**30:.0f} GiB"
+            return row
+        started = time.perf_counter()
+        _run(row, net, entry, example)
+        row.seconds = (time.perf_counter() - started) / inputs
+    except ModelError as error:
+        row.reason = first_reason(error.problems)
+    except HummingbirdError as error:
+        row.reason = f"refused in the run: {error.what}"
+    return row
+
+
+def _price(row: Row, private: Any, shape: tuple[int, ...]) -> None:
+    """Fills in what an input costs; of a net whose inputs depend on each other, a part of the batch."""
+    batch = 1 if private.rowwise(shape) else shape[0]
+    total = sum((step.cost for step in private.costs((batch, *shape[1:]), PARTIES)), FREE)
+    row.rounds = total.rounds
+    row.online, row.offline = total.bits / 8e6 / batch, total.offline_bits / 8e6 / batch
+
+
+def _run(row: Row, net: nn.Module, entry: Entry, example: Any) -> None:
+    """Fills in errors and classes."""
+    twin = hummingbird.simulate(net, mode="exact", seed=0, example=example)
+
+    def called(module: nn.Module) -> Tensor:
+        return logits(module(**example) if entry.keyword else module(example))
+
+    with torch.no_grad():
+        expected, got = called(net), called(twin)
+    largest = float(expected.abs().max())
+    row.error = 100 * float((got - expected).abs().max()) / largest if largest else math.inf
+    row.kept = float((got.argmax(entry.classes) == expected.argmax(entry.classes)).float().mean())
+
+
+def logits(result: Any) -> Tensor:
+    """The result that counts, of a net that may return several."""
+    for name in ("logits", "out"):
+        if not isinstance(result, Tensor) and name in result:
+            result = result[name]
+    assert isinstance(result, Tensor), f"no logits in a {type(result).__name__}"
+    return result
+
+
+def apart(name: str, inputs: int, data: Path | None, memory: float) -> Row:
+    """`measure` in a process of its own, which gives its memory back; EnvironmentProblem if it was killed."""
+    with workers(1) as pool:
+        try:
+            return pool.submit(measure, name, inputs, data, memory).result()
+        except BrokenProcessPool:
+            hint = "it may have needed more memory than there is: lower --memory, and go on with --resume"
+            raise EnvironmentProblem("the process of a net was killed", where=name, hint=hint) from None
+
+
+def earlier(path: Path, settings: dict[str, Any]) -> list[Row]:
+    """The rows of an interrupted run; InputError if it was another one."""
+    try:
+        kept = json.loads(path.read_text())
+        rows, before = [Row(**row) for row in kept["rows"]], kept["settings"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as problem:
+        raise InputError(f"not rows of this program: {problem}", where=str(path), hint="leave --resume out") from None
+    if before != settings:
+        raise InputError(f"made with {before}, now {settings}", where=str(path), hint="leave --resume out")
+    return rows
+
+
+def page(rows: Sequence[Row], settings: dict[str, Any]) -> str:
+    """The page: nets that convert, then those that do not."""
+    taken = [row for row in rows if not row.reason]
+    ran = "All but those marked" if any(row.note for row in taken) else "They"
+    facts = {"catalogue": len(NETS), "converted": len(taken), "total": len(rows), "ran": ran}
+    head = HEAD.format(**facts, calibration=CALIBRATION, scale=LAYER_SCALE, **settings).split("\n\n")
+    wrapped = (textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False) for part in head)
+    text = "# Nets in private\n\n" + "\n\n".join(wrapped) + "\n" + COLUMNS + "".join(f"{row}\n" for row in taken)
+    refused = [row for row in rows if row.reason]
+    return text + (REFUSED + "".join(f"{row}\n" for row in refused) if refused else "")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that are installed."""
+    found = {}
+    for library in ("torch", "torchvision", "timm", "transformers"):
+        try:
+            found[library] = str(importlib.import_module(library).__version__)
+        except ImportError:
+            continue
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=Path, help="write the page there (default: print it)")
+    p.add_argument("--json", type=Path, help="keep rows there as they are made")
+    p.add_argument("--resume", action="store_true", help="go on with the rows of --json")
+    p.add_argument("--nets", nargs="+", metavar="NAME", help="these nets only")
+    p.add_argument("--images", type=int, default=2, help="private inputs per net (default: %(default)s)")
+    p.add_argument("--data", type=Path, help="folder that holds tiny-imagenet-val (default: HUMMINGBIRD_DATA)")
+    p.add_argument("--memory", type=float, default=8.0, help="GiB that a net may need (default: %(default)s)")
+    args = p.parse_args(argv)
+
+    def run() -> None:
+        names = args.nets or list(NETS)
+        if unknown := [name for name in names if name not in NETS]:
+            hint = f"of {', '.join(NETS)}"
+            raise InputError(f"there is no net {', '.join(unknown)}", where="--nets", hint=hint)
+        if args.images < 1:
+            raise InputError(f"{args.images} images", where="--images", hint="at least 1")
+        if args.resume and args.json is None:
+            raise InputError("no rows to go on with", where="--resume", hint="give the file of rows with --json")
+        for path, option in ((args.out, "--out"), (args.json, "--json")):
+            if path is not None:
+                check_writable(path, option)
+        kind = "random images" if photographs(1, 64, args.data) is None else "Tiny-ImageNet, validation"
+        known = versions()
+        shown = ", ".join(f"{library} {version}" for library, version in known.items())
+        settings = {"versions": shown, "images": args.images, "kind": kind}
+        rows = {row.name: row for row in earlier(args.json, settings)} if args.resume else {}
+        names = [name for name in names if NETS[name].library in known]
+        for name in tqdm([name for name in names if name not in rows], unit="net", file=sys.stderr):
+            rows[name] = apart(name, args.images, args.data, args.memory)
+            if args.json is not None:
+                kept = {"settings": settings, "rows": [asdict(row) for row in rows.values()]}
+                args.json.write_text(json.dumps(kept, indent=1) + "\n")
+        text = page([rows[name] for name in names], settings)
+        if args.out is None:
+            print(text)
+        else:
+            args.out.write_text(text)
+
+    hint = "interrupted: go on with --resume" if args.json else "interrupted: nothing was written"
+    return end(run, lambda: hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

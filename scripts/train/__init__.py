@@ -1,0 +1,1 @@
+"""Training of the nets of `models`, and their data."""

@@ -1,0 +1,277 @@
+"""One random net, by torch in float64 and by all parties' own code in one process, and the verdict on the difference.
+
+right: every element is within 1 % of the largest output, or within the bound of tests/fuzz/bounds.py. refused: an
+error of the package before anything runs. out of range: torch's own values leave the range that is promised. wrong:
+anything else that returns. raw: an exception that is not the package's, or a refusal after the parties have begun.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import convert, graph
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.channel import interleave
+from hummingbird.crypten.adapter import MPCTensor
+from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
+from hummingbird.graph import Ref, Step
+from hummingbird.graph.ops.public import HIDDEN
+from hummingbird.mpc.layers.layer import FLOOR
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rounding_plan import Planner
+from hummingbird.mpc.session import session as sessions
+from hummingbird.simulation.exact import Parties
+from tests.fuzz.bounds import walk
+from tests.fuzz.make import Recipe, recipe
+
+# docs/limits.md: the magnitude below which every value of a net must stay. Exact windows; with other windows the
+# headroom of the recipe takes its place.
+RANGE = 2.0**FLOOR
+TOLERANCE = 0.01  # of the largest output
+SECONDS = 60  # for one net: a wait without an end is an error, too
+REFUSALS = (ModelError, InputError, ConfigError)
+VERDICTS = ("right", "refused", "out of range", "wrong", "raw")
+
+Tamper = Callable[[PrivateNet], None]
+
+
+@dataclass
+class Result:
+    """The verdict on a net; `reason`: of a refusal or an exception, without numbers and names.
+
+    error, largest: the largest |private - torch| and |torch|. ratio, bound: the largest error / bound of an element,
+    and that element's bound.
+    """
+
+    number: int
+    verdict: str
+    reason: str = ""
+    error: float = 0.0
+    ratio: float = 0.0
+    bound: float = 0.0
+    largest: float = 0.0
+    protocol: str = ""
+    parties: int = 0
+    weights: str = ""
+    windows: str = "exact"
+    kinds: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Truth:
+    """Torch's results: the net's steps, every step's value and bound on its error, and the net's own output."""
+
+    steps: list[Step]
+    values: list[Any]
+    errors: list[Any]
+    output: Tensor
+
+    @property
+    def largest_inside(self) -> float:
+        found = [
+            _largest(step, v)
+            for step, value in zip(self.steps, self.values, strict=True)
+            for v in (value if isinstance(value, tuple) else (value,))
+            if isinstance(v, Tensor) and v.numel()
+        ]
+        return max(found)
+
+
+def _largest(step: Step, value: Tensor) -> float:
+    """The largest magnitude of what a mask of attention does not hide."""
+    constant = step.attrs.get("value")
+    masks = step.op == "add" and isinstance(constant, Tensor) and bool((constant <= HIDDEN).any())
+    shown = value[value > HIDDEN / 2] if masks or step.op == "causal" else value
+    return float(shown.abs().max())
+
+
+def truth(net: nn.Module, x: Tensor, parties: int, public: bool = False) -> Truth:
+    """Everything in float64; raises what tracing raises. public: whether weights are, which are then held to more."""
+    steps = graph.trace(net)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # what torch makes of integers, after argmax
+    try:
+        with torch.no_grad():
+            output = copy.deepcopy(net).double()(x.double().clone())
+            return Truth(steps, *walk(steps, x, parties, public), output.double())
+    finally:
+        torch.set_default_dtype(before)
+
+
+def private_output(made: Recipe, net: nn.Module, x: Tensor, largest: float, tamper: Tamper | None = None) -> Tensor:
+    """The opened result; raises what private inference raises. tamper: changes the converted net before it runs."""
+    example = x if made.example else None
+    private = convert.build(net, _windows(made, largest), made.weights, made.protocol, example=example)
+    private.images_per_slice = made.slices
+    private.costs(tuple(x.shape), made.parties)
+    if tamper is not None:
+        tamper(private)
+    return _run(made, private, x)
+
+
+def _run(made: Recipe, private: PrivateNet, x: Tensor) -> Tensor:
+    owner = made.weights if isinstance(made.weights, int) else None
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            net: Any = _Party(private, owner)
+            return Parties(made.parties, made.number, x.device).run(net, x.clone())
+
+    return _in_time(run)
+
+
+def _in_time(run: Callable[[], Tensor]) -> Tensor:
+    """Run on a thread of its own, and return or raise what `run` does; TimeoutError after SECONDS."""
+    done: Future[Tensor] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(run())
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
+            done.set_exception(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if not done.done():
+        raise TimeoutError(f"no result after {SECONDS:g} s")
+    return done.result()
+
+
+class _Party(nn.Module):
+    """A party's net: the weights of another party are zeros here, and are shared before the batch."""
+
+    def __init__(self, net: PrivateNet, owner: int | None) -> None:
+        super().__init__()
+        self.net, self.owner = net, owner
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        if self.owner is not None and sessions.current().rank != self.owner:
+            for weight in self.net._fixed_weights:
+                weight.code = torch.zeros_like(weight.code)
+        interleave.Interleave().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
+        out: MPCTensor = self.net(x)
+        return out
+
+
+def _windows(made: Recipe, largest: float) -> BitWindow | None:
+    """The narrowest window that holds whatever is compared: differences of two values, distances to knots below 16."""
+    if made.headroom is None:
+        return None
+    bits = (int(2 * largest) + 16).bit_length()  # 2 largest + 16 < 2^bits
+    return BitWindow(min(64, 17 + bits + made.headroom), 0)
+
+
+def judge(number: int, tamper: Tamper | None = None) -> Result:
+    """Make net `number`, compute it twice, and compare."""
+    made = recipe(number)
+    result = Result(number, "raw", kinds=made.kinds, protocol=made.protocol, parties=made.parties)
+    result.weights = "public" if made.weights == "public" else "private"
+    result.windows = "exact" if made.headroom is None else "windows"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, on shapes that are odd on purpose
+        try:
+            net, x = made.build()
+            known = truth(net, x, made.parties, made.weights == "public" and made.headroom is None)
+            if known.largest_inside >= RANGE:
+                result.verdict = "out of range"
+                return result
+            got = private_output(made, net, x, known.largest_inside, tamper)
+            _compare(result, got.double(), known)
+        except Exception as error:  # noqa: BLE001 - whatever a net provokes is its verdict
+            result.verdict, result.reason = refusal(error)
+    return result
+
+
+def _compare(result: Result, got: Tensor, known: Truth) -> None:
+    bound = known.errors[-1].double() + 2.0**-22 * known.output.abs()  # float32 of what is opened
+    if got.shape != known.output.shape:
+        result.verdict, result.reason = "wrong", f"shape {tuple(got.shape)}, expected {tuple(known.output.shape)}"
+        return
+    error = (got - known.output).abs()
+    result.error, result.largest = float(error.max()), float(known.output.abs().max())
+    ratio = (error / bound.clamp(min=1e-300)).flatten()  # an argmax without rivals has no error to allow
+    result.ratio, result.bound = float(ratio.max()), float(bound.flatten()[ratio.argmax()])
+    within = bool((error <= bound).all()) or result.error <= TOLERANCE * result.largest
+    result.verdict = "right" if within else "wrong"
+
+
+def refusal(error: Exception) -> tuple[str, str]:
+    """Verdict and kind of an exception: a refusal counts as one only before the first layer has begun."""
+    begun = any(f.name == "_run" and f.filename.endswith("net.py") for f in traceback.extract_tb(error.__traceback__))
+    if isinstance(error, ModelError):
+        text = error.problems[0].what
+    elif isinstance(error, HummingbirdError):
+        text = error.what
+    else:
+        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    text = re.sub(r"\(at .*?\)|`.*?`|'.*?'", "..", text)
+    text = re.sub(r"[-+]?\d[\d.e+-]*", "n", text)
+    text = re.sub(r"\((n,? ?)*\)|\[(n,? ?)*\]", "(n)", text)
+    if isinstance(error, REFUSALS) and not begun:
+        return "refused", text
+    return "raw", f"{'after the start: ' if begun and isinstance(error, HummingbirdError) else ''}{text}"
+
+
+def hinted(error: Exception) -> bool:
+    """Whether a refusal says what to do, for each of its problems."""
+    found = error.problems if isinstance(error, ModelError) else [error]
+    return all(getattr(problem, "hint", "") for problem in found)
+
+
+# One net in detail ----------------------------------------------------------------------------------------------------
+
+
+def _cut(steps: Sequence[Step], index: int) -> list[Step]:
+    """The net that ends at step `index`."""
+    return [*steps[: index + 1], Step("output", "output", (Ref(index),))]
+
+
+def details(number: int) -> str:
+    """Net `number` as code, the verdict, and the error of every step as if the net ended there."""
+    made, result = recipe(number), judge(number)
+    net, x = made.build()
+    lines = [made.source, f"# protocol {made.protocol}, {made.parties} parties, weights {made.weights}", str(result)]
+    try:
+        known = truth(net, x, made.parties)
+        lines.append(f"torch:   {_some(known.output)}")
+        lines.append(f"private: {_some(private_output(made, net, x, known.largest_inside))}")
+    except Exception as error:  # noqa: BLE001 - shown, as the verdict above
+        return "\n".join([*lines, f"{type(error).__name__}: {error}"])
+    for index, (step, value) in enumerate(zip(known.steps, known.values, strict=True)):
+        if isinstance(value, Tensor) and step.op not in ("input", "output"):
+            error = _error_of(made, known, index, x)
+            lines.append(f"{step}: largest {float(value.abs().max()):.4g}, {error}")
+    return "\n".join(lines)
+
+
+def _some(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {[float(f'{v:.5g}') for v in x.flatten()[:8].tolist()]}"
+
+
+def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
+    steps, owner = _cut(known.steps, index), convert.owner_of(made.weights)
+    config = BitConfig.of(_windows(made, known.largest_inside))
+    try:
+        order = Rewritten.of(steps, made.protocol, None if owner is None else config)
+        build = builders.builder(made.protocol, order.windows(config), owner)
+        plan = Planner(build, made.protocol).plan(order.steps)
+        facts = {"weights": "public" if owner is None else f"private to party {owner}"}
+        private = PrivateNet(plan, [builders.bare(step) for step in order.steps], facts, "")
+        error = (_run(made, private, x).double() - known.values[index]).abs().max()
+    except HummingbirdError as problem:
+        return f"refused: {problem.what}"
+    return f"error {float(error):.4g}, bound {float(known.errors[index].max()):.4g}"
