@@ -72,7 +72,7 @@ def test_a_rank_that_fails_is_named(how: str, count: int, told: str) -> None:
 
 
 def test_ctrl_c_ends_all_ranks() -> None:
-    program = python.Popen(
+    program = python.Parent(
         ranked.command(2, "ranked", "fails", "waits"),
         cwd=ranked.ROOT,
         env=ranked.environment(),

@@ -209,7 +209,7 @@ def test_commands_take_an_example(
     assert "cannot import 'talking:nothing'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_sharing_and_opening_take_what_estimate_says(parties: int) -> None:
     """For each owner and each receiver, of one input and several, one result and several: tests/jobs/around.py."""
     succeed(["-m", "tests.jobs.around"], parties)

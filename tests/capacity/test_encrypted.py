@@ -102,6 +102,7 @@ def test_work_is_counted(aided: HEModel, polynomial: HEModel) -> None:
     assert amounts(polynomial.plan, 0, 5)["made"] >= 4 * 3 * polynomial.public.parameters.degree
 
 
+@pytest.mark.slow
 def test_a_net_that_was_not_measured_is_composed(aided: HEModel) -> None:
     """Seconds that are a sum of the amounts are found exactly, and the error of composing says so."""
     names = sorted(amounts(aided.plan, 0, 1))

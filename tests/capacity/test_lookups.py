@@ -77,6 +77,7 @@ def test_seconds_of_a_pass_and_of_each_in_it(service: Service) -> None:
     assert service.each == pytest.approx(EACH, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_cores_that_are_faster_are_so_for_all_of_a_pass() -> None:
     """Passes measured on two threads, on a host of one core."""
     both = pir(CODES[1:], 32, dataclasses.replace(profile(), threads=2))
@@ -128,6 +129,7 @@ def test_what_does_not_fit_is_refused(service: Service) -> None:
         run(service, None, Users(3, 1.0), runs=2, requests=50)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     path.write_text(profile().to_text())

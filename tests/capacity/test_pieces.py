@@ -42,6 +42,7 @@ def long_case(seed: int) -> tuple[System, Load, Draws] | None:
     return (system, load, draws) if pieces.of_each(system, load) > 1 else None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_pieces_give_every_bit_of_the_whole() -> None:
     seen = {"ahead": 0, "on demand": 0, "none": 0, "workers": 0, "slots": 0, "session": 0, "kept": 0, "sizes": 0}

@@ -76,6 +76,7 @@ def test_show_a_measured_net(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["limit_requests_per_second"] == pytest.approx(1 / found["offline_seconds"])
 
 
+@pytest.mark.slow
 def test_show_a_net_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = [
         "show",
@@ -246,6 +247,7 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "there is no folder" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "nowhere/x.png")
 
 
+@pytest.mark.slow
 def test_batches_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Equal gaps of 1 s: the first of three waits 2 s for the third, or 1.2 s for the second alone."""
     words = ["run", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--burstiness", "inf", "--runs", "1"]

@@ -75,7 +75,8 @@ def test_small_constants_are_held_to_a_share_of_themselves() -> None:
         assert float(bound) <= (float(out) + factor * UNIT) * (2.0**-8 + 2.0**-24) + factor * UNIT / 2 + 2 * UNIT
 
 
-@pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [1, -1])
 def test_errors_of_inputs_stay_below_what_the_walk_says(sign: int) -> None:
     """The walk's Lipschitz bounds, on real errors: an input moved by half a unit moves no value by more."""
     for number in range(0, 60):
@@ -220,6 +221,7 @@ def test_the_program_writes_a_row_per_net_and_fails_if_any_net_did(
     assert nets.main(["--json", str(tmp_path / "none" / "fuzz.json")]) == 1, "a folder that is not there"
 
 
+@pytest.mark.slow
 def test_one_net_is_shown_with_the_errors_of_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert nets.main(["--only", "2"]) == 0
     shown = capsys.readouterr().out

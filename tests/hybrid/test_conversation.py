@@ -17,6 +17,7 @@ from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.prg import Stream
 from tests.support.chance import chi_square_limit
+from tests.support.covering import covering
 from tests.support.hybrid import model, serving
 from tests.support.patience import HANG
 
@@ -32,8 +33,7 @@ def net() -> nn.Module:
     return nn.Sequential(*layers).eval()
 
 
-@pytest.mark.parametrize("garbler", GARBLERS)
-@pytest.mark.parametrize("value", [-4.0, 0.0, 4.0])
+@covering("value, garbler", [-4.0, 0.0, 4.0], GARBLERS)
 def test_all_that_is_sent_is_uniform(garbler: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, bytearray] = defaultdict(bytearray)
     send = MessageStream.send

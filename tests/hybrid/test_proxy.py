@@ -281,6 +281,7 @@ def test_the_model_s_side_marks_a_slot_as_used_before_it_sends_a_byte(
         assert {used for _, used in sent} == {1}, sent
 
 
+@pytest.mark.slow
 def test_one_absent_user_does_not_hold_all_places(tmp_path: Path) -> None:
     """It has two of them; when they are given up others have them, and that name has none for a while."""
     made = model()

@@ -102,6 +102,7 @@ def test_eco_covers_every_magnitude_with_a_bit_to_spare(tmp_path: Path, capsys: 
     assert "budget    none (eco)" in text and "of 64 images of the train split" in text
 
 
+@pytest.mark.slow
 def test_a_budget_of_bits_is_met_and_a_seed_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outs = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
     for out, seed in zip(outs, "001", strict=True):
@@ -151,6 +152,7 @@ def test_groups_by_pattern_drop_the_same_bits(tmp_path: Path) -> None:
     assert config.provenance["groups"] == {"ends": ("relu1", "relu3"), "middle": ("relu2",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["masked", "gmw"])
 def test_q_too_for_fewer_bytes_in_all(protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, rounded = tmp_path / "plain.json", tmp_path / "rounded.json"

@@ -23,6 +23,7 @@ from hummingbird.simulation.windows import traced
 from models import get_model, load_checkpoint
 from scripts.train.data import load
 from search.finetune import main
+from tests.support.covering import every
 from tests.support.interrupts import interrupt
 from tests.support.paths import ROOT
 
@@ -102,7 +103,7 @@ def test_a_net_of_three_parties_and_gmw(tmp_path: Path, bits: Path, capsys: pyte
     assert after > before
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("protocol", every(2, ["masked", "gmw"]))
 def test_results_that_are_rounded_are_learnt_and_q_is_kept(
     protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

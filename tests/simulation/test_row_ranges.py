@@ -39,7 +39,8 @@ def test_rows_of_equal_values_have_a_range() -> None:
     assert found.least < 0 < found.most and found.sum == 1.0
 
 
-@pytest.mark.parametrize("name", ["vit", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "bert"])
 def test_rows_seen_on_other_inputs_serve_a_transformer(name: str) -> None:
     """Nothing leaves its range, answers are torch's, and a call costs a part of the rounds."""
     net, x = own.nets()[name]

@@ -36,6 +36,7 @@ def covering(names: str, *axes: Iterable[Any], ids: Any = None) -> pytest.MarkDe
 
 
 def every(step: int, values: Sequence[Any]) -> list[Any]:
-    """Parameters for one axis, of which the first of every few is in the quick tier, and the others are slow."""
+    """Parameters, of which the first of every few is in the quick tier, and the others are slow. A tuple is several."""
     slow = pytest.mark.slow
-    return [pytest.param(value, marks=slow if place % step else []) for place, value in enumerate(values)]
+    several = [value if type(value) is tuple else (value,) for value in values]
+    return [pytest.param(*value, marks=slow if place % step else []) for place, value in enumerate(several)]

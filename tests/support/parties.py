@@ -128,7 +128,7 @@ def start(
     """One process per party, with torchrun's environment. each: more words of the command, by rank."""
     port = free_port()
     return [
-        python.Popen(
+        (python.Popen if rank else python.Parent)(  # the first one starts a dealer
             [sys.executable, *command, *each(rank)],
             env=environment(rank, parties, port),
             cwd=ROOT,

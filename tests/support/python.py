@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import inspect
@@ -36,6 +37,9 @@ from typing import Any, NoReturn
 from tests.support.paths import ROOT
 
 _SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
+_NAME = 15  # and PR_SET_NAME
+_BESIDE = "forks"
+_DEALER = "hummingbird.mpc.dealer.command"  # which starts nothing
 _LIMIT = 1 << 20  # bytes of a request: words and an environment
 
 # The side of the tests -----------------------------------------------------------------------------------------------
@@ -45,11 +49,7 @@ class _Server:
     """The process that others are forked from; it ends with this one, for then its socket is closed."""
 
     def __init__(self) -> None:
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans below this process become its children
-        self.owner, self._lock = os.getpid(), threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._socket, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LIMIT)
+        theirs = self._connect()
         kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
@@ -60,9 +60,19 @@ class _Server:
         )
         theirs.close()
 
+    def _connect(self) -> socket.socket:
+        """The server's end of a connection."""
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans below this process become its children
+        self.owner, self._lock = os.getpid(), threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._socket, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LIMIT)
+        return theirs
+
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
         """The id of the new process."""
         with self._lock:
+            _bury()
             socket.send_fds(self._socket, [json.dumps(request).encode()], files)
             answer = self._socket.recv(64)
         assert answer, "the process that others are forked from has ended"
@@ -83,9 +93,35 @@ def _the_server() -> _Server:
 
 def forks(words: Any) -> bool:
     """Whether a command is run by a fork: this interpreter, and a module, a text or a file as its program."""
-    if isinstance(words, str) or len(words) < 2 or os.fspath(words[0]) != sys.executable:
+    if isinstance(words, str) or os.fspath(words[0]) != sys.executable:
         return False
-    return words[1] in ("-m", "-c") or not os.fspath(words[1]).startswith("-")
+    _, rest = _split(list(words[1:]))
+    return bool(rest) and (rest[0] in ("-m", "-c") or not os.fspath(rest[0]).startswith("-"))
+
+
+def _split(words: list[Any]) -> tuple[list[str], list[Any]]:
+    """What -W says of warnings, and all words from the program on."""
+    filters = []
+    while words[:1] in (["-W"], ["-u"]):
+        filters, words = [*filters, words[1]] if words[0] == "-W" else filters, words[1 + (words[0] == "-W") :]
+    return filters, words
+
+
+def _bury() -> None:
+    """Wait for the processes beside others that have ended: this process is the parent of such orphans."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        orphans = [pid for pid in map(int, file.read().split()) if beside(pid)]
+    for pid in orphans:
+        os.waitpid(pid, os.WNOHANG)
+
+
+def beside(pid: int) -> bool:
+    """Whether a process is there only for others to be forked from it, as a child of a `Parent`."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip() == _BESIDE
+    except FileNotFoundError:
+        return False
 
 
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
@@ -94,10 +130,12 @@ _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
     """`subprocess.Popen`, which differs only in how the process comes to be."""
 
+    parent = False
+
     def _execute_child(self, *given: Any, **named: Any) -> None:
         values = _SIGNATURE.bind(self, *given, **named).arguments
         self.environment = dict(os.environ if values["env"] is None else values["env"])
-        if not forks(values["args"]) or values["preexec_fn"] or values["pass_fds"]:
+        if not forks(values["args"]):
             return super()._execute_child(*given, **named)  # type: ignore[misc, no-any-return]
         pairs = [("p2cread", 0), ("c2pwrite", 1), ("errwrite", 2)]
         files = [number if values[name] == -1 else values[name] for name, number in pairs]
@@ -106,16 +144,25 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             "environment": self.environment,
             "folder": os.fspath(values["cwd"] or os.getcwd()),
             "session": bool(values["start_new_session"]),
+            "numbers": [0, 1, 2, *values["pass_fds"]],
+            "before": (begin := values["preexec_fn"]) and f"{begin.__module__}:{begin.__qualname__}",
+            "parent": self.parent or (isinstance(_server, _Beside) and _DEALER not in values["args"]),
         }
         if not os.path.isdir(request["folder"]):
             raise FileNotFoundError(request["folder"])
         try:
-            self.pid = _the_server().fork(request, files)
+            self.pid = _the_server().fork(request, [*files, *values["pass_fds"]])
             self._child_created = True
         finally:
             names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
             self._close_pipe_fds(*(values[name] for name in names))  # type: ignore[attr-defined]
         return None
+
+
+class Parent(Popen):
+    """A process whose own commands are forked as well: parties with a dealer, and launchers."""
+
+    parent = True
 
 
 def run(
@@ -132,7 +179,7 @@ def run(
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Popen(words, **options) as process:
+    with Parent(words, **options) as process:
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException:
@@ -172,7 +219,7 @@ def _load() -> None:
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
     """Serve requests; in a new fork, return what it is to become, at the end of all requests None."""
     while True:
-        text, files, _, _ = socket.recv_fds(requests, _LIMIT, 3)
+        text, files, _, _ = socket.recv_fds(requests, _LIMIT, 16)
         if not text:
             return None
         reader, writer = os.pipe()
@@ -194,18 +241,55 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
         os.close(reader)
 
 
+def _take(files: list[int], numbers: list[int]) -> None:
+    """Give open files the numbers that they have at who has asked."""
+    above = [fcntl.fcntl(opened, fcntl.F_DUPFD, 1 + max(*files, *numbers)) for opened in files]
+    for opened in files:
+        os.close(opened)
+    for opened, number in zip(above, numbers, strict=True):
+        os.dup2(opened, number)
+        os.close(opened)
+
+
+class _Beside(_Server):
+    """A fork of this process, before its program begins, that its own commands are forked from."""
+
+    def __init__(self, threads: int) -> None:
+        theirs = self._connect()
+        if os.fork():
+            theirs.close()
+            return
+        self._socket.close()
+        ctypes.CDLL(None).prctl(_NAME, _BESIDE.encode(), 0, 0, 0)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        request = _serve(theirs)
+        if request is None:
+            os._exit(0)
+        _run(request, threads)
+
+
+def _beside(threads: int) -> None:
+    """Have the commands of this process forked."""
+    global _server
+    _server = _Beside(threads)
+    subprocess.Popen = Popen  # type: ignore[misc]
+    handler = sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"]
+    handler.Popen = Popen  # type: ignore[attr-defined]
+
+
 def _become(request: dict[str, Any], threads: int) -> None:
     """Take over what a new interpreter would have been given, then run its program."""
     import numpy
     import torch
 
-    for number, opened in enumerate(request["files"]):
-        os.dup2(opened, number)
-    for opened in request["files"]:
-        if opened > 2:
-            os.close(opened)
+    ctypes.CDLL(None).prctl(_NAME, b"python", 0, 0, 0)
+    _take(request["files"], request["numbers"])
     if request["session"]:
         os.setsid()
+    if request["parent"]:
+        _beside(threads)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -217,8 +301,15 @@ def _become(request: dict[str, Any], threads: int) -> None:
     with contextlib.suppress(ValueError):
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
     torch.set_num_threads(threads)
+    if "-u" in request["words"][:2]:
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if request["before"]:
+        module, _, name = request["before"].partition(":")
+        getattr(importlib.import_module(module), name)()
 
-    _, program, *rest = request["words"]
+    filters, (program, *rest) = _split(request["words"][1:])
+    warnings._processoptions(filters)  # type: ignore[attr-defined]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     ours, theirs = str(ROOT), request["environment"].get("PYTHONPATH", "")
     path = [*filter(None, theirs.split(os.pathsep)), *(place for place in sys.path[1:] if place != ours)]

@@ -60,7 +60,7 @@ class Hosts:
             "PYTHONPATH": str(ROOT),
             "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
         }
-        return python.Popen(command, cwd=ROOT, env=variables, stdout=self._log, stderr=self._log)
+        return python.Parent(command, cwd=ROOT, env=variables, stdout=self._log, stderr=self._log)
 
     def party(self, rank: int, lane: int = 0) -> int:
         """The process of a party's lane, as soon as its torchrun has started all of them."""
@@ -130,7 +130,7 @@ def children(pid: int) -> list[int]:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except FileNotFoundError:
         return []
-    return [child for child in map(int, text.split()) if alive(child)]
+    return [child for child in map(int, text.split()) if alive(child) and not python.beside(child)]
 
 
 def kill(pid: int) -> None:

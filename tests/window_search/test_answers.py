@@ -162,6 +162,7 @@ class Several(nn.Module):
         return (score, [boxes]) if self.form == "tuple" else {"score": score, "boxes": boxes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["tuple", "dict"])
 def test_several_results_are_judged_by_the_worst(form: str) -> None:
     net, x = Several(form).eval(), wake()[1]

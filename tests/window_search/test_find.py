@@ -236,6 +236,7 @@ def test_k_holds_the_range_with_headroom_unless_the_budget_forces_it_down() -> N
     assert found(Fraction(14, 128), headroom=-0.3, widths=(5, 6, 7)) == ["[8:1)", "[8:1)"]
 
 
+@pytest.mark.slow
 def test_what_is_left_buys_wider_windows() -> None:
     wider = 0
     for seed in range(60):

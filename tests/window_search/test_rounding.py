@@ -111,7 +111,7 @@ def moved(config: BitConfig, protocol: str) -> float:
     return 2 * found.online_bytes + found.offline_bytes
 
 
-@pytest.mark.parametrize("budget", [None, "12/64"])
+@pytest.mark.parametrize("budget", [pytest.param(None, marks=pytest.mark.slow), "12/64"])
 def test_bytes_of_digits_fall_and_its_answers_stay(study: Study, budget: str | None) -> None:
     plain, config = study.search(budget), study.search(budget, knobs="q")
     told = config.provenance["rounding"]

@@ -71,6 +71,7 @@ def test_eco_changes_no_prediction(study: Study) -> None:
     assert BitConfig.from_json(config.to_json()) == config
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_and_the_accuracy_is_that_of_the_twin(study: Study) -> None:
     costs = []
     for budget, name in ((Fraction(8, 64), "bits"), (Fraction(4, 64), "bits"), (7000, "bytes"), (1e-5, "seconds")):

@@ -357,6 +357,7 @@ def test_streams_are_cut_in_order(name: str) -> None:
 # ---- memory
 
 
+@pytest.mark.slow
 def test_predicted_memory_is_measured() -> None:
     """In a process of its own: the peak above what there was before, within a fifth."""
     code = """

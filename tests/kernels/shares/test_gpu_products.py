@@ -173,6 +173,7 @@ assert wrong(full(1, 3, 1, 1), torch.full((1, 3, 1, 1), 2**15 - 1), 40)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.slow)])
 def test_digits_in_tritons_interpreter(cases: str) -> None:
     interpret(PROGRAM, "cpu", cases)

@@ -17,6 +17,7 @@ from hummingbird.mpc.layers.softmax import Softmax
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
+from tests.support.covering import covering
 
 LENGTHS = (1, 2, 3, 16, 17, 64, 65, 197, softmax_tables.LONGEST)
 SHAPES = [Spec((4, length), SCALE) for length in LENGTHS[1:]]
@@ -61,8 +62,7 @@ def rows(length: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("length", LENGTHS)
+@covering("length, parties", LENGTHS, [2, 3])
 def test_results_are_right_to_2_to_the_minus_7_of_themselves(length: int, parties: int) -> None:
     x = rows(length)
     wanted = x.double().softmax(1)

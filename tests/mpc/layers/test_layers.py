@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -16,11 +17,10 @@ from tests.support.parties import succeed
     ("parties", "weights", "protocol"),
     [
         (2, "public", "masked"),
-        (3, "0", "gmw"),
-        *(pytest.param(2, weights, "gmw", marks=pytest.mark.slow) for weights in ("public", "1")),
-        *(pytest.param(3, weights, "masked", marks=pytest.mark.slow) for weights in ("public", "0")),
+        (2, "1", "gmw"),
         pytest.param(2, "1", "masked", marks=pytest.mark.slow),
-        pytest.param(3, "public", "gmw", marks=pytest.mark.slow),
+        pytest.param(2, "public", "gmw", marks=pytest.mark.slow),
+        *(pytest.param(3, *case, marks=pytest.mark.slow) for case in product(("public", "0"), ("masked", "gmw"))),
     ],
 )
 def test_operations_match_torch_and_send_what_was_predicted(parties: int, weights: str, protocol: str) -> None:
@@ -40,10 +40,8 @@ def test_smooth_activations_under_windows_are_within_their_tables_errors(parties
     assert not wrong, f"error above bound, or far below: {wrong}"
 
 
-@pytest.mark.parametrize(
-    ("parties", "weights"),
-    [pytest.param(2, "public", marks=pytest.mark.slow), pytest.param(3, "public", marks=pytest.mark.slow), (2, "1")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("parties", "weights"), [(2, "public"), (3, "public"), (2, "1")])
 def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties: int, weights: str) -> None:
     """Each of 17 layers rounds to 2^-16, and batch norm keeps values, and errors, from growing on their way."""
     ended = succeed(["-m", "tests.jobs.programs", "resnet", weights], parties)

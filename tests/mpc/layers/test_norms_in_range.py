@@ -204,6 +204,7 @@ def random_ranges(count: int) -> list[tuple[int, bool, Rows]]:
     return out
 
 
+@pytest.mark.slow
 def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
     """All that `sizes` asserts, and that its users rely on."""
     for length, center, assumed in random_ranges(400):

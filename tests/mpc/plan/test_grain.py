@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hummingbird.convert import build
 from hummingbird.crypten.adapter import MPCTensor, share_of
 from hummingbird.mpc.layers.layer import Lift, Spec, held
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
-from tests.support.covering import covering
+from tests.support.covering import every
 from tests.support.gates import ACTIVATIONS, block
 from tests.support.operations import Case, Function, cases
 
@@ -41,7 +42,7 @@ def zeros(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return seen
 
 
-@covering("name, window", CASES, [ROUNDED, COARSE], ids=str)
+@pytest.mark.parametrize("name, window", every(3, [*product(CASES, [ROUNDED, COARSE])]), ids=str)
 def test_bits_that_are_said_to_be_zero_are(name: str, window: BitWindow, zeros: list[tuple[str, int]]) -> None:
     net, x, _ = CASES[name]
     hummingbird.simulate(net.eval(), window, mode="exact", parties=3, seed=0)(x)

@@ -21,6 +21,7 @@ from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.support.chance import DEVIATIONS
+from tests.support.covering import covering, every
 from tests.support.dealers import next_turn
 from tests.support.parties import compute, share, together
 from tests.support.parties import sessions as make_sessions
@@ -89,9 +90,7 @@ def test_every_value_under_every_mask_with_one_table(parties: int, k: int, m: in
     check(x, *run(sessions, x, k, m), k, m)
 
 
-@pytest.mark.parametrize("parties", [2, 3, 4])
-@pytest.mark.parametrize("tables", range(2, 9))
-@pytest.mark.parametrize("m", [0, 1, 3])
+@covering("m, tables, parties", [0, 1, 3], range(2, 9), [2, 3, 4])
 def test_every_value_under_every_mask_with_a_tree(
     parties: int, tables: int, m: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +134,7 @@ def test_whoever_sees_the_opened_word_knows_the_threshold_of_pruning(
     assert torch.equal(y, x.masked_fill(x <= threshold, 0))
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", every(2, [3, 2]))
 def test_ten_million_values_of_twenty_bits(parties: int) -> None:
     """5 * 10^6 for each number of parties, exact and with a window of 8 bits, in pieces."""
     torch.manual_seed(parties)

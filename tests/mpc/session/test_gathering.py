@@ -74,6 +74,7 @@ def test_a_lane_that_is_lost_while_others_gather(nursery: Nursery) -> None:
         assert "another lane of this party is lost" in text and f"lane {number}" in text, text
 
 
+@pytest.mark.slow
 def test_a_lane_that_is_lost_before_it_gathers(nursery: Nursery) -> None:
     """No launcher stops the others: the lane that it talked to notes the failure, and those that wait read it."""
     lanes = nursery.start(["behind"], 4, HUMMINGBIRD_LANES="2")

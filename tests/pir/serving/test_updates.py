@@ -69,7 +69,7 @@ class Noting:
     ("kind", "kills"),
     [
         ("table", 4),
-        ("plan", 2),
+        pytest.param("plan", 2, marks=pytest.mark.slow),
         pytest.param("table", 100, marks=pytest.mark.slow),
         pytest.param("plan", 40, marks=pytest.mark.slow),
     ],

@@ -185,6 +185,7 @@ def test_the_table_has_one_part_per_link(monkeypatch: pytest.MonkeyPatch, capsys
     assert out.count("CrypTen 0.4.1  [64:0)  drawn") == 4 and "40000.00*" in out and "2.0x" in out
 
 
+@pytest.mark.slow
 def test_a_plot_for_every_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = compared(monkeypatch, "not root", "no netem", "loopback", "352mbit")

@@ -47,6 +47,7 @@ def mnist() -> str:
     return str(data_folder("mnist"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["relu", "square"])
 def test_a_net_in_process(kind: str, mnist, _one_thread, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     done: list[float] = []
