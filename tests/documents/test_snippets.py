@@ -145,6 +145,7 @@ def test_the_example_configuration_parses() -> None:
     assert BitConfig.from_json(config.to_json()) == config
 
 
+@pytest.mark.slow
 def test_the_snippet_that_chooses_windows_runs() -> None:
     (snippet,) = blocks(ROOT / "docs/bit-config.md", "python")
     space: dict[str, Callable[..., BitConfig]] = {}

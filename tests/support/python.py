@@ -100,7 +100,7 @@ def forks(words: Any) -> bool:
 
 
 def _split(words: list[Any]) -> tuple[list[str], list[Any]]:
-    """What -W says of warnings, and all words from the program on."""
+    """Split off what -W says of warnings: that, and all words from the program on."""
     filters = []
     while words[:1] in (["-W"], ["-u"]):
         filters, words = [*filters, words[1]] if words[0] == "-W" else filters, words[1 + (words[0] == "-W") :]

@@ -83,7 +83,7 @@ def logits(net: nn.Module, x: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", every(2, list(NETS)))
+@pytest.mark.parametrize("name", every(4, list(NETS)))
 def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     net, x = named(name)
     wanted = logits(net, x)
@@ -121,6 +121,7 @@ def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
     assert one < two < 2 * one  # frames have headers
 
 
+@pytest.mark.slow
 def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
     found = json.loads(succeed(["-m", "tests.jobs.transformers"], 2)[0].out)
     for name, (net, x) in own.nets().items():
