@@ -154,7 +154,7 @@ def times() -> str:
 def two_party() -> str:
     """Seconds before the image is there and with it, two parties without a dealer."""
     page = ROOT / "docs/two-party.md"
-    rows = table(page, "session and transformed weights there before:")
+    rows = table(page, "weights existed before:")
     bars = []
     for name, row in rows.items():
         before, with_it = number(row["s before"]), number(row["s with it"])

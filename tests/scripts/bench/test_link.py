@@ -198,7 +198,7 @@ def test_nothing_is_left_after_sigterm_and_what_a_kill_leaves_is_removed_by_the_
 DRAWS = """
 import random, sys
 from types import SimpleNamespace
-from scripts import ports
+from scripts.bench import ports
 first, randrange = [int(sys.argv[1])], random.SystemRandom().randrange
 drawn = SimpleNamespace(randrange=lambda least, most: first.pop() if first else randrange(least, most))
 ports.random = SimpleNamespace(SystemRandom=lambda: drawn)
@@ -217,5 +217,5 @@ def test_the_port_of_a_run_on_loopback_is_held_from_its_choice_on() -> None:
 
 def test_no_program_lets_a_port_go_before_it_is_used() -> None:
     """One that asks the system for a port keeps the socket, as a server does that says where it listens."""
-    asking = {path.name for path in (ROOT / "scripts").glob("*.py") if "getsockname" in path.read_text()}
+    asking = {path.name for path in (ROOT / "scripts").rglob("*.py") if "getsockname" in path.read_text()}
     assert asking == {"relay.py"}
