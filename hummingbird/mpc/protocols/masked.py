@@ -52,11 +52,10 @@ from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number
 from hummingbird.mpc.correlations.request import Draw, Request, layout
-from hummingbird.mpc.protocols import step_tables, thresholds
+from hummingbird.mpc.protocols import step_tables, table_choice, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.protocols.comparison import Comparison, most_at_once
 from hummingbird.mpc.protocols.law import UNIT, Law
-from hummingbird.mpc.protocols.table_choice import fewest_rounds
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 
@@ -155,7 +154,7 @@ def relu(
         None: as few rounds as possible. whole: whether the shares are of x mod 2^(ring + shift).
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """
-    count, tables = share.numel(), tables or fewest_rounds(k - m)
+    count, tables = share.numel(), tables or table_choice.fewest_rounds(k - m)
     material = session.correlation(MaskedOpening(count, k, m, tables, ring, int(whole)))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]

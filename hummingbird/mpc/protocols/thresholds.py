@@ -41,9 +41,8 @@ from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.protocols import step_tables
+from hummingbird.mpc.protocols import step_tables, table_choice
 from hummingbird.mpc.protocols.boolean import open_bits
-from hummingbird.mpc.protocols.table_choice import fewest_rounds
 from hummingbird.mpc.session.session import Session
 
 
@@ -202,7 +201,7 @@ def _compared(
 ) -> tuple[ThresholdShares, list[Tensor], Tensor]:
     """The material, x^ - t mod 2^k for each knot, int64 (n,), and its public c_b and c_s, uint8 (J, 2, ceil(n/8))."""
     count, many = share.numel(), len(knots)
-    tables = tables or fewest_rounds(k - m, many)
+    tables = tables or table_choice.fewest_rounds(k - m, many)
     material = session.correlation(MaskedThresholds(count, many, k, m, tables, ring, int(squared)))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
@@ -215,7 +214,7 @@ def _compared(
 
 def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
     """Price of `relus` on n values and so many knots: k + 2J bits for each value, in 2 rounds for one table."""
-    tables = tables or fewest_rounds(k - m, knots)
+    tables = tables or table_choice.fewest_rounds(k - m, knots)
     words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
     dealt = sum(packed(n * width) for width in words) + step_tables.dealt_bytes(n, k - m, tables)
     opened = cost.opening(parties, packed(n * k), 8 * dealt)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import hummingbird
-from hummingbird import cost
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.cost import Cost
@@ -19,7 +18,7 @@ from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.plan import smooth_choice
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.protocols import masked
+from hummingbird.mpc.protocols import masked, table_choice
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.mpc.session.session import Session
@@ -98,7 +97,7 @@ def test_any_wrong_entry_of_either_table_shows(table: int, entry: int, monkeypat
         if request.kind == "masked":
             shares[f"table_{table}"] ^= 1 << entry
 
-    monkeypatch.setattr(cost, "tables", lambda w: 2)
+    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: 2)
     assert wrong_results(lambda request, shares: None, 6, 0) == 0
     assert wrong_results(flip, 6, 0) > 0
 
