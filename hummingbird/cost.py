@@ -1,18 +1,15 @@
-"""Rounds and bits of every protocol, in closed form (standard library only).
+"""Rounds and bits: what messages cost, in closed form (standard library only).
 
 `bits` are sent online by one party, frames included; `offline_bits` are the corrections that all parties together get
 from the dealer, in turns (besides a 128-bit seed each, once per session). n: elements; parties: N. What the meter
 counts equals these numbers; tests hold both to it.
 
-Published costs, for comparison (HummingBird, section 4, N = 2): 2w + 4w*ceil(log2 w) + 129 bits in ceil(log2 w) + 3
-rounds per ReLU.
+The price of an operation of a protocol stands beside it, in its module of mpc/protocols. Here are openings, of which
+such prices are made, and the messages that several rooms of the package share or compare.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
@@ -85,230 +82,17 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
     return Cost(int(parties > 1), bits if first and parties > 1 else 0)
 
 
-# The reduced-ring ReLU (protocols/gmw.py, protocols/truncation.py) --------------------------------------------------
-
-
-def _and(n: int, planes: int, parties: int) -> Cost:
-    return opening(parties, 2 * planes * packed(n), 8 * planes * packed(n))
-
-
-def carry_tree(n: int, leaves: int, parties: int) -> Cost:
-    """Carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds, about 3 bits per inner node."""
-    total, left = FREE, leaves
-    while left > 1:
-        pairs = left // 2
-        total += opening(parties, (3 * pairs - 1) * packed(n), 8 * (2 * pairs - 1) * packed(n))
-        left -= pairs
-    return total
-
-
-def drelu(n: int, w: int, parties: int) -> Cost:
-    """The sign bit of a sum of N window shares of w bits.
-
-    N = 2: w-1 bits and one round for the first ANDs (each operand has one owner), then the tree: 4w - 7 - L bits and
-    1 + L rounds in all, L = ceil(log2(w-1)). N > 2: carry-save adders first, one AND per bit and removed addend.
-    """
-    if w <= 1:
-        return FREE
-    total, addends = FREE, parties
-    while addends > 2:
-        triples = addends // 3
-        total += _and(n, triples * (w - 1), parties)
-        addends -= triples
-    if parties == 2:
-        total += opening(parties, (w - 1) * packed(n), 8 * (w - 1) * packed(n))
-    elif parties > 2:
-        total += _and(n, w - 1, parties)
-    else:
-        return FREE
-    return total + carry_tree(n, w - 1, parties)
-
-
-def select(n: int, shift: int, parties: int) -> Cost:
-    """bit * (x >> shift) from shares of both: 65 bits and one round, truncation included."""
-    return opening(parties, 8 * n + packed(n), 64 * n * (5 if shift else 2))
-
-
-def truncate(n: int, parties: int) -> Cost:
-    """x >> shift, exact to one unit: 64 bits and one round."""
-    return opening(parties, 8 * n, 64 * n * 2)
-
-
-def relu(n: int, w: int, shift: int, parties: int) -> Cost:
-    """A whole ReLU with a window of w bits on shares that still carry `shift` bits to be cut."""
-    if w == 0:
-        return FREE
-    return drelu(n, w, parties) + select(n, shift, parties)
-
-
-def lift(n: int, k: int, ring: int, parties: int) -> Cost:
-    """x mod 2^k to a ring of `ring` bits (protocols/lift.py): k bits and one round."""
-    return opening(parties, packed(n * k), 8 * 2 * packed(n * (ring - k)))
-
-
-# The masked opening (protocols/masked.py) -----------------------------------------------------------------------------
-
-TABLE_BITS = 256  # of all step tables of one ReLU: what one table for a window of 8 bits takes
-ROUND_BITS = 8  # of a value, that a round counts for beside its bits: 0.1 ms at 10 Gb/s, for 125,000 values at once
-
-
-def chunks(w: int, tables: int) -> list[int]:
-    """Bits of w that each of the tables covers, lowest first; the sizes differ by one at most."""
-    if not 0 < tables <= w or -(-w // tables) > 8:
-        raise ValueError(f"{tables} tables of at most 8 bits do not cover a window of {w} bits")
-    return [w // tables + (place < w % tables) for place in range(tables)]
-
-
-@functools.cache
-def tables(w: int, knots: int = 1) -> int:
-    """How many step tables a window of w bits is cut into: fewest rounds first, then fewest bits, online and offline.
-
-    knots: comparisons of a value that the tables serve. They take at most `TABLE_BITS` for each, beyond which the
-    dealer's bits outweigh a round.
-    """
-    fitting = [n for n in _splits(w) if sum(1 << size for size in chunks(w, n)) <= TABLE_BITS * knots]
-
-    def price(n: int) -> tuple[int, int]:
-        tree = _merging(knots << 10, n, 2)
-        bits = tree.bits + tree.offline_bits + sum(packed(size) * 8 for size in _table_bits(1 << 10, w, n))
-        return tree.rounds, bits
-
-    return min(fitting, key=price)
-
-
-@functools.cache
-def thrifty_tables(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -> int:
-    """How many step tables a window of w bits is cut into: fewest bits of all parties and the dealer together.
-
-    dealer: what one of the dealer's bits counts for. knots: comparisons of a value that the tables serve. A round
-    counts for `ROUND_BITS` of a value's bits.
-    """
-    n = 1 << 20  # values: the headers of frames decide nothing
-
-    def price(count: int) -> tuple[float, int]:
-        tree = _merging(knots * n, count, parties)
-        offline = tree.offline_bits + 8 * sum(packed(size) for size in _table_bits(n, w, count))
-        return parties * tree.bits + dealer * offline + ROUND_BITS * n * tree.rounds, tree.rounds
-
-    return min(_splits(w), key=price)
-
-
-def _splits(w: int) -> list[int]:
-    """Numbers of tables, of at most 8 bits each, that a window of w bits can be cut into."""
-    return [n for n in range(1, w + 1) if -(-w // n) <= 8]
-
-
-def _table_bits(n: int, w: int, count: int) -> list[int]:
-    return [n << size for size in chunks(w, count)]
-
-
-def _merging(n: int, count: int, parties: int) -> Cost:
-    """The tree above `count` tables: 3 bits per inner node, twice along the top, and 4 at the root."""
-    total, below = FREE, count - 1
-    while below > 1:
-        planes = below // 2 + 2 * (below % 2)
-        total += opening(parties, 3 * planes * packed(n), 8 * 2 * planes * packed(n))
-        below //= 2
-    return total + (_and(n, 2, parties) if below else FREE)
-
-
-def masked_relu(
-    n: int, k: int, m: int, ring: int, parties: int, count: int | None = None, knots: int = 1, whole: bool = False
-) -> Cost:
-    """A ReLU on k bits of which the upper k - m decide, its result mod 2^ring: k + 2 bits in 2 rounds for one table.
-
-    count: of tables; None: `tables`. knots: J public numbers with which every value is compared, from one opening
-    (protocols/thresholds.py): k + 2J bits. whole: whether shares are right mod 2^ring, so that no carry is dealt.
-    """
-    count = count or tables(k - m, knots)
-    words = [0 if whole else ring - k, *(knots * width for width in (ring, ring - k, ring))]
-    offline = sum(packed(n * width) for width in words) + sum(packed(size) for size in _table_bits(n, k - m, count))
-    opened = opening(parties, packed(n * k), 8 * offline)
-    tree = _merging(8 * packed(n) * knots, count, parties)
-    return opened + tree + opening(parties, 2 * knots * packed(n))
-
-
-def masked_squares(n: int, k: int, m: int, parties: int, count: int | None = None, knots: int = 1) -> Cost:
-    """`masked_relu` mod 2^64 with the squares of its results: not a bit more between the parties."""
-    words = [64, *(knots * width for width in (64, 64 - k - 1))]
-    squares = Cost(offline_bits=8 * sum(packed(n * width) for width in words))
-    return masked_relu(n, k, m, 64, parties, count, knots) + squares
-
-
-def polynomial(n: int, k: int, w: int, widths: Sequence[int], parties: int) -> Cost:
-    """A smooth function (protocols/poly.py): k bits and one round; 2^w coefficients of each power, of these widths."""
-    return opening(parties, packed(n * k), 8 * sum(packed((n << w) * width) for width in widths))
-
-
-def published_relu_bits(w: int) -> int:
-    """HummingBird's own count per ReLU and party, N = 2."""
-    return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129
-
-
-# Products of two private values -------------------------------------------------------------------------------------
-
-
-def product(left: int, right: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """One Beaver product (matrix product, convolution, ...) of private operands with these numbers of elements, mod
-    2^bits.
-    """
-    return opening(parties, packed(bits * left) + packed(bits * right), 8 * packed(bits * out))
-
-
-def fixed_product(left: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """The same where the right operand was opened before, behind a mask that stays (protocols/weight_mask.py)."""
-    return opening(parties, packed(bits * left), 8 * packed(bits * out))
-
-
-def square(n: int, parties: int, bits: int = 64) -> Cost:
-    """A product of n elements with themselves mod 2^bits, from dealt squares."""
-    return opening(parties, packed(bits * n), 8 * packed(bits * n))
-
-
-def opened_rows(n: int, rows: int, parties: int, bits: int) -> Cost:
-    """n elements in rows, opened once for the sums of their squares and for a product with a number of each row, mod
-    2^bits: 2 rounds.
-    """
-    opened = opening(parties, 8 * n, 64 * rows + 8 * packed(bits * n))
-    return opened + opening(parties, packed(bits * rows))
-
-
-def lifted_product(
-    left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int, cut: int = 0
-) -> Cost:
-    """A product mod 2^bits, less its lowest `cut` bits, of operands with these numbers of elements, lifted as they are
-    opened, in `value` and `factor` bits (protocols/lifted_product.py): 1 round.
-    """
-    masks = 2 * packed(left * (bits + cut - value))
-    offline = masks + _masks_of_products(right, out, value, factor, bits + cut, cut)
-    return opening(parties, packed(left * value) + packed(right * factor), 8 * offline)
-
-
-def _masks_of_products(right: int, out: int, value: int, factor: int, bits: int, cut: int) -> int:
-    """Bytes that are dealt of masks of `right` factors, and of products with them."""
-    of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
-    return 2 * packed(right * (bits - factor)) + sum(packed(out * width) for width in of_products)
-
-
-def lifted_rows(n: int, rows: int, value: int, factor: int, sums: int, product: int, cut: int, parties: int) -> Cost:
-    """n elements of `value` bits in rows, lifted by the opening that serves the sums of their squares, mod 2^sums, and
-    a product with a number of each row, of `factor` bits, mod 2^product, less its lowest `cut` bits
-    (protocols/rows.py): 2 rounds.
-    """
-    masks = 2 * packed(n * (max(sums, product + cut) - value))
-    squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)
-    offline = squares + _masks_of_products(rows, n, value, factor, product + cut, cut)
-    return opening(parties, packed(n * value), 8 * offline) + opening(parties, packed(rows * factor))
+# CrypTen's own functions on two private values ----------------------------------------------------------------------
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
     """CrypTen's private product of n elements, truncated here (crypten/fixed_point.py)."""
-    return product(n, n, n, parties) + truncate(n, parties)
+    return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
     """CrypTen's private square, truncated here."""
-    return square(n, parties) + truncate(n, parties)
+    return opening(parties, 8 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_ltz(n: int, parties: int) -> Cost:
@@ -326,7 +110,7 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 
 def crypten_relu(n: int, parties: int) -> Cost:
     """CrypTen's ReLU: 1856 bits and 9 rounds for two parties."""
-    return crypten_ltz(n, parties) + product(n, n, n, parties)
+    return crypten_ltz(n, parties) + opening(parties, 16 * n, 64 * n)
 
 
 def crypten_shipped_relu(n: int, parties: int) -> Cost:

@@ -13,13 +13,13 @@ from torch import nn
 
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu, opening, sharing, to_one
+from hummingbird.cost import FREE, Cost, crypten_shipped_relu, opening, sharing, to_one
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
-from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.protocols.table_choice import ROUND_BITS, TABLE_BITS, TableChoice
 from hummingbird.mpc.session.agreement import text_of
 from hummingbird.table import text_table
 from hummingbird.version import VERSION

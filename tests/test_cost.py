@@ -14,6 +14,8 @@ import torch
 from hummingbird import cost
 from hummingbird.cost import FREE, HEADER_BYTES, Cost
 from hummingbird.mpc.layers.comparing import CostTensor
+from hummingbird.mpc.protocols import beaver, gmw
+from hummingbird.mpc.protocols.truncation import select_price, truncate_price
 from hummingbird.ring import SCALE
 
 
@@ -26,12 +28,12 @@ def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
 
 
 PROTOCOLS = {
-    "relu": lambda n, w, parties: cost.relu(n, w, 16, parties),
-    "drelu": lambda n, w, parties: cost.drelu(n, w, parties),
-    "maximum": lambda n, w, parties: maximum(n, 9, lambda count: cost.relu(count, w, 0, parties)),
-    "select": lambda n, w, parties: cost.select(n, 16, parties),
-    "truncate": lambda n, w, parties: cost.truncate(n, parties),
-    "product": lambda n, w, parties: cost.product(n, n, n, parties),
+    "relu": lambda n, w, parties: gmw.relu_price(n, w, 16, parties),
+    "drelu": lambda n, w, parties: gmw.drelu_price(n, w, parties),
+    "maximum": lambda n, w, parties: maximum(n, 9, lambda count: gmw.relu_price(count, w, 0, parties)),
+    "select": lambda n, w, parties: select_price(n, 16, parties),
+    "truncate": lambda n, w, parties: truncate_price(n, parties),
+    "product": lambda n, w, parties: beaver.product_price(n, n, n, parties),
     "crypten_relu": lambda n, w, parties: cost.crypten_relu(n, parties),
     "crypten_mul": lambda n, w, parties: cost.crypten_mul(n, parties),
     "crypten_square": lambda n, w, parties: cost.crypten_square(n, parties),
@@ -49,8 +51,8 @@ def published(w: int) -> int:
 
 
 def test_published_numbers() -> None:
-    assert (cost.published_relu_bits(8), cost.published_relu_bits(6)) == (241, 213)
-    assert all(cost.published_relu_bits(w) == published(w) for w in range(2, 65))
+    assert (gmw.published_bits(8), gmw.published_bits(6)) == (241, 213)
+    assert all(gmw.published_bits(w) == published(w) for w in range(2, 65))
 
 
 @pytest.mark.parametrize("n", [8, 64, 1000])
@@ -63,10 +65,10 @@ def test_crypten_is_1856_bits_and_9_rounds_per_relu_apart_from_headers(n: int) -
 @pytest.mark.parametrize("n", [8, 1000, 10**6])
 def test_no_window_costs_more_than_published(n: int) -> None:
     for w in range(2, 65):
-        price = cost.relu(n, w, 16, 2)
+        price = gmw.relu_price(n, w, 16, 2)
         assert without_headers(price, 2) <= n * published(w), w
         assert price.rounds <= math.ceil(math.log2(w)) + 3, w
-    assert without_headers(cost.relu(n, 8, 16, 2), 2) == 87 * n < 241 * n
+    assert without_headers(gmw.relu_price(n, 8, 16, 2), 2) == 87 * n < 241 * n
 
 
 def test_a_two_party_relu_written_out() -> None:
@@ -76,12 +78,12 @@ def test_a_two_party_relu_written_out() -> None:
     n = 80
     per_round = [7, 3 * 3 - 1, 3 * 2 - 1, 3 * 1 - 1]
     expected = sum(8 * (HEADER_BYTES + bits * n // 8) for bits in [*per_round, 65])
-    assert cost.relu(n, 8, 0, 2) == Cost(5, expected, cost.relu(n, 8, 0, 2).offline_bits)
+    assert gmw.relu_price(n, 8, 0, 2) == Cost(5, expected, gmw.relu_price(n, 8, 0, 2).offline_bits)
 
 
 @pytest.mark.parametrize("leaves", range(1, 65))
 def test_the_carry_tree_merges_all_leaves_in_logarithmic_rounds(leaves: int) -> None:
-    price = cost.carry_tree(8, leaves, 2)
+    price = gmw.carry_price(8, leaves, 2)
     assert price.rounds == (leaves - 1).bit_length()
     # leaves - 1 nodes of three bits, one less per level.
     assert without_headers(price, 2) == 8 * (3 * (leaves - 1) - price.rounds)
@@ -94,7 +96,7 @@ def test_carry_save_adders_bring_n_addends_down_to_two(w: int) -> None:
         while addends > 2:
             addends, rounds = addends - addends // 3, rounds + 1
         tree = (w - 2).bit_length() if w > 1 else 0
-        assert cost.drelu(100, w, parties).rounds == (rounds + 1 + tree if w > 1 else 0)
+        assert gmw.drelu_price(100, w, parties).rounds == (rounds + 1 + tree if w > 1 else 0)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -129,17 +131,17 @@ def test_a_party_alone_sends_nothing(name: str) -> None:
 
 
 def test_no_bits_no_cost() -> None:
-    assert cost.relu(1000, 0, 16, 2) == FREE and maximum(1000, 9, lambda n: cost.relu(n, 0, 0, 3)) == FREE
-    assert cost.drelu(1000, 1, 2) == FREE  # the top bit of the shares' xor is the sign: local
-    assert maximum(1000, 1, lambda n: cost.relu(n, 8, 0, 2)) == FREE
+    assert gmw.relu_price(1000, 0, 16, 2) == FREE and maximum(1000, 9, lambda n: gmw.relu_price(n, 0, 0, 3)) == FREE
+    assert gmw.drelu_price(1000, 1, 2) == FREE  # the top bit of the shares' xor is the sign: local
+    assert maximum(1000, 1, lambda n: gmw.relu_price(n, 8, 0, 2)) == FREE
 
 
 def test_a_maximum_takes_one_comparison_less_than_its_elements() -> None:
     for length in range(1, 20):
-        price = maximum(8, length, lambda n: cost.relu(n, 8, 0, 2))
+        price = maximum(8, length, lambda n: gmw.relu_price(n, 8, 0, 2))
         levels = (length - 1).bit_length()
-        assert without_headers(price, 2) == (length - 1) * without_headers(cost.relu(8, 8, 0, 2), 2)
-        assert price.rounds == levels * cost.relu(8, 8, 0, 2).rounds
+        assert without_headers(price, 2) == (length - 1) * without_headers(gmw.relu_price(8, 8, 0, 2), 2)
+        assert price.rounds == levels * gmw.relu_price(8, 8, 0, 2).rounds
 
 
 def test_costs_add_and_multiply() -> None:

@@ -1,4 +1,4 @@
-"""The meter: what every layer sent, waited for and computed, beside what cost.py predicted.
+"""The meter: what every layer sent, waited for and computed, beside its predicted price.
 
     with hummingbird.meter() as m:
         logits = private_net(x)
@@ -218,7 +218,7 @@ def away(seconds: float) -> None:
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
-    """Everything counted inside belongs to this layer; `predicted` is cost.py's word on it."""
+    """Everything counted inside belongs to this layer; `predicted` is its price."""
     token, idle, started = _layer.set(name), _idle.get(), time.perf_counter()
     try:
         yield

@@ -26,7 +26,7 @@ from hummingbird import ring
 from hummingbird.crypten.adapter import ArithmeticSharedTensor, FixedPointEncoder, beaver, cfg, refuse_validation
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels.devices import put
-from hummingbird.mpc.functions.division import LARGEST
+from hummingbird.mpc.protocols.division import LARGEST
 from hummingbird.ring import MAX_INTEGER_BITS, SCALE
 
 Shared = ArithmeticSharedTensor

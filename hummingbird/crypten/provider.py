@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hummingbird.crypten.adapter import ArithmeticSharedTensor, BinarySharedTensor, TupleProvider
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.mpc.correlations.products import SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.protocols.beaver import SquarePair, Triple
 from hummingbird.mpc.session.session import Session
 
 

@@ -4,8 +4,8 @@
     bytes      what a party sends online per image, frames included
     seconds    on the wire, for a batch of images at a bandwidth and a round-trip time
 
-The last two are cost.py's closed forms. The masked opening sends k + 2 bits whatever m is, so there a lower k pays,
-not a narrower window.
+The last two are the closed forms of the protocols' prices. The masked opening sends k + 2 bits whatever m is, so there
+a lower k pays, not a narrower window.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One party of a benchmark: the same net on the same input by CrypTen as shipped, `gmw` or `masked`.
 
 `run_worker` hands in the run of median time as a `Sample`, whose parts add up to its seconds. A run that sends other
-bits or rounds than cost.py predicted is an error, CrypTen's included.
+bits or rounds than its price predicted is an error, CrypTen's included.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Sample:
 
     @classmethod
     def of(cls, seconds: float, m: Meter) -> Sample:
-        """From a meter; HummingbirdError if cost.py predicted otherwise."""
+        """From a meter; HummingbirdError if they were priced otherwise."""
         total, rows = m.total, m.rows.values()
         measured, predicted = (total.bits_sent, total.rounds), (total.bits_predicted, total.rounds_predicted)
         if measured != predicted:
-            raise HummingbirdError(f"{measured} bits and rounds were sent, cost.py predicted {predicted}")
+            raise HummingbirdError(f"{measured} bits and rounds were sent, the price was {predicted}")
         if total.offline_bits not in (0, total.offline_bits_predicted):
             raise HummingbirdError(f"{total.offline_bits} offline bits, predicted {total.offline_bits_predicted}")
         linear = sum(row.compute_seconds for row in rows if row.kind in LINEAR)

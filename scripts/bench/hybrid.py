@@ -13,7 +13,7 @@
     characterised  ResNet-18, ResNet-32 and VGG-16 for CIFAR-100 as in Garimella et al. (ASPLOS 2023), either garbler
 
 Every section runs in a process of its own, one thread a side. Kernels are timed by the least of several calls, nets by
-the median. Beside what is measured stand what hummingbird/cost.py predicts, the mark that was set for it, and the
+the median. Beside what is measured stand what its prices predict, the mark that was set for it, and the
 figure of the paper, on its authors' machines: Impala (Choi et al., 2022), or Garimella et al. --link and --rtt are for
 whole nets: tc makes the rate, and the delay where its netem is there; otherwise scripts/bench/relay.py does.
 """

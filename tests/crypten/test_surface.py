@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import hummingbird
-from hummingbird import cost, ring
+from hummingbird import ring
 from hummingbird.crypten import adapter
 from hummingbird.errors import DealerError, EnvironmentProblem
-from hummingbird.mpc.correlations.truncation import Division, quotients
 from hummingbird.mpc.functions import division
+from hummingbird.mpc.protocols.division import Division, quotients
+from hummingbird.mpc.protocols.truncation import truncate_price
 from hummingbird.ring import SCALE
 from tests.support.parties import channels, compute, init_alone, share, succeed, together
 from tests.support.paths import ROOT
@@ -179,6 +180,6 @@ def test_tensors_travel_however_they_lie_in_memory(tensor: torch.Tensor) -> None
 def test_a_division_costs_what_a_truncation_does() -> None:
     with hummingbird.meter() as m:
         compute(2, lambda session, x: division.divide(session, x, 3), share(torch.arange(100), 2))
-    price = cost.truncate(100, 2)
+    price = truncate_price(100, 2)
     assert (m.total.bits_sent, m.total.rounds) == (2 * price.bits, 2 * price.rounds)  # threads share the meter
     assert m.total.received_bits == price.offline_bits  # the parties' together

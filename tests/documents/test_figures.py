@@ -19,7 +19,9 @@ from hummingbird.kernels.lookups import dpf
 from hummingbird.mpc.functions import splines
 from hummingbird.mpc.functions.polynomials import choose
 from hummingbird.mpc.layers.activations import EvenSmooth
+from hummingbird.mpc.protocols import gmw, masked
 from hummingbird.mpc.protocols.masked import Masked
+from hummingbird.mpc.protocols.truncation import select_price
 from hummingbird.ring import SCALE
 from models import MODELS, trained
 from scripts.bench.hybrid_nets import SHIPPED
@@ -56,8 +58,8 @@ def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
     crypten = cost.crypten_relu(n, 2)
     for label, window in (("window [20:12)", BitWindow(20, 12)), ("window [20:0)", BitWindow(20, 0))):
         read = window.k + Masked(window).weight_scale  # before a convolution and a ReLU of the same window
-        here = cost.masked_relu(n, window.k, window.m, read, 2)
-        published = (cost.published_relu_bits(window.w), (window.w - 1).bit_length() + 3)
+        here = masked.relu_price(n, window.k, window.m, read, 2)
+        published = (gmw.published_bits(window.w), (window.w - 1).bit_length() + 3)
         bits = [crypten.bits // n, published[0], here.bits // n]
         assert [float(x) for x in rows[f"bits per ReLU and party, {label}"]] == pytest.approx(bits, abs=0.5)
         assert [int(x) for x in rows[f"rounds, {label}"]] == [crypten.rounds, published[1], here.rounds]
@@ -80,7 +82,7 @@ def test_the_worked_example_is_what_cost_says(capsys: pytest.CaptureFixture[str]
 def test_the_formulas_of_the_cost_table(w: int, number: int) -> None:
     """Headers are left out in the document: at most 16 frames of 160 bits to each party here."""
     n, levels = 8 * 10**5, (w - 2).bit_length() if w > 2 else 0
-    here = cost.drelu(n, w, number)
+    here = gmw.drelu_price(n, w, number)
     frames = here.rounds * 160 * (number - 1)
     if number == 2:
         assert here.bits == n * (4 * w - 7 - levels) + frames
@@ -91,7 +93,7 @@ def test_the_formulas_of_the_cost_table(w: int, number: int) -> None:
         assert here.bits == n * (number - 1) * (2 * (w - 1) * (number - 1) + 3 * (w - 2) - levels) + frames
         assert here.offline_bits == n * ((w - 1) * (number - 1) + 2 * (w - 2) - levels)
         assert here.rounds == adders + 1 + levels
-    chosen = cost.select(n, 16, number)
+    chosen = select_price(n, 16, number)
     assert (chosen.bits, chosen.offline_bits) == (65 * n * (number - 1) + 160 * (number - 1), 320 * n)
 
 

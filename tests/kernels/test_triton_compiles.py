@@ -29,7 +29,7 @@ from hummingbird.kernels.chacha20 import key_words
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import dealing, opening
 from hummingbird.kernels.shares.words import Packed
-from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.protocols.masked import MaskedOpening
 
 n, key = 1000, key_words(bytes(32), META)
 

@@ -8,20 +8,22 @@ from math import comb
 
 import torch
 
-from hummingbird import cost
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
-from hummingbird.mpc.correlations.lift import Lifting
-from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
-from hummingbird.mpc.correlations.lifted_product import LiftedProduct
-from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.poly import Polynomial
-from hummingbird.mpc.correlations.products import RowProducts, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
-from hummingbird.mpc.correlations.rows import LiftedRows
-from hummingbird.mpc.correlations.thresholds import MaskedThresholds
-from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 from hummingbird.mpc.functions import polynomials
+from hummingbird.mpc.protocols import step_tables
+from hummingbird.mpc.protocols.beaver import RowProducts, SquarePair, Triple
+from hummingbird.mpc.protocols.boolean import And, AndPair
+from hummingbird.mpc.protocols.division import Division
+from hummingbird.mpc.protocols.gmw import PrivateAnd
+from hummingbird.mpc.protocols.lift import Lifting
+from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul
+from hummingbird.mpc.protocols.lifted_product import LiftedProduct
+from hummingbird.mpc.protocols.masked import MaskedOpening
+from hummingbird.mpc.protocols.poly import Polynomial
+from hummingbird.mpc.protocols.rows import LiftedRows
+from hummingbird.mpc.protocols.thresholds import MaskedThresholds
+from hummingbird.mpc.protocols.truncation import Selection, Truncation
 
 M64 = (1 << 64) - 1
 
@@ -156,7 +158,7 @@ def check_masked(parts, *, count, k, m, tables, ring, whole):
     assert [value & (modulus >> k) for value in s] == [value & (modulus >> k) for value in lift]
     assert [value & modulus for value in product] == [x * y & modulus for x, y in zip(exact, choice, strict=True)]
     at = m
-    for size, column in zip(cost.chunks(k - m, tables), parts[7 - whole :], strict=True):
+    for size, column in zip(step_tables.chunks(k - m, tables), parts[7 - whole :], strict=True):
         entries = bits(xored(column), count << size)
         for i, value in enumerate(exact):
             step = value >> at & ((1 << size) - 1)

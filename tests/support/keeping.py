@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer.keeper import Keeper
 from hummingbird.mpc.dealer.kept_store import KeptStore
+from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.mpc.session.lanes import LanePosition
 from tests.support.parties import channels, together
 from tests.support.patience import NEVER

@@ -29,13 +29,13 @@ from hummingbird.channel.channel import Channel
 from hummingbird.commands.checkpoint import load_checkpoint
 from hummingbird.convert import build
 from hummingbird.errors import HummingbirdError, PeerError
-from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, layout
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Kept
 from hummingbird.mpc.dealer.server import DealerService, _Message, handlers
+from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.session import meeting, rendezvous
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.pir import Owner, Server, Source, dpf

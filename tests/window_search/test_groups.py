@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hummingbird import cost
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
+from hummingbird.mpc.protocols import gmw, masked
 from hummingbird.window_search import (
     ComparingLayer,
     Group,
@@ -109,8 +109,8 @@ def test_prices_are_the_closed_forms() -> None:
     window = BitWindow(20, 9)
     both = bit_budget(layers).total(layers, [window] * 2)
     assert both == Fraction(11, 64) and bit_budget(layers).total(layers[:1], [window]) == Fraction(1100, 64 * 128)
-    masked, gmw = cost.masked_relu(500, 20, 9, 64, 3), cost.relu(500, 11, 16, 3)
-    for protocol, price in (("masked", masked), ("gmw", gmw)):
+    prices = {"masked": masked.relu_price(500, 20, 9, 64, 3), "gmw": gmw.relu_price(500, 11, 16, 3)}
+    for protocol, price in prices.items():
         sent = online_bytes(protocol, 3, images=5).price(layers[0], window)
         assert sent == Fraction(price.bits, 40)
         wire = predicted_seconds(protocol, 3, bandwidth=1e6, rtt=0.02, images=5).price(layers[0], window)

@@ -11,12 +11,19 @@ from torch import Tensor
 
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import shape
-from hummingbird.mpc.correlations.products import TripleShares
 from hummingbird.mpc.correlations.request import Request
 
 
+class WordTripleShares(NamedTuple):
+    """Xor shares of words a and b, and of c = a & b."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+
 @dataclass(frozen=True)
-class WordTriple(Request[TripleShares]):
+class WordTriple(Request[WordTripleShares]):
     """a, b uniform words; c = a & b, all xor-shared."""
 
     kind = "binary"
@@ -34,8 +41,8 @@ class WordTriple(Request[TripleShares]):
     def derive(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
         return {"c": a & b}
 
-    def shares(self, **tensors: Tensor) -> TripleShares:
-        return TripleShares(**tensors)
+    def shares(self, **tensors: Tensor) -> WordTripleShares:
+        return WordTripleShares(**tensors)
 
 
 class SharedBitShares(NamedTuple):

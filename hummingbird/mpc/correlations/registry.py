@@ -6,25 +6,31 @@ import dataclasses
 from typing import Any
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
-from hummingbird.mpc.correlations.lift import Lifting
-from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
-from hummingbird.mpc.correlations.lifted_product import LiftedProduct
-from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.poly import Polynomial
-from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, RowProducts, SquarePair, Triple
-from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
-from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.correlations.rows import LiftedRows
-from hummingbird.mpc.correlations.thresholds import MaskedThresholds
-from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
-
-_ALL: tuple[type[Request[Any]], ...] = (
-    *(MaskedOpening, MaskedThresholds, Polynomial, And, PrivateAnd, AndPair, Selection, Truncation, Division, Lifting),
-    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, LiftedProduct, LiftedMatMul, LiftedRows),
-    *(WordTriple, SharedBit, Wraps),
+from hummingbird.mpc.correlations import provider
+from hummingbird.mpc.correlations.request import REGISTERED, Request
+from hummingbird.mpc.protocols import (
+    beaver,
+    boolean,
+    division,
+    gmw,
+    lift,
+    lifted_matmul,
+    lifted_product,
+    masked,
+    poly,
+    rows,
+    thresholds,
+    truncation,
+    weight_mask,
 )
-KINDS = {found.kind: found for found in _ALL}
+
+# A request from another process is of a kind that one of these modules defines.
+MODULES = (
+    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows, thresholds, truncation),
+    *(weight_mask, provider),
+)
+_NAMES = {module.__name__ for module in MODULES}
+KINDS = {kind: found for kind, found in REGISTERED.items() if found.__module__ in _NAMES}
 
 
 def from_json(item: object) -> Request[Any]:

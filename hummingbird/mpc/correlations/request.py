@@ -7,9 +7,9 @@ shares of those as well, and only that one, the request's receiver, needs a mess
     derived - (sum or xor of the other parties' shares),
 
 which is uniform from its point of view, and from that of any parties together that are not all. So a request costs its
-receiver the bits of the derived fields and everyone else nothing. The receivers take turns (turns.py). The dealer holds
-all seeds, and sees no input; it must not collude with any party (Beaver 1995; "corrections to one party", there always
-the same one, is the layout of CrypTen's trusted third party, Knott et al. 2021, section 3).
+receiver the bits of the derived fields and everyone else nothing. The receivers take turns (receiver_rotation.py). The
+dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; "corrections to one party",
+there always the same one, is the layout of CrypTen's trusted third party, Knott et al. 2021, section 3).
 
 Fields that kernels draw or unpack by themselves are left to them (`Field.left`).
 
@@ -51,7 +51,13 @@ class Request(ABC, Generic[Shares]):
     `Shares`: the named tuple of tensors that a party gets (`Session.correlation`).
     """
 
-    kind: ClassVar[str]  # its name on the wire
+    kind: ClassVar[str]  # its name on the wire, which registers the class
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in vars(cls):
+            assert cls.kind not in REGISTERED, f"two requests of kind {cls.kind!r}"
+            REGISTERED[cls.kind] = cls
 
     @cached_property
     def free(self) -> Fields:
@@ -137,6 +143,9 @@ class Request(ABC, Generic[Shares]):
     def __str__(self) -> str:
         """Text that is equal for equal requests (a tuple is a list in JSON)."""
         return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
+
+
+REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in the order in which they were defined
 
 
 class ReceiverTurn(NamedTuple):

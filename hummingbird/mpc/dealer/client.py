@@ -1,9 +1,9 @@
 """A party's side of the dealer: expand the own seed, and fetch the corrections that go to this party.
 
-Those of a request go to one party, in turns (correlations/turns.py); all others compute their shares from their seed.
-All parties must make the same reservations and requests in the same order: turns, which select the randomness, are
-given out in that order. What is reserved is made by a background thread ahead of time (`supplies`); what is not, by the
-same thread on demand.
+Those of a request go to one party, in turns (correlations/receiver_rotation.py); all others compute their shares from
+their seed. All parties must make the same reservations and requests in the same order: turns, which select the
+randomness, are given out in that order. What is reserved is made by a background thread ahead of time (`supplies`);
+what is not, by the same thread on demand.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
 A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory anywhere. Sizes and
-offsets follow from the requests. Turns (correlations/turns.py) begin anew with party 0 in every region, so that all
-slots are alike; their numbers go on: setup, slot 0, slot 1, ...
+offsets follow from the requests. Turns (correlations/receiver_rotation.py) begin anew with party 0 in every region, so
+that all slots are alike; their numbers go on: setup, slot 0, slot 1, ...
 
 Checksums of chunks are tags of AES-128-GCM, each with a key of its own from the seed, used for that one message; the
 header's is keyed BLAKE2b and covers the others. They find damage, files of another store, and changes by somebody who

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.mpc.correlations.rows import RowWidths
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.rows import RowWidths
 from hummingbird.ring import SCALE
 
 Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0

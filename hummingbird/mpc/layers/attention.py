@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hummingbird import cost, ring
+from hummingbird import ring
 from hummingbird.cost import Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.graph.ops.attention import HIDDEN, shown
@@ -93,7 +93,7 @@ class MatMul(Layer):
         left, right = self.operands(*(torch.empty(spec.shape, device="meta") for spec in inputs))
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         out = math.prod(batch) * left.shape[-2] * right.shape[-1]
-        return cost.product(left.numel(), right.numel(), out, parties, self.read)
+        return beaver.product_price(left.numel(), right.numel(), out, parties, self.read)
 
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
         scales = [scale_of(x), scale_of(y)]

@@ -20,7 +20,7 @@ from hummingbird.graph.ops.pooling import adaptive_windows
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.constants import Scale
 from hummingbird.mpc.layers.layer import FLOOR, Layer, Spec, held, room
-from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.lift import lift, lift_price
 from hummingbird.ring import SCALE
 
 
@@ -184,7 +184,7 @@ class _Averaging(Layer):
         if not self.lifts_sums:
             return cost.FREE
         _, k, bits, _ = self._sizes
-        return cost.lift(self.results(inputs[0].shape), k, bits, parties)
+        return lift_price(self.results(inputs[0].shape), k, bits, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x)

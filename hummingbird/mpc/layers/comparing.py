@@ -10,22 +10,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hummingbird import cost, ring
+from hummingbird import ring
 from hummingbird.cost import FREE, Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.kernels.devices import put
-from hummingbird.mpc.correlations.rows import RowWidths
-from hummingbird.mpc.functions.division import divide
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.layers.weights import PublicWeight
-from hummingbird.mpc.protocols import beaver, lifted_product, poly
+from hummingbird.mpc.protocols import beaver, lifted_product, poly, weight_mask
 from hummingbird.mpc.protocols.beaver import OpenedRows
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.division import divide, divide_price
+from hummingbird.mpc.protocols.lift import lift, lift_price
 from hummingbird.mpc.protocols.lifted_product import Operand
-from hummingbird.mpc.protocols.rows import RowOpening
+from hummingbird.mpc.protocols.rows import RowOpening, RowWidths, lifted_rows_price
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
@@ -168,35 +167,35 @@ class CostTensor(Arithmetic):
 
     def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
         if isinstance(weight, FixedWeight):
-            self._paid.append(cost.fixed_product(x.numel(), x.numel(), self.parties))
+            self._paid.append(weight_mask.product_price(x.numel(), x.numel(), self.parties))
         return x
 
     def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
         out = x * y
-        self._paid.append(cost.product(x.numel(), y.numel(), out.numel(), self.parties, bits))
+        self._paid.append(beaver.product_price(x.numel(), y.numel(), out.numel(), self.parties, bits))
         return out
 
     def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         out = x.sum(-1, keepdim=True)
-        self._paid.append(cost.opened_rows(x.numel(), out.numel(), self.parties, bits))
+        self._paid.append(beaver.rows_price(x.numel(), out.numel(), self.parties, bits))
         return out, lambda factors: x * factors
 
     def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         out = x.sum(-1, keepdim=True)
-        self._paid.append(cost.lifted_rows(x.numel(), out.numel(), *widths, self.parties))
+        self._paid.append(lifted_rows_price(x.numel(), out.numel(), *widths, self.parties))
         return out, lambda factors: x * factors
 
     def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
         out = x * y
-        self._paid.append(cost.lifted_product(x.numel(), y.numel(), out.numel(), *widths, bits, self.parties))
+        self._paid.append(lifted_product.price(x.numel(), y.numel(), out.numel(), *widths, bits, self.parties))
         return out
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
-        self._paid.append(cost.square(x.numel(), self.parties))
+        self._paid.append(beaver.square_price(x.numel(), self.parties))
         return x
 
     def divided(self, x: Tensor, divisor: int) -> Tensor:
-        self._paid.append(cost.truncate(x.numel(), self.parties))
+        self._paid.append(divide_price(x.numel(), self.parties))
         return x
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
@@ -208,12 +207,12 @@ class CostTensor(Arithmetic):
         self._paid.append(poly.price(n, table, bits, self.parties))
         self._compared.append(n << max(0, table.w - 2))  # coefficients take as much memory as so many comparisons
         if whole:
-            self._paid.append(cost.lift(n, bits, 64, self.parties))
+            self._paid.append(lift_price(n, bits, 64, self.parties))
         return x
 
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
         count = sum(value.numel() for value in values)
-        self._paid.append(cost.lift(count, top + MARGIN - bits, 64, self.parties))
+        self._paid.append(lift_price(count, top + MARGIN - bits, 64, self.parties))
         return list(values)
 
 

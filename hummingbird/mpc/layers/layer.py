@@ -17,7 +17,7 @@ from hummingbird import cost
 from hummingbird.cost import Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.lift import lift, lift_price
 from hummingbird.mpc.session import session as sessions
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
@@ -233,7 +233,7 @@ class Lift(Layer):
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         _, k, ring = self._sizes(inputs[0].scale)
-        return cost.lift(inputs[0].numel, k, ring, parties)
+        return lift_price(inputs[0].numel, k, ring, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x)

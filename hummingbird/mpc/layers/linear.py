@@ -18,6 +18,7 @@ from hummingbird.cost import Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.mpc.layers.weights import PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
@@ -33,9 +34,9 @@ class Linear(Layer):
     unscaled: the public weights, where `weight` has columns doubled for inputs that are halved (mpc/plan/columns.py).
     fraction: bits of fraction of private weights.
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
-    Public: no communication. Private: `cost.fixed_product`, 1 round and as many bits per element of the input as are
-    read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small for
-    the fixed point.
+    Public: no communication. Private: `weight_mask.product_price`, 1 round and as many bits per element of the input as
+    are read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small
+    for the fixed point.
     """
 
     input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
@@ -117,7 +118,7 @@ class Linear(Layer):
             out = torch.broadcast_shapes(inputs[0].shape, self.weight.shape).numel() if self.last else n
         else:
             out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
-        return cost.fixed_product(n, out, parties, self.read)
+        return weight_mask.product_price(n, out, parties, self.read)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x) + self.fraction

@@ -32,11 +32,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hummingbird.bits import Rows
-from hummingbird.mpc.correlations.rows import RowWidths
 from hummingbird.mpc.functions.polynomials import GAIN, WIDEST_OF_ROWS, PolynomialTable, choose, root_at
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.layer import MARGIN
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.rows import RowWidths
 from hummingbird.ring import SCALE
 
 WIDEST = 8  # log2 of the largest ratio of variances: a table of 2^12 pieces

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from hummingbird import cost
 from hummingbird.cost import Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Given, Layer, Spec, held
@@ -84,9 +83,9 @@ class Multiply(Layer):
         left, right = (spec.numel for spec in inputs)
         out = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
         if not self.rounds:
-            return cost.product(left, right, out, parties, self.read)
+            return beaver.product_price(left, right, out, parties, self.read)
         (_, value), (_, factor) = self._opened(self._ring)
-        return cost.lifted_product(left, right, out, value, factor, self._ring, parties)
+        return lifted_product.price(left, right, out, value, factor, self._ring, parties)
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
         return torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
@@ -121,7 +120,7 @@ class Square(Layer):
         return 2 * bounds[0]
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        return cost.square(inputs[0].numel, parties, self.read)
+        return beaver.square_price(inputs[0].numel, parties, self.read)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         return from_share(beaver.square(self.session(), share_of(x), self.read), 2 * scale_of(x))

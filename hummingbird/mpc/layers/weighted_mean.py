@@ -22,11 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hummingbird import cost, ring
+from hummingbird import ring
 from hummingbird.bits import Rows
 from hummingbird.cost import Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul, terms
 from hummingbird.mpc.layers.layer import MAX_SCALE, Given, Layer, Spec, held
 from hummingbird.mpc.layers.softmax_in_range import (
     FRACTION,
@@ -38,6 +37,7 @@ from hummingbird.mpc.layers.softmax_in_range import (
     numbers,
 )
 from hummingbird.mpc.protocols import lifted_matmul, lifted_product
+from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul, terms
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
 from hummingbird.mpc.session.session import Session
@@ -139,7 +139,7 @@ class WeightedMean(Layer):
         looked_up = LookUpPrice.of(count, found.reciprocal, found.factor, parties)
         out = math.prod((*every[:-2], every[-1]))
         bits, cut = self._product(found, sizes)
-        factor = cost.lifted_product(out, count, out, sizes.mean, found.factor, bits, parties, cut)
+        factor = lifted_product.price(out, count, out, sizes.mean, found.factor, bits, parties, cut)
         return lifted_matmul.price(request, looked_up, parties) + factor
 
     def breadth(self, inputs: Sequence[Spec]) -> int:

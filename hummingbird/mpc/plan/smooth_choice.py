@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 
 from hummingbird.bits import BitWindow
-from hummingbird.cost import FREE, ROUND_BITS
+from hummingbird.cost import FREE
 from hummingbird.graph import Ref, Step
 from hummingbird.mpc.functions import smooth
 from hummingbird.mpc.functions.tabulated import Tabulated
@@ -22,7 +22,7 @@ from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.protocols.table_choice import ROUND_BITS, TableChoice
 from hummingbird.ring import SCALE
 
 FINE = 8  # the lowest bit that decides, at most

@@ -5,9 +5,17 @@ Open u = x ^ a and v = y ^ b; then xy = c ^ ub ^ av ^ uv with c = ab (Goldreich,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
 from torch import Tensor
 
-from hummingbird.mpc.correlations.bits import And, AndPair
+from hummingbird import cost
+from hummingbird.cost import Cost, packed
+from hummingbird.mpc.correlations.field import Fields, planes
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.session.session import Session
 
 
@@ -19,12 +27,89 @@ def open_bits(session: Session, *masked: Tensor) -> list[Tensor]:
     return out
 
 
+class AndShares(NamedTuple):
+    """Xor shares of masks a and b, and of c = a & b; uint8 (planes, ceil(count/8))."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+
+@dataclass(frozen=True)
+class And(Request[AndShares]):
+    """a, b uniform; a & b, on planes of `count` bits each."""
+
+    kind = "and"
+    planes: int = number()
+    count: int = number()
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"a": planes(self.planes, self.count), "b": planes(self.planes, self.count)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return {"c": planes(self.planes, self.count)}
+
+    def derive(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"c": a & b}
+
+    def shares(self, **tensors: Tensor) -> AndShares:
+        return AndShares(**tensors)
+
+
 def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
     """x & y for uint8 (planes, ceil(count/8)): 2 bits per element and plane, 1 round."""
     a, b, c = session.correlation(And(x.shape[0], count))
     u, v = open_bits(session, x ^ a, y ^ b)
     out = c ^ (u & b) ^ (a & v)
     return out ^ (u & v) if session.rank == 0 else out
+
+
+def and_price(n: int, planes: int, parties: int) -> Cost:
+    """Price of `and_` of planes of n bits: 2 bits per element and plane, 1 round."""
+    return cost.opening(parties, 2 * planes * packed(n), 8 * planes * packed(n))
+
+
+class AndPairShares(NamedTuple):
+    """Xor shares of masks p, g and q, of p & g, and of q & the last planes of p; uint8 (planes, ceil(count/8))."""
+
+    p: Tensor
+    g: Tensor
+    q: Tensor
+    pg: Tensor
+    pq: Tensor
+
+
+@dataclass(frozen=True)
+class AndPair(Request[AndPairShares]):
+    """p, g (planes) and q (second <= planes) uniform; p & g, and q & the last planes of p: two ANDs with a common
+    operand, one level of a carry tree.
+    """
+
+    kind = "and_pair"
+    planes: int = number()
+    second: int = number()
+    count: int = number()
+
+    def check(self) -> None:
+        if self.second > self.planes:
+            raise ValueError(f"second {self.second} exceeds planes {self.planes}")
+
+    @cached_property
+    def free(self) -> Fields:
+        first, second = planes(self.planes, self.count), planes(self.second, self.count)
+        return {"p": first, "g": first, "q": second}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return {"pg": planes(self.planes, self.count), "pq": planes(self.second, self.count)}
+
+    def derive(self, p: Tensor, g: Tensor, q: Tensor) -> dict[str, Tensor]:
+        return {"pg": p & g, "pq": p[self.planes - self.second :] & q}
+
+    def shares(self, **tensors: Tensor) -> AndPairShares:
+        return AndPairShares(**tensors)
 
 
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -39,3 +124,8 @@ def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> t
     if session.rank == 0:
         first, second = first ^ (u & v), second ^ (common & t)
     return first, second
+
+
+def and_pair_price(n: int, planes: int, second: int, parties: int) -> Cost:
+    """Price of `and_pair` of x and y of `planes` planes of n bits, and z of `second`: 1 round."""
+    return cost.opening(parties, (2 * planes + second) * packed(n), 8 * (planes + second) * packed(n))

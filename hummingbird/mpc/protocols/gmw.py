@@ -17,22 +17,24 @@ here 4w - 7 - ceil(log2(w - 1)).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
-from hummingbird.cost import Cost
+from hummingbird.cost import Cost, packed
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.mpc.correlations.bits import PrivateAnd
-from hummingbird.mpc.protocols.boolean import and_, and_pair
+from hummingbird.mpc.correlations.field import Fields, planes
+from hummingbird.mpc.protocols.boolean import And, and_, and_pair, and_pair_price, and_price
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.law import UNIT, Law
-from hummingbird.mpc.protocols.truncation import select
+from hummingbird.mpc.protocols.truncation import select, select_price
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 
@@ -84,7 +86,7 @@ class Gmw(Comparison):
 
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
         extra = scale - SCALE
-        return cost.relu(n * knots, cut(self.window, extra)[1], extra + self.window.q, parties)
+        return relu_price(n * knots, cut(self.window, extra)[1], extra + self.window.q, parties)
 
 
 @dataclass(frozen=True)
@@ -132,16 +134,34 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
 def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
     """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x; z is a multiple of 2^q.
 
-    Cost: `cost.relu`.
+    Cost: `relu_price`.
     """
     y, z = select(session, share, drelu(session, share, *cut(window, shift)), shift + window.q)
     return (y << window.q, z << window.q) if window.q else (y, z)
 
 
+def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
+    """Price of `relu` with a window of w bits, on shares that still carry `shift` bits to be cut."""
+    if w == 0:
+        return cost.FREE
+    return drelu_price(n, w, parties) + select_price(n, shift, parties)
+
+
+@dataclass(frozen=True)
+class PrivateAnd(And):
+    """a is party 0's alone, b is party 1's; shares of a & b: the first AND of a two-party sum."""
+
+    kind = "and_private"
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"a": planes(self.planes, self.count, owner=0), "b": planes(self.planes, self.count, owner=1)}
+
+
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
     """Xor share of [x >= 0], packed: uint8 (ceil(n/8),), from additive shares int64 (n,) and bits low..low+w-1 of them.
 
-    Cost: `cost.drelu(n, w, N)`: for N = 2 4w - 7 - L bits in 1 + L rounds, L = ceil(log2(w - 1)).
+    Cost: `drelu_price`: for N = 2 4w - 7 - L bits in 1 + L rounds, L = ceil(log2(w - 1)).
     """
     planes = kernels.to_planes(share, low, w)
     count = share.numel()
@@ -209,3 +229,42 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
             carries[:, 1:] = product ^ z[:, :-1]
         addends = [*sums, *carries, *kept]
     return addends[0], addends[1]
+
+
+def drelu_price(n: int, w: int, parties: int) -> Cost:
+    """Price of `drelu`, the sign bit of a sum of N window shares of w bits.
+
+    N = 2: w-1 bits and one round for the first ANDs (each operand has one owner), then the tree: 4w - 7 - L bits and
+    1 + L rounds in all, L = ceil(log2(w-1)). N > 2: carry-save adders first, one AND per bit and removed addend.
+    """
+    if w <= 1:
+        return cost.FREE
+    total, addends = cost.FREE, parties
+    while addends > 2:
+        triples = addends // 3
+        total += and_price(n, triples * (w - 1), parties)
+        addends -= triples
+    if parties == 2:
+        total += cost.opening(parties, (w - 1) * packed(n), 8 * (w - 1) * packed(n))
+    elif parties > 2:
+        total += and_price(n, w - 1, parties)
+    else:
+        return cost.FREE
+    return total + carry_price(n, w - 1, parties)
+
+
+def carry_price(n: int, leaves: int, parties: int) -> Cost:
+    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds, about 3 bits per inner
+    node.
+    """
+    total, left = cost.FREE, leaves
+    while left > 1:
+        pairs = left // 2
+        total += and_pair_price(n, pairs, pairs - 1, parties)
+        left -= pairs
+    return total
+
+
+def published_bits(w: int) -> int:
+    """HummingBird's own count of bits for one ReLU with a window of w bits, for each of two parties."""
+    return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129

@@ -17,18 +17,69 @@ dealt carry are derived here. Beyond its range z comes out wrong by 2^k: a unit 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
 from torch import Tensor
 
-from hummingbird import kernels
-from hummingbird.mpc.correlations.lift import Lifting
+from hummingbird import cost, kernels
+from hummingbird.cost import Cost, packed
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.session.session import Session
+
+
+class LiftingShares(NamedTuple):
+    """A party's part of a lift, (count,) each.
+
+    mask: its summand of lambda in the low k bits. carry: its share of (sum of the summands - lambda) / 2^k. wrapped:
+    that of the same and lambda's top bit. int32 where at most 32 bits count, else int64.
+    """
+
+    mask: Tensor
+    carry: Tensor
+    wrapped: Tensor
+
+
+@dataclass(frozen=True)
+class Lifting(Request[LiftingShares]):
+    """`count` masks lambda, uniform mod 2^k; results are wanted mod 2^ring, k <= ring <= 64."""
+
+    kind = "lift"
+    count: int = number()
+    k: int = number(least=2, most=64)
+    ring: int = number(most=64)
+
+    def check(self) -> None:
+        if self.k > self.ring:
+            raise ValueError(f"k {self.k} exceeds ring {self.ring}")
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"mask": Field("ring", (self.count,), width=self.k, apart=True)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return dict.fromkeys(("carry", "wrapped"), Field("ring", (self.count,), width=self.ring - self.k))
+
+    def derive(self, mask: list[Tensor]) -> dict[str, Tensor]:
+        low = (1 << self.k) - 1 if self.k < 64 else -1
+        total = sum((summand.long() & low for summand in mask[1:]), mask[0].long() & low)
+        # Of the carry 64 - k bits are right, and of those ring - k count: none for k = 64.
+        carry = total >> self.k if self.k < 64 else total
+        return {"carry": carry, "wrapped": carry + ((total >> (self.k - 1)) & 1)}
+
+    def shares(self, **tensors: Tensor) -> LiftingShares:
+        return LiftingShares(**tensors)
 
 
 def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
     """Shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
 
     z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
-    share: int64 (n,). |z| < 2^(k-2). 2 <= k <= ring <= 64. Cost: `cost.lift`: k bits, 1 round.
+    share: int64 (n,). |z| < 2^(k-2). 2 <= k <= ring <= 64. Cost: `lift_price`: k bits, 1 round.
     """
     count, first = share.numel(), session.rank == 0
     material = session.correlation(Lifting(count, k, ring))
@@ -40,3 +91,8 @@ def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) ->
         carry = material.carry.where(opened >> (k - 1) & 1 == 1, material.wrapped)
         out += carry.long() << k
     return out + (opened - (1 << (k - 2))) if first else out
+
+
+def lift_price(n: int, k: int, ring: int, parties: int) -> Cost:
+    """Price of `lift` on n values: k bits each and 1 round; two numbers of ring - k bits are dealt."""
+    return cost.opening(parties, packed(n * k), 8 * 2 * packed(n * (ring - k)))

@@ -4,25 +4,104 @@ As lifted_product.py: z = e' - A and v = d' - B, with masks A and B of two forms
 
     sum over j of z v = sum of (e' - A) d' - sum of e' B + sum of A B
 
-all but the sums of A B is local matrix products, and what A B is made of is dealt (correlations/lifted_matmul.py):
+all but the sums of A B is local matrix products, and what A B is made of is dealt:
 
     sum of A B = sum of lambda mu - 2^k sum of w t mu - 2^K sum of w' lambda s + 2^(k+K) sum of w w' t s
 
 w and w' being 1 where a word tells the signed mask. The result is right mod 2^R, R the bits that are read of it.
+
+*What is dealt.* The masks lambda (i, j) and mu (j, l) are those of lifted_product.py, and so is what a product of two
+of them has in each form. Of a sum over j the opened words choose a form for every term: lambda mu is dealt as it is
+summed, what has a top bit for every i, j and l, in as many bits as are left of R when it is moved up, and not at all
+where none is.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost, packed
-from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
-from hummingbird.mpc.protocols.lifted_product import Operand, masked, remaining, seen
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import number, shape
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.protocols.lifted_product import LiftedShares, Operand, masked, masks, read, remaining, seen
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
 from hummingbird.mpc.session.session import Session
+
+
+def batch_of(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions before a product's matrices."""
+    return tuple(torch.broadcast_shapes(tuple(size0[:-2]), tuple(size1[:-2])))
+
+
+def terms(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
+    """The shape of all products that a matrix product adds up: (..., i, j, l)."""
+    return (*batch_of(size0, size1), *size0[-2:], size1[-1])
+
+
+@dataclass(frozen=True)
+class LiftedMatMul(Request[LiftedShares]):
+    """lambda uniform in Z_2^value, of shape size0, mu in Z_2^factor, of size1, and what their matrix product mod
+    2^product is made of.
+    """
+
+    kind = "lifted_matmul"
+    size0: tuple[int, ...] = shape()
+    size1: tuple[int, ...] = shape()
+    value: int = number(least=2, most=64)
+    factor: int = number(least=2, most=64)
+    product: int = number(least=2, most=64)
+
+    def check(self) -> None:
+        if max(self.value, self.factor) > self.product:
+            raise ValueError(f"{self.product} bits of {self.value} and {self.factor}")
+        if min(len(self.size0), len(self.size1)) < 2 or self.size0[-1] != self.size1[-2]:
+            raise ValueError(f"matrices {self.size0} and {self.size1}")
+
+    @cached_property
+    def free(self) -> Fields:
+        return masks(self.size0, self.size1, self.value, self.factor)
+
+    @cached_property
+    def derived(self) -> Fields:
+        every, left, right = terms(self.size0, self.size1), self.product - self.value, self.product - self.factor
+        fields = {
+            **dict.fromkeys(("carry", "wrapped"), (self.size0, left)),
+            **dict.fromkeys(("factor_carry", "factor_wrapped"), (self.size1, right)),
+            "product": ((*every[:-2], every[-1]), self.product),
+            "top": (every, left),
+            "factor_top": (every, right),
+            "tops": (every, left - self.factor),
+        }
+        return {name: Field("ring", size, width=width) for name, (size, width) in fields.items() if width > 0}
+
+    def derive(self, mask: list[Tensor], factor: list[Tensor]) -> dict[str, Tensor]:
+        a, b = read(mask, self.value), read(factor, self.factor)
+
+        def each(x: Tensor, y: Tensor) -> Tensor:
+            return x.unsqueeze(-1) * y.unsqueeze(-3)
+
+        values = {
+            "carry": lambda: a.carry,
+            "wrapped": lambda: a.carry + a.top,
+            "factor_carry": lambda: b.carry,
+            "factor_wrapped": lambda: b.carry + b.top,
+            "product": lambda: ring.bilinear("matmul", a.value, b.value, self.product),
+            "top": lambda: each(a.top, b.value),
+            "factor_top": lambda: each(a.value, b.top),
+            "tops": lambda: each(a.top, b.top),
+        }
+        return {name: value() for name, value in values.items() if name in self.derived}
+
+    def shares(self, **tensors: Tensor) -> LiftedShares:
+        return LiftedShares(**tensors)
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:

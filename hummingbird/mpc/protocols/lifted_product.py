@@ -9,17 +9,23 @@ v = d' - B, opened the same way in K bits behind mu,
 
     z v = (e' - A) d' - e' B + A B
 
-all but A B is local, and A B is dealt, in all forms (correlations/lifted_product.py). z v is right mod 2^R, R the bits
-that are read of it, though no more than k and K bits were opened. For k = R nothing needs to be known of z: every form
-of its mask is the same mod 2^R, and for k = K = R this is Beaver's product (beaver.py).
+all but A B is local, and A B is dealt, in all forms. z v is right mod 2^R, R the bits that are read of it, though no
+more than k and K bits were opened. For k = R nothing needs to be known of z: every form of its mask is the same mod
+2^R, and for k = K = R this is Beaver's product (beaver.py).
 
-*Cut.* z v / 2^s is right mod 2^R if z v is mod 2^(R + s), more than a word. With s <= k and s <= K, and A = a - 2^k c,
+*What is dealt*, with s the top bit of mu, mod 2^R:
+
+    (lambda - 2^k t) (mu - 2^K s) = lambda mu - 2^k t mu - 2^K lambda s + 2^(k+K) t s
+
+each term in as many bits as are left of R when it is moved up, and none where none is: for k = R nothing is lifted.
+
+*Cut.* z v / 2^f is right mod 2^R if z v is mod 2^(R + f), more than a word. With f <= k and f <= K, and A = a - 2^k c,
 B = b - 2^K c', a and b the summands of lambda and mu in a party's low k and K bits, every share is
 
     [e' - a] d' - e' b  +  2^k c d' + 2^K e' c' + A B        [e']: at party 0 alone
 
-of which only (e' - a) d' - e' b, k + K + 2 bits, and lambda mu in A B are no multiples of 2^s: each party rounds the
-former, the dealer the latter, and c, c' and products with top bits are dealt in s bits more. z v / 2^s is right to
+of which only (e' - a) d' - e' b, k + K + 2 bits, and lambda mu in A B are no multiples of 2^f: each party rounds the
+former, the dealer the latter, and c, c' and products with top bits are dealt in f bits more. z v / 2^f is right to
 (N + 1)/2 units. So a product takes no message to lose the fraction that it has gained.
 
 That top bits tell a wrap is from Escudero et al. 2020, section 5; the merger of lift, product and cut is derived here.
@@ -28,13 +34,140 @@ That top bits tell a wrap is from Escudero et al. 2020, section 5; the merger of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from hummingbird import kernels
-from hummingbird.mpc.correlations.lifted_product import LiftedProduct, LiftedShares
+from hummingbird import cost, kernels
+from hummingbird.cost import Cost, packed
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import number, shape
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.session.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiftedShares:
+    """A party's part. mask, factor: its summands of lambda and mu in the low k and K bits; all others are additive.
+
+    carry, wrapped: (sum of the summands - lambda) / 2^k, and the same and t; factor_carry, factor_wrapped: of mu.
+    product, top, factor_top, tops: lambda mu, t mu, lambda s, t s. None where no bit counts.
+    """
+
+    mask: Tensor
+    factor: Tensor
+    product: Tensor
+    carry: Tensor | None = None
+    wrapped: Tensor | None = None
+    factor_carry: Tensor | None = None
+    factor_wrapped: Tensor | None = None
+    top: Tensor | None = None
+    factor_top: Tensor | None = None
+    tops: Tensor | None = None
+
+
+LARGEST_CUT = 40  # bits
+
+
+def check_widths(value: int, factor: int, product: int, cut: int) -> None:
+    """Raise ValueError for widths that a product mod 2^product, less its lowest `cut` bits, cannot have."""
+    whole = product + cut
+    narrow = cut > min(value, factor) or whole - min(value, factor) > 64 or value + factor > 61
+    if max(value, factor) > whole or (cut and narrow):
+        raise ValueError(f"{product} bits of {value} and {factor}, less {cut}")
+
+
+@dataclass(frozen=True)
+class LiftedProduct(Request[LiftedShares]):
+    """lambda uniform in Z_2^value, of shape size0, mu in Z_2^factor, of size1, and products less their lowest `cut`
+    bits mod 2^product, of the shape that torch broadcasts them to.
+    """
+
+    kind = "lifted_product"
+    size0: tuple[int, ...] = shape()
+    size1: tuple[int, ...] = shape()
+    value: int = number(least=2, most=64)
+    factor: int = number(least=2, most=64)
+    product: int = number(least=2, most=64)
+    cut: int = number(most=LARGEST_CUT, default=0)
+
+    def check(self) -> None:
+        check_widths(self.value, self.factor, self.product, self.cut)
+
+    @cached_property
+    def free(self) -> Fields:
+        return masks(self.size0, self.size1, self.value, self.factor)
+
+    @cached_property
+    def derived(self) -> Fields:
+        return dealt_fields(self.size0, self.size1, self.value, self.factor, self.product + self.cut, 0, self.cut)
+
+    def derive(self, mask: list[Tensor], factor: list[Tensor]) -> dict[str, Tensor]:
+        return dealt_products(read(mask, self.value), read(factor, self.factor), self.derived, self.cut)
+
+    def shares(self, **tensors: Tensor) -> LiftedShares:
+        return LiftedShares(**tensors)
+
+
+def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fields:
+    """The masks of values and of factors."""
+    return {
+        "mask": Field("ring", tuple(size0), width=k, apart=True),
+        "factor": Field("ring", tuple(size1), width=factor, apart=True),
+    }
+
+
+def dealt_fields(
+    size0: Sequence[int], size1: Sequence[int], k: int, factor: int, bits: int, whole: int, cut: int
+) -> Fields:
+    """The fields that are dealt for products mod 2^bits, of which the lowest `cut` are not wanted, where the masks of
+    values count mod 2^whole, if that is more.
+    """
+    left, right, out = tuple(size0), tuple(size1), tuple(torch.broadcast_shapes(size0, size1))
+    fields = {
+        **dict.fromkeys(("carry", "wrapped"), (left, max(bits, whole) - k)),
+        **dict.fromkeys(("factor_carry", "factor_wrapped"), (right, bits - factor)),
+        "product": (out, bits - cut),
+        "top": (out, bits - k),
+        "factor_top": (out, bits - factor),
+        "tops": (out, bits - k - factor),
+    }
+    return {name: Field("ring", size, width=width) for name, (size, width) in fields.items() if width > 0}
+
+
+@dataclass(frozen=True)
+class MaskValues:
+    """The dealer's knowledge of masks of k bits: values, carries of their summands mod 2^(64 - k), and top bits."""
+
+    value: Tensor
+    carry: Tensor
+    top: Tensor
+
+
+def read(summands: list[Tensor], k: int) -> MaskValues:
+    """The masks whose summands, in the low k bits, the parties have."""
+    low = (1 << k) - 1 if k < 64 else -1
+    total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
+    # Of a sum mod 2^64 the bits from k on are right mod 2^(64 - k), and nobody asks for those of 64.
+    return MaskValues(total & low, total >> min(k, 63), (total >> (k - 1)) & 1)
+
+
+def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
+    """The values of those of `dealt_fields` that are among the fields."""
+    values = {
+        "carry": lambda: a.carry,
+        "wrapped": lambda: a.carry + a.top,
+        "factor_carry": lambda: b.carry,
+        "factor_wrapped": lambda: b.carry + b.top,
+        "product": lambda: (a.value * b.value + (1 << cut >> 1)) >> cut,
+        "top": lambda: a.top * b.value,
+        "factor_top": lambda: a.value * b.top,
+        "tops": lambda: a.top * b.top,
+    }
+    return {name: value() for name, value in values.items() if name in fields}
 
 
 class Operand(NamedTuple):
@@ -70,7 +203,7 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
 
     Each of x and y is rounded by every party on its own, within N/2 units, and exact if shares are multiples of
     2^shift. |z| < 2^(k-2), unless k = bits + cut; k <= bits + cut. The result is exact for cut = 0, else within
-    (N + 1)/2 units. Cost: `cost.lifted_product`.
+    (N + 1)/2 units. Cost: `price`.
     """
     shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut))
     left, right = opened(session, (x, shares.mask), (y, shares.factor))
@@ -127,3 +260,18 @@ def multiplied(
     if shares.tops is not None:
         out = out + ((shares.tops.long() * (left.wraps * right.wraps)) << (k + factor - cut))
     return out
+
+
+def price(left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int, cut: int = 0) -> Cost:
+    """Price of `product` of `left` values and `right` factors, opened in `value` and `factor` bits, for `out` results
+    mod 2^bits, less their lowest `cut` bits: 1 round.
+    """
+    masks = 2 * packed(left * (bits + cut - value))
+    offline = masks + dealt_bytes(right, out, value, factor, bits + cut, cut)
+    return cost.opening(parties, packed(left * value) + packed(right * factor), 8 * offline)
+
+
+def dealt_bytes(right: int, out: int, value: int, factor: int, bits: int, cut: int) -> int:
+    """Bytes that are dealt of the masks of `right` factors, and of the products with them."""
+    of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
+    return 2 * packed(right * (bits - factor)) + sum(packed(out * width) for width in of_products)

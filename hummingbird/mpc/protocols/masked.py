@@ -19,10 +19,12 @@ one table at most. A wider one, or one for which fewer bits count for more than 
 (step_tables.py).
 
 Then one opening of c_b = b xor r_b and c_s = s xor r_s; with dealt shares of r_b, r_s, lambda and r_b lambda the rest
-is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. Shares of lambda cost
-the dealer only the carry of its summands; and nothing where the parties' shares of x are right in all bits that are
-wanted (`whole`), as those of an input are: [lambda] = x^ - [x] + 2^k ([X < h] - [s]), and z is x. Of an x outside
-the window, for which the right side is off by x - x', x' in [-2^(k-1), 2^(k-1)), y is b x' + c_b (x - x') then.
+is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. lambda is the sum of the
+low k bits of the parties' words, and the parties hold these as integers, not mod 2^k: shares of lambda cost the dealer
+only the carry of its summands, in as many bits as the ring has beyond k; and nothing where the parties' shares of x are
+right in all bits that are wanted (`whole`), as those of an input are: [lambda] = x^ - [x] + 2^k ([X < h] - [s]), and z
+is x. Of an x outside the window, for which the right side is off by x - x', x' in [-2^(k-1), 2^(k-1)), y is
+b x' + c_b (x - x') then.
 
 Comparisons of a value with several public numbers take one opening: thresholds.py.
 
@@ -34,23 +36,190 @@ and relu(x) by one bit are derived here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from hummingbird import cost, kernels
-from hummingbird.cost import Cost
+from hummingbird import kernels
+from hummingbird.cost import Cost, packed
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.words import Words, plain
-from hummingbird.mpc.correlations.masked import MaskedOpening, MaskedShares
-from hummingbird.mpc.protocols import step_tables, thresholds
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.correlations.request import Draw, Request, layout
+from hummingbird.mpc.protocols import step_tables, table_choice, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.protocols.comparison import Comparison, most_at_once
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
+
+
+class MaskedShares(NamedTuple):
+    """A party's part of a masked opening.
+
+    mask: its summand of lambda in the low k bits, int32 or int64 (count,). choice_bits, wrap_bits: xor shares of r_b
+    and r_s, uint8 (ceil(count/8),). choice, wrap: r_b and r_s as numbers.
+    product: r_b lambda. tables: xor shares of the step tables, lowest first, uint8 (ceil(count 2^c / 8),). carry: (sum
+    of the summands - lambda) / 2^k, unless the parties' shares of x are whole.
+    """
+
+    mask: Words
+    choice_bits: Words
+    wrap_bits: Words
+    choice: Words
+    wrap: Words
+    product: Words
+    tables: list[Words]
+    carry: Words | None = None
+
+
+@dataclass(frozen=True)
+class MaskedOpening(Request[MaskedShares]):
+    """`count` masks for a window [k:m) that is cut into `tables`; results are wanted mod 2^ring, k <= ring <= 64.
+
+    whole: 1 if the parties' shares of what is compared are right mod 2^ring, so that no carry is dealt; else 0.
+    """
+
+    kind = "masked"
+    count: int = number()
+    k: int = number(most=64)
+    m: int = number(most=64)
+    tables: int = number(most=64)
+    ring: int = number(most=64)
+    whole: int = number(most=1, default=0)
+
+    def check(self) -> None:
+        if self.k > self.ring:
+            raise ValueError(f"k {self.k} exceeds ring {self.ring}")
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bits of the window that each table covers, lowest first."""
+        return step_tables.chunks(self.k - self.m, self.tables)
+
+    @cached_property
+    def free(self) -> Fields:
+        bits = Field("packed", (packed(self.count),), left=True)
+        mask = Field("ring", (self.count,), width=self.k, apart=True, left=True)
+        return {"mask": mask, "choice_bits": bits, "wrap_bits": bits}
+
+    @cached_property
+    def derived(self) -> Fields:
+        whole = Field("ring", (self.count,), width=self.ring, left=True)
+        high = Field("ring", (self.count,), width=self.ring - self.k, left=True)  # is used times 2^k
+        tables = {
+            f"table_{place}": Field("packed", (packed(self.count << c),), left=True)
+            for place, c in enumerate(self.sizes)
+        }
+        carry = {} if self.whole else {"carry": high}
+        return {**carry, "choice": whole, "wrap": high, "product": whole, **tables}
+
+    def derive(self, mask: list[Tensor], choice_bits: Tensor, wrap_bits: Tensor) -> dict[str, Tensor]:
+        values = kernels.mask_values(
+            mask, choice_bits, wrap_bits, self.count, self.k, self.m, self.sizes, bool(self.whole)
+        )
+        return dict(zip(self.derived, values, strict=True))
+
+    def correct_at_once(self, draw: Draw) -> list[Tensor]:
+        fields = [draw(item, 0) for item in self.free.values()] + [draw(item, 1) for item in self.derived.values()]
+        left = cast("list[list[Drawn]]", fields)
+        out = kernels.deal_masks(left, self.count, self.k, self.m, self.ring, self.sizes, bool(self.whole))
+        return [x.view(dtype) for x, (dtype, _) in zip(out, layout(self), strict=True)]
+
+    def shares(self, **words: Words) -> MaskedShares:
+        tables = [words.pop(f"table_{place}") for place in range(self.tables)]
+        return MaskedShares(**words, tables=tables)
+
+
+def relu(
+    session: Session,
+    share: Tensor,
+    shift: int,
+    k: int,
+    m: int,
+    ring: int = 64,
+    tables: int | None = None,
+    whole: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
+
+    z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
+    share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. tables: of at most 8 bits, that the window is cut into;
+        None: as few rounds as possible. whole: whether the shares are of x mod 2^(ring + shift).
+    Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
+    """
+    count, tables = share.numel(), tables or table_choice.fewest_rounds(k - m)
+    material = session.correlation(MaskedOpening(count, k, m, tables, ring, int(whole)))
+    mine = kernels.mask_words(share, material.mask, shift, k)
+    frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
+    opened, both = _compare(session, material, frames, count, k, m)
+    (public,) = open_bits(session, both)
+    own: tuple[Words, Words | None] = (_cut(share, shift), None) if whole else (material.mask, material.carry)
+    words = material.choice, material.wrap, material.product
+    return kernels.lift(opened, public, *own, *words, k, session.rank == 0)
+
+
+def _cut(share: Tensor, shift: int) -> Tensor:
+    return (share + (1 << shift >> 1)) >> shift if shift else share
+
+
+def _compare(
+    session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
+) -> tuple[Tensor, Tensor]:
+    """The opened words, and xor shares of c_b and c_s, packed: uint8 (2, ceil(count/8))."""
+    bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
+    if not more:
+        return kernels.compare_opened(frames, table, *bits, count, k, m, session.rank == 0)
+    opened = kernels.open_words(frames, count, k)
+    both = step_tables.compare(session, [opened], [plain(steps) for steps in material.tables], k, m)
+    return opened, both[:, 0] ^ torch.stack([plain(share) for share in bits])
+
+
+def relu_price(
+    n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False
+) -> Cost:
+    """Price of `relu` on n values: k + 2 bits for each, in 2 rounds for one table; with `whole` no carry is dealt."""
+    price = thresholds.relus_price(n, k, m, ring, parties, tables)
+    return replace(price, offline_bits=price.offline_bits - 8 * packed(n * (ring - k))) if whole else price
+
+
+@dataclass(frozen=True)
+class MaskedLaw(Law):
+    """d = r + u, u uniform in [0, 2^m): the low bits of the mask, and below those what two shares' rounding adds;
+    bit = [S(d) >= 2^m], z = floor(r + u mod 2^q) + S(d) - d, floor to a multiple of 2^q.
+
+    With floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) and the mask's part of u.
+    """
+
+    rounds_apart = False
+
+    @property
+    def draws(self) -> int:
+        return 1 if self.m else 0
+
+    @property
+    def disturbances(self) -> int:
+        return self.parties - 2 if self.q else 0
+
+    @property
+    def cut(self) -> Cut:
+        half, least = 1 << (self.k - 1), 1 << self.m
+        return Cut(self.k, self.m, self.draws, least, half - least, True, self.q)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        half, off = 1 << (self.k - 1), self.disturbances << self.q >> 1
+        return (off - half) * UNIT, (half - off - self.slack - 1) * UNIT
+
+    def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        turns = self.turns(r + u)
+        return r + u - turns >= 1 << self.m, self.rounded(r, u & ((1 << self.q) - 1)) - turns
 
 
 class Masked(Comparison):
@@ -132,8 +301,8 @@ class Masked(Comparison):
         return (y << q, z << q) if q else (y, z)
 
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
-        tables = self.tables(scale, parties, knots)
-        return cost.masked_relu(n, *self._bits(scale), parties, tables, knots, self.whole)
+        how = *self._bits(scale), parties, self.tables(scale, parties, knots)
+        return relu_price(n, *how, self.whole) if knots == 1 else thresholds.relus_price(n, *how, knots)
 
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
@@ -148,8 +317,8 @@ class Masked(Comparison):
         k, m, tables = self._coarser(scale, parties, knots, fraction)
         most = most_at_once(knots)
         whole, rest = divmod(n, most)
-        parts = cost.masked_squares(most, k, m, parties, tables, knots) * whole
-        return parts + cost.masked_squares(rest, k, m, parties, tables, knots) if rest or not whole else parts
+        parts = thresholds.squares_price(most, k, m, parties, tables, knots) * whole
+        return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
         """k and m of the window in units of 2^-fraction, two bits wide at least, and how many tables it takes."""
@@ -157,80 +326,3 @@ class Masked(Comparison):
         k = max(2, self.k(scale) - dropped)
         m = min(k - 2, max(0, self.window.low - dropped))
         return k, m, self.aim.tables(k - m, parties, knots)
-
-
-@dataclass(frozen=True)
-class MaskedLaw(Law):
-    """d = r + u, u uniform in [0, 2^m): the low bits of the mask, and below those what two shares' rounding adds;
-    bit = [S(d) >= 2^m], z = floor(r + u mod 2^q) + S(d) - d, floor to a multiple of 2^q.
-
-    With floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) and the mask's part of u.
-    """
-
-    rounds_apart = False
-
-    @property
-    def draws(self) -> int:
-        return 1 if self.m else 0
-
-    @property
-    def disturbances(self) -> int:
-        return self.parties - 2 if self.q else 0
-
-    @property
-    def cut(self) -> Cut:
-        half, least = 1 << (self.k - 1), 1 << self.m
-        return Cut(self.k, self.m, self.draws, least, half - least, True, self.q)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        half, off = 1 << (self.k - 1), self.disturbances << self.q >> 1
-        return (off - half) * UNIT, (half - off - self.slack - 1) * UNIT
-
-    def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        turns = self.turns(r + u)
-        return r + u - turns >= 1 << self.m, self.rounded(r, u & ((1 << self.q) - 1)) - turns
-
-
-def relu(
-    session: Session,
-    share: Tensor,
-    shift: int,
-    k: int,
-    m: int,
-    ring: int = 64,
-    tables: int | None = None,
-    whole: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
-
-    z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
-    share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. tables: of at most 8 bits, that the window is cut into;
-        None: as few rounds as possible. whole: whether the shares are of x mod 2^(ring + shift).
-    Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one table.
-    """
-    count, tables = share.numel(), tables or cost.tables(k - m)
-    material = session.correlation(MaskedOpening(count, k, m, tables, ring, int(whole)))
-    mine = kernels.mask_words(share, material.mask, shift, k)
-    frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
-    opened, both = _compare(session, material, frames, count, k, m)
-    (public,) = open_bits(session, both)
-    own: tuple[Words, Words | None] = (_cut(share, shift), None) if whole else (material.mask, material.carry)
-    words = material.choice, material.wrap, material.product
-    return kernels.lift(opened, public, *own, *words, k, session.rank == 0)
-
-
-def _cut(share: Tensor, shift: int) -> Tensor:
-    return (share + (1 << shift >> 1)) >> shift if shift else share
-
-
-def _compare(
-    session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
-) -> tuple[Tensor, Tensor]:
-    """The opened words, and xor shares of c_b and c_s, packed: uint8 (2, ceil(count/8))."""
-    bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
-    if not more:
-        return kernels.compare_opened(frames, table, *bits, count, k, m, session.rank == 0)
-    opened = kernels.open_words(frames, count, k)
-    both = step_tables.compare(session, [opened], [plain(steps) for steps in material.tables], k, m)
-    return opened, both[:, 0] ^ torch.stack([plain(share) for share in bits])

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
-from hummingbird.mpc.protocols.boolean import and_, and_pair
+from hummingbird.cost import Cost, packed
+from hummingbird.mpc.protocols.boolean import and_, and_pair, and_pair_price, and_price
 from hummingbird.mpc.session.session import Session
 
 
@@ -35,12 +36,36 @@ def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor]
     return torch.stack((less ^ wrap, wrap))
 
 
+def price(n: int, count: int, parties: int) -> Cost:
+    """Price of `compare` on n comparisons with `count` tables: 3 bits for each inner node of the tree, twice along the
+    top, and 4 at the root.
+    """
+    total, below = cost.FREE, count - 1
+    while below > 1:
+        nodes = below // 2 + 2 * (below % 2)
+        total += and_pair_price(n, nodes, nodes, parties)
+        below //= 2
+    return total + (and_price(n, 2, parties) if below else cost.FREE)
+
+
+def chunks(w: int, tables: int) -> list[int]:
+    """Bits of a window of w bits that each of the tables covers, lowest first; the sizes differ by one at most."""
+    if not 0 < tables <= w or -(-w // tables) > 8:
+        raise ValueError(f"{tables} tables of at most 8 bits do not cover a window of {w} bits")
+    return [w // tables + (place < w % tables) for place in range(tables)]
+
+
+def dealt_bytes(n: int, w: int, tables: int) -> int:
+    """Bytes that are dealt of the tables of n masks, for a window of w bits that is cut into so many."""
+    return sum(packed(n << size) for size in chunks(w, tables))
+
+
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
     """Answers of each table on its bits of X, lowest first: uint8 (2, ceil(n/8)), [L < v] and [L <= v]; four rows of
     the top table, or the first and the last of these if it is alone.
     """
     low, looked = m, []
-    for place, (size, table) in enumerate(zip(cost.chunks(k - m, len(tables)), tables, strict=True)):
+    for place, (size, table) in enumerate(zip(chunks(k - m, len(tables)), tables, strict=True)):
         rows = (0, 1) if place < len(tables) - 1 else (0, 1, 2, 3) if place else (0, 3)
         looked.append(kernels.lookup(opened, table, low, size, rows))
         low += size

@@ -28,16 +28,100 @@ Source: derived here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
-from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.thresholds import MaskedThresholds, ThresholdShares
-from hummingbird.mpc.protocols import step_tables
+from hummingbird.cost import Cost, packed
+from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.protocols import step_tables, table_choice
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.session.session import Session
+
+
+class ThresholdShares(NamedTuple):
+    """A party's part of an opening that is compared with J numbers.
+
+    mask: its summand of lambda in the low k bits, int32 or int64 (count,). bits: xor shares of r_b and r_s for each
+    number, uint8 (J, 2, ceil(count/8)). carry: (sum of the summands - lambda) / 2^k. choice, wrap: r_b and r_s as
+    numbers, (J, count). product: r_b lambda. tables: xor shares of the step tables, lowest first. Where squares are
+    wanted, square: lambda^2, (count,); choice_square, wrap_product: r_b lambda^2 and r_s lambda, (J, count).
+    """
+
+    mask: Words
+    bits: Words
+    carry: Words
+    choice: Words
+    wrap: Words
+    product: Words
+    tables: list[Words]
+    square: Words | None = None
+    choice_square: Words | None = None
+    wrap_product: Words | None = None
+
+
+@dataclass(frozen=True)
+class MaskedThresholds(Request[ThresholdShares]):
+    """`count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value; results are
+    wanted mod 2^ring, k <= ring <= 64. squares: 1 if the squares of the ReLUs are wanted, for k < ring; else 0.
+    """
+
+    kind = "masked_thresholds"
+    count: int = number()
+    knots: int = number(least=1)
+    k: int = number(most=64)
+    m: int = number(most=64)
+    tables: int = number(most=64)
+    ring: int = number(most=64)
+    squares: int = number(most=1)
+
+    def check(self) -> None:
+        if self.k + self.squares > self.ring:
+            raise ValueError(f"k {self.k} exceeds ring {self.ring}, less 1 for squares")
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bits of the window that each table covers, lowest first."""
+        return step_tables.chunks(self.k - self.m, self.tables)
+
+    @cached_property
+    def free(self) -> Fields:
+        mask = Field("ring", (self.count,), width=self.k, apart=True)
+        return {"mask": mask, "bits": Field("packed", (self.knots, 2, packed(self.count)))}
+
+    @cached_property
+    def derived(self) -> Fields:
+        whole, high = (Field("ring", (self.knots, self.count), width=w) for w in (self.ring, self.ring - self.k))
+        carry = Field("ring", (self.count,), width=self.ring - self.k)
+        tables = {f"table_{place}": Field("packed", (packed(self.count << c),)) for place, c in enumerate(self.sizes)}
+        relus = {"carry": carry, "choice": whole, "wrap": high, "product": whole, **tables}
+        if not self.squares:
+            return relus
+        square = Field("ring", (self.count,), width=self.ring)
+        product = Field("ring", (self.knots, self.count), width=self.ring - self.k - 1)  # is used times 2^(k + 1)
+        return {**relus, "square": square, "choice_square": whole, "wrap_product": product}
+
+    def derive(self, mask: list[Tensor], bits: Tensor) -> dict[str, Tensor]:
+        choice, wrap = bits.unbind(1)
+        values = kernels.mask_values(mask, choice, wrap, self.count, self.k, self.m, self.sizes)
+        relus = dict(zip(self.derived, values, strict=False))
+        if not self.squares:
+            return relus
+        lambda_ = reduce(torch.add, [share.long() for share in mask]) & ((1 << self.k) - 1)
+        square = lambda_ * lambda_  # mod 2^64
+        products = {"choice_square": relus["choice"] * square, "wrap_product": relus["wrap"] * lambda_}
+        return {**relus, "square": square, **products}
+
+    def shares(self, **words: Words) -> ThresholdShares:
+        tables = [words.pop(f"table_{place}") for place in range(self.tables)]
+        return ThresholdShares(**words, tables=tables)
 
 
 def relus(
@@ -53,7 +137,7 @@ def relus(
     """Shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,), z = x / 2^shift.
 
     share, shift, k, m, ring, tables: as for `masked.relu`. knots: J whole numbers; |z - t| < 2^(k-1) - 2^m for each.
-    Cost: `cost.masked_relu` of J knots: k + 2J bits and 2 rounds for one table.
+    Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
     own = plain(material.mask), plain(material.carry)
@@ -76,7 +160,7 @@ def squares(
 ) -> tuple[Tensor, Tensor]:
     """Shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each, z = x / 2^shift.
 
-    As `relus`, for k < 64. Cost: `cost.masked_squares`: the bits and rounds of `relus`.
+    As `relus`, for k < 64. Cost: `squares_price`: the bits and rounds of `relus`.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, 64, tables, True)
     first = int(session.rank == 0)
@@ -117,7 +201,7 @@ def _compared(
 ) -> tuple[ThresholdShares, list[Tensor], Tensor]:
     """The material, x^ - t mod 2^k for each knot, int64 (n,), and its public c_b and c_s, uint8 (J, 2, ceil(n/8))."""
     count, many = share.numel(), len(knots)
-    tables = tables or cost.tables(k - m, many)
+    tables = tables or table_choice.fewest_rounds(k - m, many)
     material = session.correlation(MaskedThresholds(count, many, k, m, tables, ring, int(squared)))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
@@ -126,3 +210,20 @@ def _compared(
     both = step_tables.compare(session, places, [plain(steps) for steps in material.tables], k, m)
     (public,) = open_bits(session, (both.transpose(0, 1) ^ plain(material.bits)).contiguous())
     return material, places, public
+
+
+def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
+    """Price of `relus` on n values and so many knots: k + 2J bits for each value, in 2 rounds for one table."""
+    tables = tables or table_choice.fewest_rounds(k - m, knots)
+    words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
+    dealt = sum(packed(n * width) for width in words) + step_tables.dealt_bytes(n, k - m, tables)
+    opened = cost.opening(parties, packed(n * k), 8 * dealt)
+    compared = step_tables.price(8 * packed(n) * knots, tables, parties)
+    return opened + compared + cost.opening(parties, 2 * knots * packed(n))
+
+
+def squares_price(n: int, k: int, m: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
+    """Price of `squares`: `relus` mod 2^64 and what is dealt for the squares, not a bit more between the parties."""
+    words = [64, *(knots * width for width in (64, 64 - k - 1))]
+    dealt = Cost(offline_bits=8 * sum(packed(n * width) for width in words))
+    return relus_price(n, k, m, 64, parties, tables, knots) + dealt

@@ -18,19 +18,76 @@ take 129 bits and 2 rounds, and a truncation among three parties one more (wrap 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
 from torch import Tensor
 
-from hummingbird import kernels
-from hummingbird.mpc.correlations.truncation import Selection, Truncation
+from hummingbird import cost, kernels
+from hummingbird.cost import Cost, packed
+from hummingbird.mpc.correlations.field import Field, Fields, planes
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.session.session import Session
 
 OFFSET = 1 << 62  # makes every value within +-2^62 non-negative
 
 
+class SelectionShares(NamedTuple):
+    """Shares of a bit r, packed and as a number (`flag`), of a mask and its quotients, and of r times both quotients.
+
+    bit: xor shares, uint8 (1, ceil(count/8)); all others are additive, int64 (count,).
+    """
+
+    bit: Tensor
+    mask: Tensor
+    flag: Tensor
+    unsigned: Tensor
+    signed: Tensor
+    flag_unsigned: Tensor
+    flag_signed: Tensor
+
+
+@dataclass(frozen=True)
+class Selection(Request[SelectionShares]):
+    """a and a bit r uniform; r as a number, a >> shift with zeros and with sign drawn in, and r times both.
+
+    Without a shift, the mask is its own quotient, and r a is dealt once.
+    """
+
+    kind = "select"
+    count: int = number()
+    shift: int = number(most=62)
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"bit": planes(1, self.count), "mask": Field("ring", (self.count,))}
+
+    @cached_property
+    def derived(self) -> Fields:
+        names = ("flag", "unsigned", "signed", "flag_unsigned", "flag_signed") if self.shift else ("flag", "flag_mask")
+        return dict.fromkeys(names, Field("ring", (self.count,)))
+
+    def derive(self, bit: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        flag = kernels.from_bits(bit.view(-1), self.count)
+        if not self.shift:
+            return {"flag": flag, "flag_mask": flag * mask}
+        unsigned, signed = shifted(mask, self.shift)
+        quotients = {"unsigned": unsigned, "signed": signed}
+        return {"flag": flag, **quotients, "flag_unsigned": flag * unsigned, "flag_signed": flag * signed}
+
+    def shares(self, **tensors: Tensor) -> SelectionShares:
+        if not self.shift:
+            mask, product = tensors["mask"], tensors.pop("flag_mask")
+            return SelectionShares(**tensors, unsigned=mask, signed=mask, flag_unsigned=product, flag_signed=product)
+        return SelectionShares(**tensors)
+
+
 def select(session: Session, x: Tensor, bit: Tensor, shift: int) -> tuple[Tensor, Tensor]:
     """Shares of bit * z and of z, z = x >> shift (shift > 0: plus 0 or 1 unit), both int64 (n,).
 
-    x: additive shares int64 (n,), |x| < 2^62; bit: xor shares, packed uint8 (ceil(n/8),). Cost: `cost.select`: 65 n
+    x: additive shares int64 (n,), |x| < 2^62; bit: xor shares, packed uint8 (ceil(n/8),). Cost: `select_price`: 65 n
         bits, 1 round.
     """
     material = session.correlation(Selection(x.numel(), shift))
@@ -50,14 +107,70 @@ def select(session: Session, x: Tensor, bit: Tensor, shift: int) -> tuple[Tensor
     )
 
 
+def select_price(n: int, shift: int, parties: int) -> Cost:
+    """Price of `select` on n values: 65 bits each and one round, truncation included."""
+    return cost.opening(parties, 8 * n + packed(n), 64 * n * (5 if shift else 2))
+
+
+class QuotientShares(NamedTuple):
+    """Additive shares of a mask and of its two quotients, rounded down; int64 (count,)."""
+
+    mask: Tensor
+    unsigned: Tensor
+    signed: Tensor
+
+
+@dataclass(frozen=True)
+class Quotients(Request[QuotientShares]):
+    """A mask a, uniform, and two versions of its quotient: of a as an unsigned and as a signed 64-bit number. Which one
+    is right, the opened value tells.
+    """
+
+    count: int = number()
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"mask": Field("ring", (self.count,))}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return dict.fromkeys(("unsigned", "signed"), Field("ring", (self.count,)))
+
+    def shares(self, **tensors: Tensor) -> QuotientShares:
+        return QuotientShares(**tensors)
+
+
+@dataclass(frozen=True)
+class Truncation(Quotients):
+    """a uniform; a >> shift, with zeros and with copies of the top bit drawn in."""
+
+    kind = "truncate"
+    shift: int = number(most=62)
+
+    def derive(self, mask: Tensor) -> dict[str, Tensor]:
+        unsigned, signed = shifted(mask, self.shift)
+        return {"unsigned": unsigned, "signed": signed}
+
+
 def truncate(session: Session, x: Tensor, shift: int) -> Tensor:
-    """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62. Cost: `cost.truncate`: 64 n
+    """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62. Cost: `truncate_price`: 64 n
     bits, 1 round.
     """
     material = session.correlation(Truncation(x.numel(), shift))
     opened = x + material.mask
     _open(session, opened)
     return kernels.rescale(opened, material.unsigned, material.signed, shift, session.rank == 0, OFFSET)
+
+
+def truncate_price(n: int, parties: int) -> Cost:
+    """Price of `truncate` on n values: 64 bits each and one round."""
+    return cost.opening(parties, 8 * n, 64 * n * 2)
+
+
+def shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """mask >> shift with zeros, and with copies of the top bit, drawn in."""
+    signed = mask >> shift
+    return (signed & ((1 << (64 - shift)) - 1) if shift else signed), signed
 
 
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:

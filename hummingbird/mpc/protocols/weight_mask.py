@@ -16,17 +16,66 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hummingbird import cost, ring
-from hummingbird.cost import Cost
-from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
+from hummingbird.cost import Cost, packed
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import number, shape
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.protocols import beaver
-from hummingbird.mpc.session import sharing
+from hummingbird.mpc.protocols.beaver import DealtProduct
 from hummingbird.mpc.session.session import Session
+
+
+class FixedMaskShares(NamedTuple):
+    """A share of the mask of a weight."""
+
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class FixedMask(Request[FixedMaskShares]):
+    """b uniform, the same whenever the key is."""
+
+    kind = "fixed"
+    shape: tuple[int, ...] = shape()
+    key: int = number()
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"mask": Field("ring", self.shape, key=self.key)}
+
+    def shares(self, **tensors: Tensor) -> FixedMaskShares:
+        return FixedMaskShares(**tensors)
+
+
+class FixedTripleShares(NamedTuple):
+    """Shares of a fresh mask a, and of c = op(a, b) with the b that the parties have."""
+
+    a: Tensor
+    c: Tensor
+
+
+@dataclass(frozen=True)
+class FixedTriple(DealtProduct[FixedTripleShares]):
+    """a uniform; c = op(a, b, **kwargs) with the b of `FixedMask`, of the same key."""
+
+    kind = "linear"
+    key: int = number()
+
+    @cached_property
+    def free(self) -> Fields:
+        b = Field("ring", self.size1, key=self.key, earlier=True)  # in Z_2^64, for products of any width
+        return {"a": Field("ring", self.size0, width=self.bits), "b": b}
+
+    def shares(self, **tensors: Tensor) -> FixedTripleShares:
+        return FixedTripleShares(**tensors)
 
 
 class FixedWeight(nn.Module):
@@ -50,6 +99,8 @@ class FixedWeight(nn.Module):
         """This party's summand of d; the weight itself is forgotten."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
+        from hummingbird.mpc.session import sharing  # it brings CrypTen, which a dealer has not
+
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
         self.mask = session.correlation(FixedMask(self.shape, self.key)).mask
         self.code = None
@@ -66,7 +117,7 @@ class FixedWeight(nn.Module):
     ) -> Tensor:
         """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product.
 
-        Cost: `cost.fixed_product`, `bits` bits per element of x, 1 round.
+        Cost: `product_price`, `bits` bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         view = self.shape if view is None else view
@@ -79,6 +130,13 @@ class FixedWeight(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.shape} private to party {self.owner}"
+
+
+def product_price(left: int, out: int, parties: int, bits: int = 64) -> Cost:
+    """Price of a product with an opened weight, from `left` elements of the input to `out` results mod 2^bits: 1
+    round.
+    """
+    return cost.opening(parties, packed(bits * left), 8 * packed(bits * out))
 
 
 def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
@@ -107,7 +165,7 @@ def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
     if digest:
         session.dealer.bind(f"weights {weights[0].key}", digest)
     received = list(session.channel.exchange(*summands).values())
-    for number, (weight, summand) in enumerate(zip(weights, summands, strict=True)):
+    for place, (weight, summand) in enumerate(zip(weights, summands, strict=True)):
         for theirs in received:
-            summand += theirs[number]
+            summand += theirs[place]
         weight.difference = summand

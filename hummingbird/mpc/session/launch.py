@@ -29,7 +29,7 @@ from hummingbird.crypten.provider import DealerProvider
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.mpc.functions.division import divide
+from hummingbird.mpc.protocols.division import divide
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lane_notes import LaneNotes

@@ -15,8 +15,8 @@ from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.reference.shares import dealing
 from hummingbird.kernels.shares.dealing import deal_masks
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, received
+from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream, derive
 
 RUN = 512  # elements that the C++ does at a time (csrc/words.h)

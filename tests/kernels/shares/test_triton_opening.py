@@ -20,7 +20,7 @@ from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import dealing as gpu_dealing, opening as gpu
 from hummingbird.kernels.reference.shares import dealing, opening, packing
 from hummingbird.kernels.shares.words import Packed
-from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream
 
 device, sizes = torch.device(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")]

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.dealer import server as server_module
 from hummingbird.mpc.dealer.server import Used
+from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.rpc import service
 from hummingbird.version import VERSION
 from tests.support.correlation_checks import CASES, take_and_check

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from hummingbird.errors import DealerError, OverloadError
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer import command as dealer_command
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.server import IDLE_SECONDS, MAX_BUSY, MAX_SESSIONS, DealerService
+from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.rpc.server import ServiceConfig
 from hummingbird.version import VERSION
 from tests.channel.test_connect import Authority

@@ -15,12 +15,12 @@ import hummingbird
 from hummingbird.__main__ import main
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, DealerError, InputError
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.receiver_rotation import received_by
-from hummingbird.mpc.correlations.truncation import Truncation
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
+from hummingbird.mpc.protocols.beaver import SquarePair
+from hummingbird.mpc.protocols.truncation import Truncation
 from hummingbird.prg import CIPHERS
 from tests.jobs.stores import SLICE, net, rows, write_store
 from tests.support.correlation_checks import CASES, columns

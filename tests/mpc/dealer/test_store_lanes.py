@@ -14,10 +14,10 @@ import torch
 
 from hummingbird.__main__ import main
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.protocols.beaver import SquarePair
 from tests.jobs.stores import net, rows, write_store
 from tests.mpc.dealer.test_store_deaths import handed_out, marked
 from tests.support.nursery import Nursery

@@ -14,10 +14,10 @@ import torch
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections, expand, received
 from hummingbird.mpc.dealer.folder import chunk_checksum
 from hummingbird.mpc.dealer.supplies import Supplies, Supply
+from hummingbird.mpc.protocols.beaver import SquarePair
 from tests.support.correlation_checks import CASES
 from tests.support.patience import HANG, NEVER, until
 

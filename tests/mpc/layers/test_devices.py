@@ -30,11 +30,11 @@ from hummingbird.kernels import chacha20, devices, registry
 from hummingbird.kernels.reference.shares import products
 from hummingbird.kernels.shares import opening, packing
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.request import ReceiverTurn
 from hummingbird.mpc.dealer.supplies import Supplies
 from hummingbird.mpc.layers.averaging import sums_by_halves
 from hummingbird.mpc.protocols import weight_mask
+from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.mpc.protocols.registry import PROTOCOLS
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session import session as sessions

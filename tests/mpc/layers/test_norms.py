@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hummingbird
-from hummingbird import cost
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import InputError
@@ -20,8 +19,10 @@ from hummingbird.mpc.layers import norms
 from hummingbird.mpc.layers.arithmetic import REALS
 from hummingbird.mpc.layers.layer import Spec
 from hummingbird.mpc.layers.norms import Norm
-from hummingbird.mpc.protocols import poly
+from hummingbird.mpc.protocols import beaver, poly
+from hummingbird.mpc.protocols.lift import lift_price
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
+from hummingbird.mpc.protocols.truncation import truncate_price
 from hummingbird.ring import SCALE
 from tests.support.operations import Function
 from tests.support.parties import succeed
@@ -97,16 +98,16 @@ def test_the_price_of_a_norm_is_the_sum_written_out(protocol: str) -> None:
     attrs = {"last": 1, "groups": None, "eps": 1e-5, "center": True, "sizes": (length,)}
     _, count = norms.places(length, 1e-5)
     knots = len(norms.root(length).knots)
-    look_up = poly.price(n, norms.looked_up(), 21, parties) + cost.lift(n, 21, 64, parties)
-    spline = cost.lift(n, 18, 64, parties) + exact.cost(n, SCALE, parties, knots)
+    look_up = poly.price(n, norms.looked_up(), 21, parties) + lift_price(n, 21, 64, parties)
+    spline = lift_price(n, 18, 64, parties) + exact.cost(n, SCALE, parties, knots)
     assert Norm(attrs, exact).cost([Spec((n, length), SCALE)], parties) == (
-        cost.truncate(n, parties)
-        + cost.opened_rows(n * length, n, parties, 64)
+        truncate_price(n, parties)
+        + beaver.rows_price(n * length, n, parties, 64)
         + exact.cost(n, SCALE, parties, 2 * count)
-        + cost.product(n, n, n, parties)
+        + beaver.product_price(n, n, n, parties)
         + (look_up if protocol == "masked" else spline)
-        + cost.product(n, n, n, parties)
-        + cost.lift(n, 47, 64, parties)
+        + beaver.product_price(n, n, n, parties)
+        + lift_price(n, 47, 64, parties)
     )
 
 

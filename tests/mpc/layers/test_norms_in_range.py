@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import cost
 from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.channel import meter
 from hummingbird.convert import build
@@ -24,6 +23,7 @@ from hummingbird.mpc.layers.norms import Norm
 from hummingbird.mpc.protocols import poly, rows
 from hummingbird.mpc.protocols.lifted_product import Opening, Operand
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.protocols.rows import lifted_rows_price
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.support.covering import covering
@@ -248,7 +248,7 @@ def test_the_price_is_the_sum_written_out_and_what_is_sent(parties: int) -> None
         norm.read = read
         widths = found.value, found.opened, found.top, read, found.cut
         price = norm.cost([Spec((n, length), 36)], parties)
-        assert price == cost.lifted_rows(n * length, n, *widths, parties) + look_up and price.rounds == 3
+        assert price == lifted_rows_price(n * length, n, *widths, parties) + look_up and price.rounds == 3
     sessions, x = make_sessions(parties), torch.randn(n, length).mul(2.0**36).long()
 
     def run(session: Session, share: Tensor) -> Tensor:

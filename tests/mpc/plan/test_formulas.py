@@ -22,8 +22,9 @@ from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Spec
 from hummingbird.mpc.layers.pooling import MaxPool
 from hummingbird.mpc.plan import builders
-from hummingbird.mpc.protocols import poly
+from hummingbird.mpc.protocols import beaver, poly, thresholds, weight_mask
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.lift import lift_price
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.ring import SCALE
 from tests.support.operations import SMOOTH, cases
@@ -96,7 +97,7 @@ def tabulated(layer: Tabulated, scale: int, parties: int) -> Cost:
         assert (once.rounds, once.bits) == (1, 8 * (parties - 1) * (cost.HEADER_BYTES + cost.packed(15 * ALL)))
         return once
     tails = layer.comparison.cost(ALL, scale, parties, 2)  # a window of 64 bits is not widened
-    return tails + once + cost.lift(ALL, bits, 64, parties)
+    return tails + once + lift_price(ALL, bits, 64, parties)
 
 
 @pytest.mark.parametrize("parties", [2, 3])
@@ -117,8 +118,8 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
         once, twice = (compare.cost(ALL, scale, parties, thresholds) for thresholds in (1, 2))
         assert price(made("relu"), scale) == price(made("leaky_relu", slope=0.1), scale) == once
         assert price(made("hardtanh", low=-1.0, high=2.0), scale) == price(made("hardsigmoid"), scale) == twice
-        after = cost.square(ALL, parties) + cost.lift(ALL, 24, 64, parties)
-        squares = cost.masked_squares(
+        after = beaver.square_price(ALL, parties) + lift_price(ALL, 24, 64, parties)
+        squares = thresholds.squares_price(
             ALL, window.k - 4 if window.k < 64 else 64 - scale + 12, max(0, window.m - 4), parties, knots=2
         )
         assert price(made("hardswish"), scale) == (twice + after if protocol == "gmw" else squares)
@@ -128,17 +129,17 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
                 assert isinstance(layer, Tabulated)
                 assert price(layer, scale) == tabulated(layer, scale, parties)
             continue
-        knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties, 53)
+        knots, joined = len(smooth.squashing("tanh").knots), beaver.product_price(ALL, ALL, ALL, parties, 53)
         assert price(made("tanh"), scale) == (
-            compare.cost(ALL, scale, parties, knots) + joined + cost.lift(ALL, 21, 64, parties)
+            compare.cost(ALL, scale, parties, knots) + joined + lift_price(ALL, 21, 64, parties)
         )
         silu = made("silu")
         assert isinstance(silu, EvenSmooth)
         knots = len(silu.curve.knots)
         second = silu.again(scale).cost(ALL, SCALE, parties, knots)
-        assert price(silu, scale) == once + second + joined + cost.lift(ALL, 22, 64, parties)
+        assert price(silu, scale) == once + second + joined + lift_price(ALL, 22, 64, parties)
     slopes = PReLU(torch.rand(LENGTH), compare, 0)
-    assert price(slopes) == compare.cost(ALL, SCALE, parties) + cost.fixed_product(ALL, ALL, parties)
+    assert price(slopes) == compare.cost(ALL, SCALE, parties) + weight_mask.product_price(ALL, ALL, parties)
     assert price(PReLU(torch.rand(LENGTH), compare, None)) == compare.cost(ALL, SCALE, parties)
 
 
@@ -149,7 +150,7 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     softmax, argmax = places.Softmax(1, compare), places.Argmax(1, False, compare)
     spec = Spec(SHAPE, SCALE)
     log = len(splines.logarithm(LENGTH).knots)
-    after_log = compare.cost(N, SCALE, parties, log) + cost.lift(N, 24, 64, parties)
+    after_log = compare.cost(N, SCALE, parties, log) + lift_price(N, 24, 64, parties)
     if (found := softmax.tables(LENGTH)) is not None:
         assert protocol == "masked"
         exp = poly.price(ALL, found.exp, found.bits, parties)
@@ -157,18 +158,18 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
             tree(compare, N, LENGTH, parties)
             + exp  # a window of 20 bits is looked up as it is
             + poly.price(N, found.reciprocal, found.lifted, parties)
-            + cost.lift(ALL + N, 20, 64, parties)
-            + cost.product(ALL, N, ALL, parties, 64 - (40 - found.reciprocal.scale))
+            + lift_price(ALL + N, 20, 64, parties)
+            + beaver.product_price(ALL, N, ALL, parties, 64 - (40 - found.reciprocal.scale))
         )
         wide = named(protocol)(BitWindow(24, 0), 64)
         clamp = named(protocol)(BitWindow(25, 0), 64).cost(ALL, SCALE, parties)
         opened = places.LogSoftmax(1, wide).tables(LENGTH)
         assert opened is not None
         exp = poly.price(ALL, opened.exp, opened.bits, parties)
-        lifted = cost.lift(N, opened.bits - (opened.exp.scale - SCALE), 64, parties)
+        lifted = lift_price(N, opened.bits - (opened.exp.scale - SCALE), 64, parties)
         assert places.LogSoftmax(1, wide).cost([spec], parties) == (
             tree(wide, N, LENGTH, parties) + clamp + exp + lifted + wide.cost(N, SCALE, parties, log)
-        ) + cost.lift(N, 24, 64, parties)
+        ) + lift_price(N, 24, 64, parties)
     else:
         assert protocol == "gmw"
         total = 23  # 7 numbers of at most 1, and their sum; comparisons leave up to 1/2 undecided, four times in a row
@@ -176,16 +177,16 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
         assert softmax.cost([spec], parties) == (
             tree(compare, N, LENGTH, parties)
             + compare.cost(ALL, SCALE, parties, knots)
-            + cost.lift(ALL + N, total, 64, parties)
+            + lift_price(ALL + N, total, 64, parties)
             + compare.cost(N, SCALE, parties, inverse)
-            + cost.lift(N, 48, 64, parties)
-            + cost.product(ALL, N, ALL, parties)
+            + lift_price(N, 48, 64, parties)
+            + beaver.product_price(ALL, N, ALL, parties)
         )
         assert softmax.breadth([spec]) == max(knots * ALL, inverse * N)
         assert places.LogSoftmax(1, compare).cost([spec], parties) == (
             tree(compare, N, LENGTH, parties)
             + compare.cost(ALL, SCALE, parties, knots)
-            + cost.lift(N, total, 64, parties)
+            + lift_price(N, total, 64, parties)
             + after_log
         )
     wider = type(compare)(BitWindow(20 + 3 + 1, 0), 64)
@@ -206,4 +207,5 @@ def test_another_formula_has_another_price() -> None:
 
     spec = [Spec(SHAPE, SCALE)]
     once = compare.cost(ALL, SCALE, 2)
-    assert Swish(compare).cost(spec, 2) == once + cost.product(ALL, ALL, ALL, 2) != once + cost.square(ALL, 2)
+    product, square = beaver.product_price(ALL, ALL, ALL, 2), beaver.square_price(ALL, 2)
+    assert Swish(compare).cost(spec, 2) == once + product != once + square

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import hummingbird
-from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.crypten.adapter import MPCTensor, share_of
 from hummingbird.mpc.layers.layer import Lift, Spec, held
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
+from hummingbird.mpc.protocols.lift import lift_price
 from tests.support.covering import every
 from tests.support.gates import ACTIVATIONS, block
 from tests.support.operations import Case, Function, cases
@@ -61,7 +61,7 @@ def test_a_lift_opens_no_zeros() -> None:
     net = nn.Sequential(nn.SiLU(), Function(lambda x: x.transpose(1, 2) + (-x).transpose(1, 2).flip(1)))
     lift, x = lift_of(net, COARSE), 3 * torch.randn(2, 4, 5)
     assert lift._sizes(16) == (6, 10 + held(4), 64 - 6)
-    assert lift.cost([Spec((40,), 16)], 2) == cost.lift(40, 10 + held(4), 58, 2)
+    assert lift.cost([Spec((40,), 16)], 2) == lift_price(40, 10 + held(4), 58, 2)
     found = hummingbird.simulate(net, COARSE, mode="exact", seed=0)(x)
     assert float((found - net(x)).abs().max()) < 0.01
 

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
 from hummingbird.channel.interleave import Interleave, pass_on
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
-from hummingbird.mpc.correlations.bits import PrivateAnd
-from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.functions import smooth
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.softmax import Softmax
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan import net as nets
 from hummingbird.mpc.protocols import comparison as compare
+from hummingbird.mpc.protocols.gmw import PrivateAnd
+from hummingbird.mpc.protocols.masked import MaskedOpening
+from hummingbird.mpc.protocols.table_choice import fewest_rounds
 from hummingbird.mpc.session import session as sessions
 from tests.support.operations import Function
 from tests.support.parties import channels, succeed, together
@@ -195,7 +195,7 @@ def test_the_largest_part_is_within_the_limit_of_a_request() -> None:
     for window in (BitWindow(8, 0), BitWindow(20, 12), BitWindow(64, 0)):
         for protocol in ("masked", "gmw"):
             if protocol == "masked":
-                MaskedOpening(compare.AT_ONCE, window.k, window.m, cost.tables(window.w), ring=64)
+                MaskedOpening(compare.AT_ONCE, window.k, window.m, fewest_rounds(window.w), ring=64)
             else:
                 PrivateAnd(window.w, compare.AT_ONCE)
 

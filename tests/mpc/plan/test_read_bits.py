@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import cost, kernels
+from hummingbird import kernels
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.graph import trace
@@ -23,6 +23,7 @@ from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.layers.products import Multiply
 from hummingbird.mpc.plan.builders import builder
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
+from hummingbird.mpc.protocols import masked
 from hummingbird.serving.plan import input_bits
 from tests.support.covering import covering, every
 from tests.support.operations import cases
@@ -204,8 +205,8 @@ def test_a_relu_alone_is_dealt_no_carry() -> None:
     """44 bits less for each value of a window of 20, and a client's share has all 64 bits for 20."""
     private = hummingbird.convert_model(nn.ReLU().eval(), BitWindow(20, 12))
     (price,) = [item.cost for item in private.costs((1, 1000), 2) if item.cost.rounds]
-    assert price == cost.masked_relu(1000, 20, 12, 64, 2, whole=True)
-    assert price.offline_bits == cost.masked_relu(1000, 20, 12, 64, 2).offline_bits - 44 * 1000
+    assert price == masked.relu_price(1000, 20, 12, 64, 2, whole=True)
+    assert price.offline_bits == masked.relu_price(1000, 20, 12, 64, 2).offline_bits - 44 * 1000
     assert input_bits(private.plan) == 64
     read = hummingbird.convert_model(NOT_ALONE["read by a layer"].eval(), BitWindow(20, 12))
     assert input_bits(read.plan) == 20

@@ -13,9 +13,9 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.products import SquarePair, Triple
 from hummingbird.mpc.correlations.request import Request, expand
-from hummingbird.mpc.protocols import beaver
+from hummingbird.mpc.protocols import beaver, weight_mask
+from hummingbird.mpc.protocols.beaver import SquarePair, Triple
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
@@ -116,7 +116,7 @@ def test_products_of_every_width_and_their_price(
     with meter.meter() as counted:
         got = run(make_sessions(parties), product, bits, noisy(x, parties, bits), noisy(y, parties, bits))
     assert torch.equal(got, wanted & low)
-    price = cost.product(x.numel(), y.numel(), wanted.numel(), parties, bits)
+    price = beaver.product_price(x.numel(), y.numel(), wanted.numel(), parties, bits)
     assert (counted.total.rounds, counted.total.bits_sent) == (parties * price.rounds, parties * price.bits)
     assert counted.total.received_bits == price.offline_bits
 
@@ -130,7 +130,7 @@ def test_products_of_every_width_and_their_price(
     with meter.meter() as counted:
         got = run(make_sessions(parties), fixed, bits, noisy(x, parties, bits))
     assert torch.equal(got, wanted & low)
-    price, row = cost.fixed_product(x.numel(), wanted.numel(), parties, bits), counted.rows["product"]
+    price, row = weight_mask.product_price(x.numel(), wanted.numel(), parties, bits), counted.rows["product"]
     assert (row.rounds, row.bits_sent, row.received_bits) == (
         parties * price.rounds,
         parties * price.bits,
@@ -153,7 +153,7 @@ def test_rows_are_opened_once_for_their_squares_and_a_product(bits: int, parties
         got = run(make_sessions(parties), both, 64, share(x, parties), noisy(y, parties, bits))
     assert torch.equal(got[..., :1], (x * x).sum(-1, keepdim=True))
     assert not bool((((got[..., 1:] - x * y) << (64 - bits)) != 0).any())
-    price = cost.opened_rows(x.numel(), y.numel(), parties, bits)
+    price = beaver.rows_price(x.numel(), y.numel(), parties, bits)
     assert (counted.total.rounds, counted.total.bits_sent) == (parties * price.rounds, parties * price.bits)
     assert counted.total.received_bits == price.offline_bits
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hummingbird import cost, kernels
+from hummingbird import kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
@@ -107,7 +107,7 @@ def test_messages_are_what_cost_says(parties: int, w: int) -> None:
     with meter.meter() as m:
         together([lambda s=s, x=x: gmw.drelu(s, x, 0, w) for s, x in zip(opened, shares, strict=True)])
     # All parties' threads report to the one meter of this process.
-    predicted = cost.drelu(n, w, parties)
+    predicted = gmw.drelu_price(n, w, parties)
     assert m.total.bits_sent == parties * predicted.bits
     assert m.total.rounds == parties * predicted.rounds
     assert m.total.received_bits == predicted.offline_bits
@@ -116,11 +116,11 @@ def test_messages_are_what_cost_says(parties: int, w: int) -> None:
 def test_cost_is_below_the_published_one() -> None:
     n = 10**6
     for w in (6, 8, 20, 64):
-        ours = cost.relu(n, w, 16, 2)
-        assert ours.bits / n <= cost.published_relu_bits(w)
+        ours = gmw.relu_price(n, w, 16, 2)
+        assert ours.bits / n <= gmw.published_bits(w)
         assert ours.rounds <= (w - 1).bit_length() + 3
-    assert round(cost.relu(n, 8, 16, 2).bits / n) == 87  # 7 + 8 + 5 + 2 + 65, against 241 published
-    assert cost.published_relu_bits(8) == 241 and cost.published_relu_bits(6) == 213
+    assert round(gmw.relu_price(n, 8, 16, 2).bits / n) == 87  # 7 + 8 + 5 + 2 + 65, against 241 published
+    assert gmw.published_bits(8) == 241 and gmw.published_bits(6) == 213
 
 
 @pytest.mark.parametrize("parties", [2, 3, 4])

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird import cost, kernels
+from hummingbird import kernels
 from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.lift import Lifting
 from hummingbird.mpc.correlations.request import expand
-from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.lift import Lifting, lift, lift_price
 from hummingbird.mpc.session.session import Session
 from tests.support.chance import DEVIATIONS
 from tests.support.dealers import next_turn
@@ -97,7 +96,7 @@ def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int,
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize(("shift", "k", "ring"), [(20, 38, 64), (20, 25, 41), (0, 7, 7)])
 def test_what_is_sent_is_what_is_priced(parties: int, shift: int, k: int, ring: int) -> None:
-    price = cost.lift(1003, k, ring, parties)
+    price = lift_price(1003, k, ring, parties)
     shares = [torch.zeros(1003, dtype=torch.int64)] * parties
     with meter.meter() as counted:
         lifted(make_sessions(parties), shares, shift, k, ring)

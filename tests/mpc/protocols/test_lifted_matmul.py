@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.channel import meter
-from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.functions.polynomials import choose
 from hummingbird.mpc.protocols import lifted_matmul
+from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
 from hummingbird.mpc.session.session import Session

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird import cost, kernels
+from hummingbird import kernels
 from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.lifted_product import LiftedProduct
 from hummingbird.mpc.correlations.request import expand
-from hummingbird.mpc.protocols.lifted_product import Operand, product
+from hummingbird.mpc.protocols import beaver, lifted_product
+from hummingbird.mpc.protocols.lifted_product import LiftedProduct, Operand, product
 from hummingbird.mpc.session.session import Session
 from tests.support.chance import chi_square_limit
 from tests.support.dealers import next_turn
@@ -212,7 +212,7 @@ def test_what_is_cut_is_rounded_by_every_party(parties: int) -> None:
 def test_what_is_sent_is_what_is_priced(parties: int, shapes: tuple[tuple[int, ...], ...], sizes: Sizes) -> None:
     x, y = (torch.zeros(size, dtype=torch.int64) for size in shapes)
     out = torch.broadcast_shapes(*shapes)
-    price = cost.lifted_product(x.numel(), y.numel(), out.numel(), *sizes[:3], parties, *sizes[3:])
+    price = lifted_product.price(x.numel(), y.numel(), out.numel(), *sizes[:3], parties, *sizes[3:])
     with meter.meter() as counted:
         multiplied(make_sessions(parties), x, y, sizes)
     assert counted.total.bits_sent == parties * price.bits and counted.total.rounds == parties * price.rounds == parties
@@ -220,7 +220,7 @@ def test_what_is_sent_is_what_is_priced(parties: int, shapes: tuple[tuple[int, .
 
 
 def test_in_the_whole_ring_it_costs_what_a_product_does() -> None:
-    assert cost.lifted_product(700, 50, 700, 37, 37, 37, 2) == cost.product(700, 50, 700, 2, 37)
+    assert lifted_product.price(700, 50, 700, 37, 37, 37, 2) == beaver.product_price(700, 50, 700, 2, 37)
 
 
 def test_the_opened_words_are_uniform(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand
-from hummingbird.mpc.protocols import masked
+from hummingbird.mpc.protocols import masked, table_choice
+from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.support.chance import DEVIATIONS
@@ -36,7 +36,7 @@ def opened_sum(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def masks(session: Session, count: int, k: int, m: int) -> Tensor:
     """The lambdas that the next request of these sessions will hold."""
     dealer: Any = session.dealer
-    request = MaskedOpening(count, k, m, cost.tables(k - m), ring=64)
+    request = MaskedOpening(count, k, m, table_choice.fewest_rounds(k - m), ring=64)
     turn = next_turn(dealer, request)
     words = [plain(expand(request, turn, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)]
     return sum(words[1:], words[0].clone()) & ((1 << k) - 1)
@@ -84,7 +84,7 @@ def run(
 @pytest.mark.parametrize("parties", [2, 3, 4])
 @pytest.mark.parametrize(("k", "m"), [(8, 0), (8, 1), (8, 5), (8, 7), (5, 2), (1, 0), (2, 0)])
 def test_every_value_under_every_mask_with_one_table(parties: int, k: int, m: int) -> None:
-    assert cost.tables(k - m) == 1
+    assert table_choice.fewest_rounds(k - m) == 1
     sessions = make_sessions(parties)
     x, _ = every_pair(sessions[0], k, m)
     check(x, *run(sessions, x, k, m), k, m)
@@ -97,7 +97,7 @@ def test_every_value_under_every_mask_with_a_tree(
     k = 8
     if tables > k - m or (parties > 2 and tables not in (3, 4, k - m)):
         return
-    monkeypatch.setattr(cost, "tables", lambda w: tables)
+    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: tables)
     sessions = make_sessions(parties)
     x, _ = every_pair(sessions[0], k, m)
     check(x, *run(sessions, x, k, m), k, m)
@@ -212,7 +212,7 @@ def test_messages_are_what_cost_says(parties: int, window: tuple[int, int]) -> N
         sessions = make_sessions(parties)
         with meter.meter() as counted:
             run(sessions, torch.randint(-2, 2, (77,)), k, m, ring=ring, whole=whole)
-        predicted = cost.masked_relu(77, k, m, ring, parties, whole=whole)
+        predicted = masked.relu_price(77, k, m, ring, parties, whole=whole)
         assert counted.total.bits_sent == parties * predicted.bits
         assert counted.total.rounds == parties * predicted.rounds
         assert counted.total.received_bits == predicted.offline_bits
@@ -220,11 +220,11 @@ def test_messages_are_what_cost_says(parties: int, window: tuple[int, int]) -> N
 
 def test_one_table_costs_k_plus_two_bits_and_two_rounds() -> None:
     for k, m in ((20, 12), (8, 0), (30, 22)):
-        price = cost.masked_relu(8000, k, m, 64, 2)
+        price = masked.relu_price(8000, k, m, 64, 2)
         assert (price.rounds, price.bits - 2 * 8 * cost.HEADER_BYTES) == (2, 8000 * (k + 2))
     # 2^8 bits of table, r_b and r_b lambda in 64 bits, carry and r_s in 44: 59 bytes.
-    assert cost.masked_relu(8000, 20, 12, 64, 2).offline_bits == 8000 * (256 + 2 * 64 + 2 * 44)
-    assert cost.masked_relu(8000, 20, 12, 64, 2, whole=True).offline_bits == 8000 * (256 + 2 * 64 + 44)
+    assert masked.relu_price(8000, 20, 12, 64, 2).offline_bits == 8000 * (256 + 2 * 64 + 2 * 44)
+    assert masked.relu_price(8000, 20, 12, 64, 2, whole=True).offline_bits == 8000 * (256 + 2 * 64 + 44)
 
 
 # Mutations: any wrong bit of the material, or a wrong step of the tree, changes a result --------------------------
@@ -274,7 +274,7 @@ def test_any_wrong_share_shows(field: str) -> None:
 
 @pytest.mark.parametrize("kind", ["and", "and_pair"])
 def test_any_wrong_borrow_shows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "tables", lambda w: 6)
+    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: 6)
     assert wrong_results(lambda request, shares: None, 6, 0) == 0
     products = {"and": ["c"], "and_pair": ["pg", "pq"]}[kind]
     for field in products:

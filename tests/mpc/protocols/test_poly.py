@@ -11,11 +11,11 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.channel import meter
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares, moved
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, PolynomialTable, choose, fit_error
 from hummingbird.mpc.protocols import poly
+from hummingbird.mpc.protocols.poly import Polynomial, PolynomialShares, moved
 from hummingbird.mpc.session.session import Session
 from tests.support.chance import DEVIATIONS
 from tests.support.covering import every

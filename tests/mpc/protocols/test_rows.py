@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird import cost, kernels
+from hummingbird import kernels
 from hummingbird.channel import meter
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.rows import LiftedRows, RowWidths
-from hummingbird.mpc.protocols.rows import RowOpening
+from hummingbird.mpc.protocols.rows import LiftedRows, RowOpening, RowWidths, lifted_rows_price
 from hummingbird.mpc.session.session import Session
 from tests.support.chance import chi_square_limit
 from tests.support.parties import sessions as make_sessions
@@ -137,7 +136,7 @@ def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int,
 )
 def test_what_is_sent_is_what_is_priced(parties: int, widths: RowWidths) -> None:
     x, v = torch.zeros(7, 11, dtype=torch.int64), torch.zeros(7, 1, dtype=torch.int64)
-    price = cost.lifted_rows(77, 7, *widths, parties)
+    price = lifted_rows_price(77, 7, *widths, parties)
     with meter.meter() as counted:
         opened(x, v, 0, widths, parties)
     assert counted.total.bits_sent == parties * price.bits and counted.total.rounds == parties * price.rounds

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import hummingbird
-from hummingbird import cost
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.cost import Cost
@@ -19,8 +18,9 @@ from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.plan import smooth_choice
 from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.protocols import masked, table_choice
 from hummingbird.mpc.protocols.masked import Masked
-from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.simulation.windows import Windows
@@ -35,8 +35,8 @@ MANY = 1 << 20  # values: the headers of frames decide nothing
 
 
 def in_all(price: Cost, parties: int, dealer: float = 1) -> float:
-    """Bits that a value counts for in `cost.thrifty_tables`."""
-    return (parties * price.bits + dealer * price.offline_bits) / MANY + cost.ROUND_BITS * price.rounds
+    """Bits that a value counts for in `fewest_bits`."""
+    return (parties * price.bits + dealer * price.offline_bits) / MANY + ROUND_BITS * price.rounds
 
 
 @pytest.mark.parametrize("text", ["latency", "throughput", "throughput:0.5", "throughput:28.4"])
@@ -59,18 +59,18 @@ def test_no_other_tables_are_thriftier(parties: int, dealer: float) -> None:
     aim = TableChoice("throughput", dealer)
     for w in range(1, 65):
         prices = {
-            count: in_all(cost.masked_relu(MANY, 64, 64 - w, 64, parties, count), parties, dealer)
+            count: in_all(masked.relu_price(MANY, 64, 64 - w, 64, parties, count), parties, dealer)
             for count in range(1, w + 1)
             if -(-w // count) <= 8
         }
         assert prices[aim.tables(w, parties)] <= min(prices.values()) + 1e-2
-        fast = [cost.masked_relu(MANY, 64, 64 - w, 64, parties, aim.tables(w, parties)) for aim in (LATENCY, aim)]
+        fast = [masked.relu_price(MANY, 64, 64 - w, 64, parties, aim.tables(w, parties)) for aim in (LATENCY, aim)]
         assert w > 8 or fast[0].rounds == 2 <= fast[1].rounds
 
 
 def test_the_tables_of_a_window_of_eight_bits() -> None:
     """One table takes 404 bits in all, two take 190, for a ReLU whose result is read mod 2^36."""
-    one, two = (cost.masked_relu(MANY, 20, 12, 36, 2, count) for count in (1, 2))
+    one, two = (masked.relu_price(MANY, 20, 12, 36, 2, count) for count in (1, 2))
     each = [(price.rounds, price.bits // MANY, price.offline_bits // MANY) for price in (one, two)]
     assert each == [(2, 22, 360), (3, 26, 138)]
     assert (LATENCY.tables(8, 2), THROUGHPUT.tables(8, 2), TableChoice.of("throughput:0.01").tables(8, 2)) == (1, 2, 1)
@@ -97,7 +97,7 @@ def test_any_wrong_entry_of_either_table_shows(table: int, entry: int, monkeypat
         if request.kind == "masked":
             shares[f"table_{table}"] ^= 1 << entry
 
-    monkeypatch.setattr(cost, "tables", lambda w: 2)
+    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: 2)
     assert wrong_results(lambda request, shares: None, 6, 0) == 0
     assert wrong_results(flip, 6, 0) > 0
 
@@ -199,7 +199,7 @@ def test_throughput_moves_no_more_than_latency_and_than_gmw_where_smooth_functio
     )
 
     def counted(price: Cost) -> float:
-        return parties * price.bits + dealer * price.offline_bits + cost.ROUND_BITS * price.rounds * 256
+        return parties * price.bits + dealer * price.offline_bits + ROUND_BITS * price.rounds * 256
 
     assert found.aims[aim] == found.total and counted(found.total) <= counted(found.aims["latency"]) * (1 + 1e-9)
     coarse = window is not None and window.m > smooth_choice.FINE

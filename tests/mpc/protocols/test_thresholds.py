@@ -16,12 +16,12 @@ from hummingbird.cost import Cost
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand
-from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols import comparison as comparisons
 from hummingbird.mpc.protocols import thresholds
 from hummingbird.mpc.protocols.masked import MaskedLaw
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
-from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
+from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.mpc.protocols.test_masked import check, opened_sum
@@ -164,7 +164,7 @@ def test_messages_are_what_cost_says(parties: int, window: tuple[int, int]) -> N
             sessions = make_sessions(parties)
             with meter.meter() as counted:
                 run(sessions, torch.randint(-2, 2, (77,)), knots, k, m, ring=ring)
-            predicted = cost.masked_relu(77, k, m, ring, parties, knots=len(knots))
+            predicted = thresholds.relus_price(77, k, m, ring, parties, knots=len(knots))
             assert counted.total.bits_sent == parties * predicted.bits
             assert counted.total.rounds == parties * predicted.rounds
             assert counted.total.received_bits == predicted.offline_bits
@@ -177,18 +177,18 @@ def test_messages_of_squares_are_what_cost_says(parties: int, window: tuple[int,
         sessions = make_sessions(parties)
         with meter.meter() as counted:
             run_squares(sessions, torch.randint(-2, 2, (77,)), knots, *window)
-        predicted = cost.masked_squares(77, *window, parties, knots=len(knots))
+        predicted = thresholds.squares_price(77, *window, parties, knots=len(knots))
         assert counted.total.bits_sent == parties * predicted.bits
         assert counted.total.rounds == parties * predicted.rounds
         assert counted.total.received_bits == predicted.offline_bits
-        without = cost.masked_relu(77, *window, 64, parties, knots=len(knots))
+        without = thresholds.relus_price(77, *window, 64, parties, knots=len(knots))
         assert (predicted.rounds, predicted.bits) == (without.rounds, without.bits)
 
 
 def test_a_threshold_more_takes_two_bits_online_and_no_table() -> None:
     n = 8000
     for knots in (1, 2, 6):
-        price = cost.masked_relu(n, 20, 12, 36, 2, knots=knots)
+        price = thresholds.relus_price(n, 20, 12, 36, 2, knots=knots)
         assert (price.rounds, price.bits - 2 * 8 * cost.HEADER_BYTES) == (2, n * (20 + 2 * knots))
         assert price.offline_bits == n * (256 + 16 + knots * (3 * 36 - 20))
 
@@ -217,8 +217,8 @@ def test_the_tables_are_the_cheapest_in_all_for_so_many_knots(aim: TableChoice) 
     for w, knots in ((8, 1), (8, 2), (8, 34), (16, 2), (24, 3)):
 
         def price(count: int, w: int = w, knots: int = knots) -> float:
-            found: Cost = cost.masked_relu(n, 32, 32 - w, 64, 2, count, knots)
-            return 2 * found.bits + aim.dealer * found.offline_bits + cost.ROUND_BITS * n * found.rounds
+            found: Cost = thresholds.relus_price(n, 32, 32 - w, 64, 2, count, knots)
+            return 2 * found.bits + aim.dealer * found.offline_bits + ROUND_BITS * n * found.rounds
 
         fitting = [count for count in range(1, w + 1) if -(-w // count) <= 8]
         assert price(aim.tables(w, 2, knots)) <= min(map(price, fitting)) * (1 + 1e-3)

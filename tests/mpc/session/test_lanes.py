@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from hummingbird.errors import ConfigError, DealerError, EnvironmentProblem
-from hummingbird.mpc.correlations.bits import And
+from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.session.lanes import VARIABLE, LanePosition, environment
 from tests.support.nursery import Nursery, Party, all_fail, error_of
 from tests.support.parties import sessions

@@ -1,24 +1,47 @@
 """x // d for a public whole number d, in one round, exact to one unit for any number of parties.
 
-Truncation (protocols/truncation.py) with a divisor in place of the power of two. The dealer shares a mask a, uniform in
+Truncation (truncation.py) with a divisor in place of the power of two. The dealer shares a mask a, uniform in
 Z_2^64, and its quotients. With s = x + O, O the largest multiple of d up to 2^62, the parties open e = s + a mod 2^64.
 s is not negative, so that e's top bit tells how to read both: as unsigned numbers if it is set (s + a did not
 overflow), as signed ones if not (if a's top bit is set, s + a overflowed). Then e = s + a holds in the integers, and
 
     e // d - a // d = s // d + {0, 1} = x // d + O / d + {0, 1}      (// rounds down)
 
-Cost: `cost.truncate`, 64 bits per element, 1 round.
+Cost: `divide_price`, 64 bits per element, 1 round.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from hummingbird.mpc.correlations.truncation import Division, quotients
-from hummingbird.mpc.protocols.truncation import OFFSET
+from hummingbird.cost import Cost
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.protocols.truncation import OFFSET, Quotients, truncate_price
 from hummingbird.mpc.session.session import Session
 
 LARGEST = 1 << 28  # divisors that a dealer takes
+
+
+@dataclass(frozen=True)
+class Division(Quotients):
+    """a uniform; a // divisor, of a as an unsigned and as a signed number, rounded down."""
+
+    kind = "divide"
+    divisor: int = number(least=1)
+
+    def derive(self, mask: Tensor) -> dict[str, Tensor]:
+        unsigned, signed = quotients(mask, self.divisor)
+        return {"unsigned": unsigned, "signed": signed}
+
+
+def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+    """words // divisor, read as unsigned and as signed 64-bit numbers and rounded down; divisor in 1..2^28."""
+    signed = words.div(divisor, rounding_mode="floor")
+    half = ((words >> 1) & (2**63 - 1)).div(divisor, rounding_mode="floor") << 1
+    # At most 2 divisor - 1 is left, below 2^29; a divisor of 1 leaves 0 or 1.
+    return half + (words - half * divisor >= divisor).long(), signed
 
 
 def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
@@ -39,3 +62,8 @@ def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
         large, small = quotients(opened, divisor)
         share += large.where(top, small) - offset // divisor
     return share
+
+
+def divide_price(n: int, parties: int) -> Cost:
+    """Price of `divide` on n values: that of a truncation."""
+    return truncate_price(n, parties)
