@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from hummingbird.graph.build import Unsupported
+from hummingbird.graph.ops.vocabulary import OPERATIONS
 
-VIEWS = frozenset(
-    "expand flatten reshape permute transpose squeeze unsqueeze unflatten unbind chunk split getitem".split()
-)
+VIEWS = frozenset(name for name, op in OPERATIONS.items() if op.view)
 
 
 class Aliases:

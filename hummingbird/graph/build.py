@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from hummingbird.graph.steps import Ref, Step
 # What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
 # problem does not hide the next ones nor cause them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
-ROOT, INVERSE = "root", "inverse root"  # of a mean of squares: a norm divides by it (written.py)
-PUBLIC = "public"  # a tensor that every party has (public.py)
+ROOT, INVERSE = "root", "inverse root"  # of a mean of squares: a norm divides by it (ops/norms.py)
+PUBLIC = "public"  # a tensor that every party has (ops/public.py)
 # What to write where a tensor computed from the input is needed and something else stands.
 _INSTEAD = {
     "": "a constant goes into a layer, a sum, or a product with it",
@@ -39,12 +40,19 @@ class StepBuilder:
     """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted.
 
     root: the net, a copy whose tensors may be kept. plain: whether all of torch's elementwise functions are taken, for
-    who computes on plain values. hidden: knows the tensors that must not become numbers, as those are told to others
-    (reading.py), or None.
+    who computes on plain values. ranks: gives the number of dimensions of every step's value (dimensions.py). integers:
+    the steps whose values are whole numbers in torch (integer_values.py). hidden: knows the tensors that must not
+    become numbers, as those are told to others (scalar_reads.py), or None.
     """
 
-    def __init__(self, root: nn.Module, plain: bool = False) -> None:
-        self.plain = plain
+    def __init__(
+        self,
+        root: nn.Module,
+        ranks: Callable[[Sequence[Step]], list[int | str | None]],
+        integers: Callable[[Sequence[Step]], set[int]],
+        plain: bool = False,
+    ) -> None:
+        self._ranks, self._integers, self.plain = ranks, integers, plain
         self.hidden: Any = None
         self._own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         self.steps: list[Step] = []
@@ -86,6 +94,17 @@ class StepBuilder:
             raise Unsupported(what, _INSTEAD.get(self.kind(value), "write it with a tensor"))
         ref: Ref = value
         return ref
+
+    def rank(self, value: Ref) -> int | str | None:
+        """The number of dimensions of a value, as `dimensions.ranks` has it; None beside steps that failed."""
+        try:
+            return self._ranks(self.steps)[value.index]
+        except KeyError:
+            return None
+
+    def is_integer(self, value: Ref) -> bool:
+        """Whether a value is whole numbers in torch, int64."""
+        return value.index in self._integers(self.steps)
 
     def owns(self, value: Any) -> bool:
         """Whether it is one of the net's parameters or buffers, or was computed of them."""
@@ -164,6 +183,12 @@ class StepBuilder:
         if isinstance(value, (tuple, list)):
             return "(" + ", ".join(self._show(item) for item in value) + ")"
         return repr(value)
+
+
+def no_dtype(dtype: Any) -> None:
+    """Unsupported for a dtype: steps compute in the type of their input."""
+    if dtype is not None:
+        raise Unsupported(f"dtype={dtype}", "leave dtype out: there is one number type in private inference")
 
 
 def _holds_ref(value: Any) -> bool:

@@ -11,17 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from hummingbird.errors import Problem
+from hummingbird.graph.ops.op import Integers
+from hummingbird.graph.ops.select import HINT
+from hummingbird.graph.ops.vocabulary import OPERATIONS
 from hummingbird.graph.steps import Step, refs
-
-_KEEP = frozenset(
-    "argmax relu neg add sub mul square sum cat stack flatten reshape permute transpose squeeze unsqueeze chunk split "
-    "getitem pad max_pool adaptive_max_pool hardtanh avg_pool adaptive_avg_pool output abs maximum minimum expand "
-    "unflatten unbind matmul einsum flip roll edge_pad pixel_shuffle pixel_unshuffle channel_shuffle".split()
-)
-_MAKE_REAL = frozenset(("add", "sub", "mul", "maximum", "minimum"))  # with a number that has a fraction
-
-
-HINT = "return what argmax gives and do the rest on the opened result; of a comparison, take (x > 0).float()"
 
 
 def rounded(steps: Sequence[Step]) -> list[Problem]:
@@ -29,7 +22,7 @@ def rounded(steps: Sequence[Step]) -> list[Problem]:
     return [
         Problem(steps[number].name, f"torch rounds what {steps[number].op} makes of whole numbers (int64)", HINT)
         for number in sorted(integer_values(steps))
-        if _fractions(steps[number]) or steps[number].op in ("avg_pool", "adaptive_avg_pool")
+        if _fractions(steps[number]) or _does(steps[number]) == "rounded"
     ]
 
 
@@ -38,11 +31,17 @@ def integer_values(steps: Sequence[Step]) -> set[int]:
     whole: set[int] = set()
     for number, step in enumerate(steps):
         inputs = [ref.index for ref in refs(step.inputs) if not _is_neutral(steps[ref.index])]
-        makes_real = bool(_fractions(step)) and step.op in _MAKE_REAL
-        kept = step.op in _KEEP and bool(inputs) and whole.issuperset(inputs) and not makes_real
-        if step.op == "argmax" or step.attrs.get("whole") or kept:
+        does = _does(step)
+        makes_real = does == "promoted" and bool(_fractions(step))
+        kept = does in ("kept", "promoted", "rounded") and bool(inputs) and whole.issuperset(inputs) and not makes_real
+        if does == "made" or step.attrs.get("whole") or kept:
             whole.add(number)
     return whole
+
+
+def _does(step: Step) -> Integers:
+    """How a step treats whole numbers, as `Op.integers` has it; "" where it could not be converted."""
+    return OPERATIONS[step.op].integers if step.op in OPERATIONS else ""
 
 
 def _fractions(step: Step) -> list[object]:
@@ -52,7 +51,7 @@ def _fractions(step: Step) -> list[object]:
 
 def _is_neutral(step: Step) -> bool:
     """Whether whole numbers stay whole beside its value: sizes, comparisons, and constants without fractions."""
-    return step.op in ("size", "int", "greater") or (step.op == "constant" and _is_whole(step.attrs["value"]))
+    return _does(step) == "neutral" or (step.op == "constant" and _is_whole(step.attrs["value"]))
 
 
 def _is_whole(constant: object) -> bool:

@@ -1,8 +1,8 @@
 """Checks of steps that come from a file: operations are a closed list, and so are the names and kinds of their inputs
 and attributes.
 
-A step that is not written here is no step of a saved net: "custom", which holds code, and "elementwise", which has no
-private form.
+An operation without attributes of a saved net (`Op.attrs`) is in none: "custom", which holds code, and "elementwise",
+which has no private form.
 """
 
 from __future__ import annotations
@@ -17,93 +17,17 @@ from hummingbird.errors import InputError
 from hummingbird.graph.build import INT, PUBLIC, SIZE, TENSOR, TUPLE
 from hummingbird.graph.ops.public import FUNCTIONS, MOST_NUMBERS, TYPES
 from hummingbird.graph.ops.resize import MODES
+from hummingbird.graph.ops.vocabulary import OPERATIONS as VOCABULARY
 from hummingbird.graph.steps import Ref, Step
 
 _MOST = 1 << 31  # what sizes and positions stay below
 
 # Operation -> kinds of its inputs, and its attributes as NAME=KIND, with "?" where they may be missing. An input is "x"
-# (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "public" (a public value, or a step of a
-# number), "size" (a number or a step that makes one); "x?" may be missing, "size*" may repeat.
+# (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "public" (a public value), "size" (a number
+# or a step that makes one); "x?" may be missing. "size*" may repeat, and takes a step of several sizes too; "public*"
+# may repeat, and takes a step of a number too.
 OPERATIONS: dict[str, tuple[str, str]] = {
-    "input": ("", "rank?=positive shape?=shape names?=words shapes?=shapes call?=structure"),
-    "output": ("x", "structure?=structure"),
-    "constant": ("", "value=tensor"),
-    "public": ("", "title=word shape=shape dtype=type"),
-    "public_constant": ("", "numbers=exact shape=sizes dtype=type"),
-    "public_call": ("public*", "function=function call=call"),
-    "share_public": ("public x", "whole?=bool"),
-    "embedding": ("public x", "weight=tensor"),
-    "pack": ("xs", ""),
-    "conv": ("x", "weight=tensor bias=tensor|none stride=positives padding=wholes dilation=positives groups=positive"),
-    "conv_transpose": (
-        "x",
-        "weight=tensor bias=tensor|none stride=positives padding=wholes output_padding=wholes dilation=positives "
-        "groups=positive",
-    ),
-    "linear": ("x", "weight=tensor bias=tensor|none"),
-    "batch_norm": ("x", "mean=tensor var=tensor weight=tensor|none bias=tensor|none eps=number"),
-    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none rank?=positive"),
-    "affine": ("x", "scale=tensor shift=tensor"),
-    "scale_last": ("x", "scale=tensor shift=tensor"),
-    "root_scale": ("x", ""),
-    "causal": ("x", ""),
-    "matmul": ("x x", ""),
-    "einsum": ("x x", "equation=equation"),
-    "relu": ("x", ""),
-    "leaky_relu": ("x", "slope=number"),
-    "prelu": ("x", "weight=tensor"),
-    "hardtanh": ("x", "low=number high=number"),
-    "sigmoid": ("x", ""),
-    "hardsigmoid": ("x", ""),
-    "tanh": ("x", ""),
-    "silu": ("x", ""),
-    "hardswish": ("x", ""),
-    "gelu": ("x", "approximate=gelu"),
-    "softmax": ("x", "dim=int"),
-    "log_softmax": ("x", "dim=int"),
-    "argmax": ("x", "dim=int keepdim=bool"),
-    "max_pool": ("x", "kernel=positives stride=positives padding=wholes dilation=positives ceil_mode=bool"),
-    "avg_pool": (
-        "x",
-        "kernel=positives stride=positives padding=wholes ceil_mode=bool count_include_pad=bool divisor=positive|none",
-    ),
-    "adaptive_avg_pool": ("x", "output_size=positives"),
-    "adaptive_max_pool": ("x", "output_size=positives"),
-    "mean": ("x", "dims=ints|none keepdim=bool"),
-    "sum": ("x", "dims=ints|none keepdim=bool"),
-    "add": ("x x?", "value?=number|tensor"),
-    "sub": ("x x?", "value?=number|tensor reversed?=bool"),
-    "mul": ("x x?", "value?=number|tensor whole?=bool"),
-    "neg": ("x", ""),
-    "square": ("x", ""),
-    "abs": ("x", ""),
-    "maximum": ("x x?", "value?=number"),
-    "minimum": ("x x?", "value?=number"),
-    "greater": ("x x?", "value?=number turned=bool strict=bool"),
-    "cat": ("xs", "dim=int"),
-    "stack": ("xs", "dim=int"),
-    "expand": ("x size*", ""),
-    "unflatten": ("x", "dim=int sizes=ints"),
-    "unbind": ("x", "dim=int"),
-    "flatten": ("x", "start=int end=int"),
-    "reshape": ("x size*", ""),
-    "permute": ("x", "dims=ints"),
-    "transpose": ("x", "dim0=int dim1=int"),
-    "squeeze": ("x", "dim=int|ints|none"),
-    "unsqueeze": ("x", "dim=int"),
-    "chunk": ("x", "chunks=positive dim=int"),
-    "split": ("x", "sizes=positive|wholes dim=int"),
-    "getitem": ("x|tuple", "index=index"),
-    "pad": ("x", "pads=ints value=number"),
-    "edge_pad": ("x", "pads=ints mode=edges"),
-    "flip": ("x", "dims=ints"),
-    "roll": ("x", "shifts=ints dims=ints"),
-    "resize": ("x size*", "mode=resizing align_corners=bool|none recompute=bool|none scale=numbers|none"),
-    "pixel_shuffle": ("x", "factor=positive"),
-    "pixel_unshuffle": ("x", "factor=positive"),
-    "channel_shuffle": ("x", "groups=positive"),
-    "size": ("x", "dim=int|none"),
-    "int": ("size size?", "function=arithmetic index?=int|slice"),
+    name: (op.inputs, op.attrs) for name, op in VOCABULARY.items() if op.attrs is not None
 }
 
 
@@ -249,22 +173,9 @@ def check(steps: Sequence[Step]) -> None:
             _check_shapes(step)
         except ValueError as error:
             raise InputError(str(error), where=step.name) from None
-        kinds.append(_kind(step, kinds))
+        kinds.append(VOCABULARY[step.op].kind(step.attrs))
     if not any(step.op == "input" for step in steps):
         raise InputError("a net has an input, and an output that ends it")
-
-
-def _kind(step: Step, kinds: Sequence[str]) -> str:
-    """The kind of a step's value."""
-    if step.op in ("chunk", "split", "unbind"):
-        return TUPLE
-    if step.op in ("public", "public_constant", "public_call"):
-        return PUBLIC
-    if step.op == "size":
-        return SIZE if step.attrs["dim"] is None else INT
-    if step.op == "int":
-        return SIZE if isinstance(step.attrs.get("index"), slice) else INT
-    return TENSOR
 
 
 def _check_inputs(step: Step, kinds: Sequence[str]) -> None:
@@ -275,7 +186,7 @@ def _check_inputs(step: Step, kinds: Sequence[str]) -> None:
         if not given and not needed:
             break
         while given:
-            if not _is_input(step, given.pop(0), name, kinds):
+            if not _is_input(step, given.pop(0), want.rstrip("?"), kinds):
                 raise ValueError(f"{step.op} reads what it cannot take, expected {name}")
             needed = False
             if not want.endswith("*"):
@@ -286,8 +197,17 @@ def _check_inputs(step: Step, kinds: Sequence[str]) -> None:
         raise ValueError(f"{step.op} reads too much")
     if "value?" in OPERATIONS[step.op][1] and (len(step.inputs) == 2) == ("value" in step.attrs):
         raise ValueError(f"{step.op} takes another value or a constant")
-    if step.op == "int" and (len(step.inputs) == 2) == ("index" in step.attrs):
-        raise ValueError("arithmetic on sizes takes two, an element one and a position")
+
+
+# The kinds of values that an input of each sort may have.
+_READS: dict[str, tuple[str, ...]] = {
+    "x": (TENSOR,),
+    "x|tuple": (TENSOR, TUPLE),
+    "size": (INT,),
+    "size*": (INT, SIZE),
+    "public": (PUBLIC,),
+    "public*": (PUBLIC, INT),
+}
 
 
 def _is_input(step: Step, value: Any, want: str, kinds: Sequence[str]) -> bool:
@@ -296,14 +216,11 @@ def _is_input(step: Step, value: Any, want: str, kinds: Sequence[str]) -> bool:
     if isinstance(value, Ref):
         if not 0 <= value.index < len(kinds):
             raise ValueError(f"{step.op} reads a step that does not come before it")
-        whole = SIZE if step.op in ("reshape", "expand", "resize") or "index" in step.attrs else INT
-        known = {"x": (TENSOR,), "x|tuple": (TENSOR, TUPLE), "size": (INT, whole), "public": (PUBLIC, INT)}[want]
-        if want == "public" and step.op != "public_call":
-            known = (PUBLIC,)
+        known = _READS[want] if "index" not in step.attrs or want != "size" else (INT, SIZE)
         if step.op == "getitem" and kinds[value.index] == TUPLE and not _is_int(step.attrs.get("index")):
             return False
         return kinds[value.index] in known
-    return want == "size" and _is_int(value) and "index" not in step.attrs
+    return want in ("size", "size*") and _is_int(value) and "index" not in step.attrs
 
 
 def _check_attributes(step: Step) -> None:
@@ -319,60 +236,13 @@ def _check_attributes(step: Step) -> None:
 
 
 def _check_shapes(step: Step) -> None:
-    """ValueError unless what belongs to one layer has one number of dimensions and channels."""
+    """ValueError unless what belongs to one layer has one number of dimensions, and fits together."""
     a = step.attrs
     names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}
     if len(space) > 1 or not space <= {1, 2}:
         raise ValueError(f"{step.op} has one or two spatial dimensions, the same for all of its attributes")
-    if step.op == "public_constant" and math.prod(a["shape"]) != len(a["numbers"]):
-        raise ValueError(f"{len(a['numbers'])} numbers for the shape {a['shape']}")
-    if step.op == "public_call" and len(step.inputs) != _count(a["call"]):
-        raise ValueError(f"a call of {_count(a['call'])} values with {len(step.inputs)}")
-    if step.op == "embedding" and a["weight"].dim() != 2:
-        raise ValueError(f"a table of shape {tuple(a['weight'].shape)}")
     if "pads" in a and len(a["pads"]) % 2:
         raise ValueError("pads come in pairs")
-    if step.op == "roll" and len(a["shifts"]) != len(a["dims"]):
-        raise ValueError("roll has a shift for each of its dimensions")
-    if step.op == "resize" and (len(step.inputs) > 1) == (a["scale"] is not None):
-        raise ValueError("resizing takes sizes or factors")
-    if step.op == "resize" and (a["scale"] or ()) and len(a["scale"]) > 2:
-        raise ValueError("resizing is of one or two spatial dimensions")
-    if "index" in a and step.op == "int" and (a["function"] != "getitem"):
-        raise ValueError("a position is for getitem")
-    if step.op in ("conv", "conv_transpose", "linear"):
-        weight, bias = a["weight"], a["bias"]
-        dims = 2 + len(a.get("stride", ()))
-        outputs = 1 if step.op == "conv_transpose" else 0
-        groups = a.get("groups", 1)
-        if weight.dim() != dims or 0 in weight.shape or weight.shape[0] % groups:
-            raise ValueError(f"a weight of shape {tuple(weight.shape)} for {dims} dimensions and {groups} group(s)")
-        channels = weight.shape[outputs] * (groups if outputs else 1)
-        if bias is not None and tuple(bias.shape) != (channels,):
-            raise ValueError(f"a bias of shape {tuple(bias.shape)} for {channels} channels")
-    if step.op == "batch_norm":
-        shapes = {tuple(a[name].shape) for name in ("mean", "var", "weight", "bias") if a[name] is not None}
-        if len(shapes) > 1 or any(len(shape) != 1 or 0 in shape for shape in shapes):
-            raise ValueError(f"a norm with tensors of shapes {sorted(shapes)}")
-    if step.op == "input" and len({"names" in a, "shapes" in a, "call" in a, "shape" in a}) > 1:
-        raise ValueError("an input of a call has a shape, and names, shapes and a structure of its parts")
-    if step.op == "norm" and (
-        (a["last"] is None) == (a["groups"] is None) or (a["last"] is None and a["sizes"] is not None)
-    ):
-        raise ValueError("a norm is over the last dimensions, or over groups of channels")
-    if step.op in ("affine", "scale_last") and a["scale"].shape != a["shift"].shape:
-        raise ValueError("a factor and a shift of different shapes")
-    if step.op == "affine" and a["scale"].dim() != 1:
-        raise ValueError("a factor for each channel")
-    if step.op == "hardtanh" and a["low"] > a["high"]:
-        raise ValueError("the lower bound is above the upper one")
-    if step.op == "prelu" and (a["weight"].dim() != 1 or not len(a["weight"])):
-        raise ValueError(f"a PReLU's weight of shape {tuple(a['weight'].shape)}")
-
-
-def _count(structure: Any) -> int:
-    """Number of tensors in a structure."""
-    if structure[0] == "tensor":
-        return 1
-    return sum(map(_count, structure[2])) if len(structure) == 3 else 0
+    if (check_own := VOCABULARY[step.op].check) is not None:
+        check_own(step)

@@ -31,7 +31,7 @@ class Step:
     """One operation: `str(step)` reads `conv1 = conv(%0; weight=float32(64, 3, 7, 7), ...)`.
 
     name: qualified name, unique in the list ("layer1.0.relu"; "relu#1" for the second call of the module "relu").
-    op: a key of `hummingbird.graph.run.OPS`, where it is defined.
+    op: the name of an operation, as `hummingbird.graph.ops` defines it.
     inputs: Ref, nested tuples of Ref; python ints where the op takes a shape.
     attrs: what the op needs beside its inputs; tensors are detached float32 or float64 copies.
     """

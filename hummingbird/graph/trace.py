@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
@@ -23,10 +24,12 @@ from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import BOOL, INT, PUBLIC, SIZE, UNKNOWN, StepBuilder, Unsupported
 from hummingbird.graph.build import TENSOR as TENSOR_KIND
 from hummingbird.graph.capture import Capture, capture, is_leaf
+from hummingbird.graph.dimensions import ranks
 from hummingbird.graph.example import Example, given, is_private, leaves, plain
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
+from hummingbird.graph.integer_values import integer_values
 from hummingbird.graph.ops import elementwise, public
-from hummingbird.graph.ops.layers import check_variance
+from hummingbird.graph.ops.norms import check_variance
 from hummingbird.graph.ops.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 from hummingbird.graph.randomness_check import RandomnessCheck
 from hummingbird.graph.rewrite.fold import fold
@@ -97,11 +100,15 @@ def _convert(
     return ([] if walked is None else walked.builder.steps), found
 
 
+def _builder(root: nn.Module, plain: bool = False) -> StepBuilder:
+    return StepBuilder(root, ranks, integer_values, plain)
+
+
 def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
     """The steps of a `SavedNet`, whose tensors are held to what the rules ask of a net's own."""
     twin = plain_copy(net)
     assert isinstance(twin, SavedNet)
-    builder, steps, found = StepBuilder(twin), [], _around(twin)
+    builder, steps, found = _builder(twin), [], _around(twin)
     for step in twin.steps:
         attrs = dict(step.attrs)
         try:
@@ -185,7 +192,7 @@ class TraceState:
         assert captured.graph is not None
         self.captured, self.custom, self.elementwise = captured, custom, elementwise
         self.live = _live(captured)
-        self.builder, self.aliases = StepBuilder(captured.root, elementwise), Aliases(self.live)
+        self.builder, self.aliases = _builder(captured.root, elementwise), Aliases(self.live)
         self.problems: list[Problem] = []
         self.values: dict[fx.Node, Any] = {}
         self.calls: Counter[str] = Counter()
@@ -231,7 +238,7 @@ class TraceState:
         if node.op == "placeholder":
             return self._input(node)
         if node.op == "get_attr":
-            return _attribute(self.captured.root, str(node.target))
+            return operator.attrgetter(str(node.target))(self.captured.root)
         module = self.captured.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         sized = any(isinstance(value, BatchSize) for value in leaves((node.args, node.kwargs)))
         if self._is_public(node, sized):
@@ -414,13 +421,6 @@ def _live(captured: Capture) -> list[fx.Node]:
         if node in needed:
             needed.update(node.all_input_nodes)
     return [node for node in captured.graph.nodes if node in needed]
-
-
-def _attribute(root: nn.Module, path: str) -> Any:
-    value: Any = root
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _apply(rule: Rule, builder: StepBuilder, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:

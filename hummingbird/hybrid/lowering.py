@@ -16,7 +16,7 @@ from torch import Tensor
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, Problem
 from hummingbird.graph import Step as NetStep
-from hummingbird.graph.ops.pooling import equal_windows, places
+from hummingbird.graph.ops.pools import equal_windows, places
 from hummingbird.graph.steps import refs
 from hummingbird.hybrid.constants import ARITHMETIC, multiplied, scale_last, summed
 from hummingbird.hybrid.plan import WIDTHS

@@ -10,27 +10,31 @@ torch makes NaN, zeros or a mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph.build import PUBLIC, TENSOR, TUPLE, StepBuilder, Unsupported
-from hummingbird.graph.ops import layers as layer
-from hummingbird.graph.ops import public
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops import linear, public
+from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
 from hummingbird.graph.ops.public import HIDDEN
 from hummingbird.graph.steps import Ref
 from hummingbird.kernels.devices import put
+
+# Attributes of nn.MultiheadAttention that `multihead` takes.
+PARTS = "num_heads batch_first in_proj_weight in_proj_bias q_proj_weight k_proj_weight v_proj_weight"
+PARTS += " bias_k bias_v add_zero_attn out_proj"
 
 
 def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
     """Multiply two values, as torch broadcasts them; or a value and a constant matrix, as a linear layer."""
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
-    return layer.matmul(b, input, other)
+    return linear.matmul(b, input, other)
 
 
 def bmm(b: StepBuilder, input: Any, mat2: Any) -> Ref:
@@ -212,12 +216,7 @@ def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, ap
     ]
 
 
-def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
-    """One dimension as several, of fixed sizes."""
-    return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
-
-
-def _matmul(a: dict[str, Any], x: Tensor, y: Tensor) -> Tensor:
+def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
     if min(x.dim(), y.dim()) < 2:
         what = f"a matrix product of values of shapes {tuple(x.shape)} and {tuple(y.shape)}"
         raise InputError(what, hint="both factors have two dimensions or more")
@@ -229,7 +228,7 @@ def shown(size: int, others: int) -> Tensor:
     return torch.ones(size, others, dtype=torch.bool).tril()
 
 
-def _causal(a: dict[str, Any], x: Tensor) -> Tensor:
+def _causal(a: Attrs, x: Tensor) -> Tensor:
     hidden = torch.zeros(x.shape[-2:], dtype=x.dtype).masked_fill(~shown(*x.shape[-2:]), HIDDEN)
     return x + put(hidden, x.device)
 
@@ -251,16 +250,47 @@ def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | 
     return every.expand(x.shape)
 
 
-def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Softmax along a dimension; "causal", "hidden" and a mask say which places count (mpc/layers/hidden.py)."""
-    places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
-    return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])
-
-
-OPS: dict[str, Callable[..., Any]] = {
-    "matmul": _matmul,
-    "einsum": lambda a, x, y: torch.einsum(a["equation"], x, y),
-    "root_scale": lambda a, x: x * x.shape[-1] ** -0.5,
-    "causal": _causal,
-    "unflatten": lambda a, x: x.unflatten(a["dim"], a["sizes"]),
-}
+OPS = [
+    Op(
+        "matmul",
+        _matmul,
+        ranks.multiplied,
+        [
+            Spelling(matmul, "matmul mm", operators="matmul"),
+            Spelling(bmm, "bmm"),
+            Spelling(addmm, "addmm"),
+            Spelling(baddbmm, "baddbmm"),
+        ],
+        inputs="x x",
+        batch=batch.multiplied,
+        integers="kept",
+    ),
+    Op(
+        "einsum",
+        lambda a, x, y: torch.einsum(a["equation"], x, y),
+        lambda a, given: len(a["equation"].partition("->")[2]),
+        [Spelling(einsum, "einsum")],
+        inputs="x x",
+        attrs="equation=equation",
+        batch=batch.einsum,
+        integers="kept",
+    ),
+    Op(
+        "root_scale",
+        lambda a, x: x * x.shape[-1] ** -0.5,
+        ranks.stays,
+        batch=batch.apart(axis=lambda a, shape: (-1,)),
+    ),
+    Op("causal", _causal, ranks.stays, batch=batch.apart(axis=lambda a, shape: (-1, -2))),
+]
+SPELLINGS = [
+    Spelling(scaled_dot_product_attention, "scaled_dot_product_attention"),
+    Spelling(multihead, modules={nn.MultiheadAttention: PARTS}),
+]
+REFUSED = [
+    Refused(
+        "write it with nn.MultiheadAttention or F.scaled_dot_product_attention",
+        (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer),
+        "multi_head_attention_forward",
+    ),
+]

@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hummingbird.graph.build import StepBuilder, Unsupported
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.op import Op
 from hummingbird.graph.steps import Ref
 
 OP = "elementwise"
@@ -111,3 +114,6 @@ def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+OPS = [Op(OP, evaluate, ranks.same, attrs=None, batch=batch.broadcast)]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.graph.build import StepBuilder, Unsupported
-from hummingbird.graph.ops import attention, norms
-from hummingbird.graph.ops import layers as layer
+from hummingbird.graph.ops import activations, attention, linear, norms
+from hummingbird.graph.ops.op import Spelling
 from hummingbird.graph.steps import Ref
 
 _ACTIVATIONS: dict[Any, Callable[..., Ref]] = {
-    torch.nn.functional.relu: layer.elementwise("relu"),
-    torch.nn.functional.gelu: layer.gelu,
-    torch.nn.functional.silu: layer.elementwise("silu"),
-    torch.relu: layer.elementwise("relu"),
+    torch.nn.functional.relu: activations.activation("relu"),
+    torch.nn.functional.gelu: activations.gelu,
+    torch.nn.functional.silu: activations.activation("silu"),
+    torch.relu: activations.activation("relu"),
 }
 # Attributes of a layer that `encoder_layer` takes.
 PARTS = "self_attn linear1 linear2 norm1 norm2 norm_first activation dropout dropout1 dropout2"
@@ -71,21 +71,17 @@ def encoder_layer(
         _check(dropout, nn.Dropout)
 
     def attended(x: Ref) -> Ref:
-        names = (
-            "num_heads batch_first in_proj_weight in_proj_bias q_proj_weight k_proj_weight v_proj_weight bias_k bias_v"
-            " add_zero_attn out_proj"
-        )
-        own: dict[str, Any] = {name: getattr(self_attn, name) for name in names.split()}
+        own: dict[str, Any] = {name: getattr(self_attn, name) for name in attention.PARTS.split()}
         with _inside(b, "self_attn"):
             return attention.multihead(b, x, x, x, src_key_padding_mask, False, src_mask, True, is_causal, **own)[0]
 
     def fed(x: Ref) -> Ref:
         with _inside(b, "linear1"):
-            x = layer.linear(b, x, linear1.weight, linear1.bias)
+            x = linear.linear(b, x, linear1.weight, linear1.bias)
         with _inside(b, "activation"):
             x = _activated(b, activation, x)
         with _inside(b, "linear2"):
-            return layer.linear(b, x, linear2.weight, linear2.bias)
+            return linear.linear(b, x, linear2.weight, linear2.bias)
 
     for name, part, norm in (("1", attended, norm1), ("2", fed, norm2)):
         with _inside(b, f"norm{name}"):
@@ -127,10 +123,16 @@ def _activated(b: StepBuilder, activation: Any, x: Ref) -> Ref:
     if type(activation) in (nn.GELU, *_MODULES):
         _check(activation, type(activation))
     if type(activation) is nn.GELU:
-        return layer.gelu(b, x, activation.approximate)
+        return activations.gelu(b, x, activation.approximate)
     if type(activation) in _MODULES:
         return b.emit(_MODULES[type(activation)], x)
     rule = _ACTIVATIONS.get(activation) if not isinstance(activation, (nn.Module, Tensor)) else None
     if rule is None:
         raise Unsupported(f"an encoder with the activation {activation}", "use relu, gelu or silu")
     return rule(b, x)
+
+
+SPELLINGS = [
+    Spelling(encoder_layer, modules={nn.TransformerEncoderLayer: PARTS}),
+    Spelling(encoder, modules={nn.TransformerEncoder: "layers norm"}),
+]

@@ -8,19 +8,63 @@ square 1,
 A row is what the last `last` dimensions hold; or, with `groups` g, a g-th of the channels (dimension 1) at all places
 (g = 0: every channel by itself). Weight and bias are a step of their own: "affine", per channel, or "scale_last" for
 factors of the last dimensions.
+
+Norms that are written out, as ONNX files and many nets have them, become the same step:
+
+    m = x.mean(-1, keepdim=True); c = x - m
+    c / ((c ** 2).mean(-1, keepdim=True) + eps).sqrt()          without m, a root-mean-square norm
+
+The root alone has no private form: it stands for itself until x - m is divided by it, or multiplied by its inverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import StepBuilder, Unsupported
-from hummingbird.graph.steps import Ref
+from hummingbird.graph.build import INVERSE, ROOT, StepBuilder, Unsupported
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.activations import ROOTS
+from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
+from hummingbird.graph.steps import Ref, Step
+
+_NORM = "divide by it what its squares are of: (x - mean) / (variance + eps).sqrt(), as a norm does"
+
+
+def batch_norm(
+    b: StepBuilder,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: Any = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Ref:
+    """Emits "batch_norm", which `fold` replaces by new weights of the layer before, or by "affine"."""
+    if training or running_mean is None or running_var is None:
+        raise Unsupported(
+            "batch norm on the statistics of the batch itself",
+            "use running statistics: track_running_stats=True, training=self.training",
+        )
+    mean, var = b.weight(running_mean, "running_mean"), b.weight(running_var, "running_var")
+    check_variance(var, eps)
+    scale = None if weight is None else b.weight(weight)
+    shift = None if bias is None else b.weight(bias, "bias")
+    return b.emit("batch_norm", b.tensor(input), mean=mean, var=var, weight=scale, bias=shift, eps=b.number(eps, "eps"))
+
+
+def check_variance(var: torch.Tensor, eps: float) -> None:
+    """Unsupported for a running variance that has no inverse root."""
+    if not var.is_meta and not bool((var.double() + eps > 0).all()):
+        raise Unsupported("running_var + eps is not positive", "train again, or raise eps")
 
 
 def layer_norm(
@@ -100,6 +144,135 @@ def _affine(b: StepBuilder, op: str, x: Ref, weight: Any, bias: Any, shape: tupl
     return b.emit(op, x, scale=scale, shift=torch.zeros_like(known) if shift is None else shift)
 
 
+# Norms that are written out -----------------------------------------------------------------------------------------
+
+
+def sqrt(b: StepBuilder, input: Any) -> Ref:
+    return _root(b, input, ROOT)
+
+
+def rsqrt(b: StepBuilder, input: Any) -> Ref:
+    return _root(b, input, INVERSE)
+
+
+def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
+    """The root of a mean of squares, and a number."""
+    name = "sqrt" if kind == ROOT else "rsqrt"
+    if _variance(b, b.tensor(input)) is None or b.plain:
+        raise Unsupported(f"{name} of what is no mean of squares over dimensions that are kept", ROOTS)
+    return b.emit("add", input, suffix=".root", kind=kind, value=0.0)
+
+
+def is_one(value: Any) -> bool:
+    """Whether a constant is the number 1."""
+    one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta)
+    return one and bool(value == 1)
+
+
+def inverse(b: StepBuilder, root: Ref) -> Ref:
+    """1 / root."""
+    return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
+
+
+def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
+    """A value over the root of its own mean square: a norm."""
+    step = b.steps[root.index]
+    while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
+        step = b.steps[step.inputs[0].index]
+    found = _variance(b, step.inputs[0])
+    x = b.tensor(input)
+    if found is None:
+        raise Unsupported("a division by a root", _NORM)
+    squared, dims, eps = found
+    mean = _less_mean(b, x)
+    if x != squared and (mean is None or mean != _less_mean(b, squared)):
+        raise Unsupported("a division by the root of another value's mean square", _NORM)
+    center = mean is not None and mean[1] == dims
+    return _written(b, mean[0] if mean is not None and center else x, dims, eps, center)
+
+
+def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
+    """The value that is squared, the dimensions of the mean, and the number that is added."""
+    step, eps = b.steps[value.index], 0.0
+    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
+        step, eps = b.steps[step.inputs[0].index], number
+    if step.op != "mean" or not step.attrs["keepdim"] or step.attrs["dims"] is None or eps < 0:
+        return None
+    square = b.steps[step.inputs[0].index]
+    return (square.inputs[0], step.attrs["dims"], eps) if square.op == "square" else None
+
+
+def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
+    """x and dimensions, of a value that is x - x.mean(dimensions, keepdim=True)."""
+    step = b.steps[value.index]
+    if step.op != "sub" or len(step.inputs) != 2:
+        return None
+    mean = b.steps[step.inputs[1].index]
+    fits = mean.op == "mean" and mean.attrs["keepdim"] and mean.attrs["dims"] is not None
+    return (step.inputs[0], mean.attrs["dims"]) if fits and mean.inputs == step.inputs[:1] else None
+
+
+_ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in range(10)]
+
+
+def _eps(b: StepBuilder, value: Any) -> float | None:
+    """A number, or a tensor of one, as a number; None for larger tensors.
+
+    As the eps of torch's norms it is one of the net's public options. A tensor that must not become a number is found
+    by truth values among round ones, 1e-5 or 3e-7, as people write them; one that was learned is refused.
+    """
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return None
+    if isinstance(value, Tensor) and value.is_meta:
+        raise Unsupported("the eps of a norm has no value, on the meta device", "write the number into the code")
+    if b.is_hidden(value):
+        found = next((number for number in _ROUND if bool((value == number).all())), None)
+        if found is None:
+            b.check_told(value, "the eps of a norm, which all parties are told,")
+        return found
+    return float(value)
+
+
+def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
+    """Rows of the last dimensions; of others, as of channels, with these turned to the end and back."""
+    attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
+    if sorted(dims) == [*range(-len(dims), 0)]:
+        return b.emit("norm", x, **attrs)
+    rank = b.rank(x)
+    if not isinstance(rank, int):
+        hint = "name the last dimensions from the end, x.mean(-1, keepdim=True), or give an example="
+        raise Unsupported(f"a norm over dimensions {tuple(dims)} of a value whose rank is not known", hint)
+    taken = sorted(dim % rank for dim in dims)
+    order = [*(dim for dim in range(rank) if dim not in taken), *taken]
+    if order == [*range(rank)]:
+        return b.emit("norm", x, **attrs)
+    turned = b.emit("permute", x, suffix=".turned", dims=tuple(order))
+    made = b.emit("norm", turned, suffix=".norm", **attrs)
+    return b.emit("permute", made, dims=tuple(order.index(dim) for dim in range(rank)))
+
+
+def var(
+    b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
+) -> Ref:
+    """The mean square of x less its mean: in a norm, or by itself."""
+    many = isinstance(dim, (tuple, list))
+    if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
+        hint = "x.var(dim, correction=0), over dimensions that are named"
+        raise Unsupported("a variance over everything, or with a correction", hint)
+    x, dims = b.tensor(input), b.ints(dim, len(dim) if many else 1, "dim")
+    mean = b.emit("mean", x, suffix=".mean", dims=dims, keepdim=True)
+    square = b.emit("square", b.emit("sub", x, mean, suffix=".less_mean"), suffix=".square")
+    return b.emit("mean", square, dims=dims, keepdim=bool(keepdim))
+
+
+# Meanings ------------------------------------------------------------------------------------------------------------
+
+
+def _per_channel(a: Attrs, x: Tensor) -> Tensor:
+    shape = (-1,) + (1,) * (x.dim() - 2)
+    return x * like(a["scale"], x).reshape(shape) + like(a["shift"], x).reshape(shape)
+
+
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
     """x as (..., length), a row of the norm in the last dimension; InputError for a shape that it cannot take."""
     if a["last"] is not None:
@@ -127,4 +300,87 @@ def _scale_last(a: dict[str, Any], x: Tensor) -> Tensor:
     return x * a["scale"].to(x.device, x.dtype) + a["shift"].to(x.device, x.dtype)
 
 
-OPS: dict[str, Callable[..., Any]] = {"norm": _norm, "scale_last": _scale_last}
+def _check_batch_norm(step: Step) -> None:
+    a = step.attrs
+    shapes = {tuple(a[name].shape) for name in ("mean", "var", "weight", "bias") if a[name] is not None}
+    if len(shapes) > 1 or any(len(shape) != 1 or 0 in shape for shape in shapes):
+        raise ValueError(f"a norm with tensors of shapes {sorted(shapes)}")
+
+
+def _check_norm(step: Step) -> None:
+    a = step.attrs
+    if (a["last"] is None) == (a["groups"] is None) or (a["last"] is None and a["sizes"] is not None):
+        raise ValueError("a norm is over the last dimensions, or over groups of channels")
+
+
+def _check_factors(step: Step) -> None:
+    a = step.attrs
+    if a["scale"].shape != a["shift"].shape:
+        raise ValueError("a factor and a shift of different shapes")
+    if step.op == "affine" and a["scale"].dim() != 1:
+        raise ValueError("a factor for each channel")
+
+
+_STATISTICS = "running_mean running_var weight bias eps"
+_INSTANCE = "track_running_stats weight bias eps"
+_NO_ROOT = "train with BatchNorm, which costs nothing, or with LayerNorm, GroupNorm or RMSNorm, which convert"
+_RMS: dict[type[nn.Module], str] = (
+    {nn.RMSNorm: "normalized_shape weight eps"} if hasattr(nn, "RMSNorm") else {}
+)  # torch 2.4
+
+OPS = [
+    Op(
+        "batch_norm",
+        None,
+        ranks.same,
+        [
+            Spelling(
+                batch_norm,
+                modules=dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm), _STATISTICS),
+                functions=(torch.nn.functional.batch_norm,),
+            )
+        ],
+        attrs="mean=tensor var=tensor weight=tensor|none bias=tensor|none eps=number",
+        check=_check_batch_norm,
+    ),
+    Op(
+        "norm",
+        _norm,
+        ranks.same,
+        [
+            Spelling(layer_norm, "layer_norm", {nn.LayerNorm: "normalized_shape weight bias eps"}),
+            Spelling(group_norm, "group_norm", {nn.GroupNorm: "num_groups weight bias eps"}),
+            Spelling(instance_norm, "instance_norm"),
+            Spelling(partial(instance_norm_layer, n=1), modules={nn.InstanceNorm1d: _INSTANCE}),
+            Spelling(partial(instance_norm_layer, n=2), modules={nn.InstanceNorm2d: _INSTANCE}),
+            Spelling(rms_norm, "rms_norm", _RMS),
+        ],
+        attrs="last=positive|none groups=whole|none eps=number center=bool sizes=positives|none rank?=positive",
+        check=_check_norm,
+        batch=batch.apart(
+            axis=lambda a, shape: range(-a["last"], 0) if a["last"] is not None else range(1, len(shape))
+        ),
+    ),
+    Op(
+        "affine",
+        _per_channel,
+        ranks.same,
+        attrs="scale=tensor shift=tensor",
+        check=_check_factors,
+        batch=batch.apart(axis=batch.channels),
+    ),
+    Op(
+        "scale_last",
+        _scale_last,
+        ranks.same,
+        attrs="scale=tensor shift=tensor",
+        check=_check_factors,
+        batch=batch.apart(axis=lambda a, shape: range(-a["scale"].dim(), 0)),
+    ),
+]
+SPELLINGS = [Spelling(sqrt, "sqrt"), Spelling(rsqrt, "rsqrt"), Spelling(var, "var")]
+REFUSED = [
+    Refused("one or two spatial dimensions only", (nn.BatchNorm3d, nn.InstanceNorm3d)),
+    Refused(_NO_ROOT, (nn.LocalResponseNorm, nn.CrossMapLRN2d), "local_response_norm"),
+    Refused("vectors of n values at unit length are F.rms_norm(x, (n,), eps=1e-12) / n ** 0.5", names="normalize"),
+]

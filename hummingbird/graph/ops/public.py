@@ -12,22 +12,25 @@ that has one of the net's weights among its arguments, is none: its public argum
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph.build import PUBLIC, StepBuilder, Unsupported
-from hummingbird.graph.dimensions import ranks
 from hummingbird.graph.example import is_public
-from hummingbird.graph.hints import TABLE
-from hummingbird.graph.steps import Ref
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.op import Op, Refused, Spelling
+from hummingbird.graph.steps import Ref, Step
 from hummingbird.structure import Structure, flatten, rebuild
 
+_TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
 HIDDEN = -(2.0**12)  # what a mask adds to a logit that it hides (attention.py)
 _LOWEST = -(2.0**16)  # the largest of a row that is hidden altogether: beside it torch's float32 loses the logits
 MOST = 2.0**20  # what values stay below (docs/limits.md)
@@ -146,7 +149,7 @@ def embedding(
     if max_norm is not None:
         raise Unsupported("an embedding with max_norm, which writes into its table", "apply it once, and leave it out")
     if b.kind(input) != PUBLIC:
-        raise Unsupported("an embedding of private numbers", TABLE)
+        raise Unsupported("an embedding of private numbers", _TABLE)
     return b.emit("embedding", input, b.first("input"), weight=b.weight(weight))
 
 
@@ -168,7 +171,7 @@ def embedding_bag(
     if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
         what = "an EmbeddingBag with offsets, weights, a padding or a maximum"
         raise Unsupported(what, "bags of equal length, (bags, numbers): nn.Embedding and .mean(1), or .sum(1)")
-    if b.kind(input) == PUBLIC and ranks(b.steps)[input.index] != 2:
+    if b.kind(input) == PUBLIC and b.rank(input) != 2:
         raise Unsupported("an EmbeddingBag of numbers that are not (bags, numbers)", "give each bag a row")
     name, b.name = b.name, f"{b.name}.rows"
     rows = embedding(b, input, weight, None, max_norm)
@@ -240,10 +243,78 @@ def check_values(value: Tensor) -> None:
         raise InputError(what, hint="a mask that adds -inf: give it as truth values, or with -1000 in its place")
 
 
-OPS: dict[str, Callable[..., Any]] = {
-    "public": lambda a, x: x,
-    "public_constant": constant,
-    "public_call": call,
-    "share_public": _shared,
-    "embedding": rows,
-}
+def _check_constant(step: Step) -> None:
+    a = step.attrs
+    if math.prod(a["shape"]) != len(a["numbers"]):
+        raise ValueError(f"{len(a['numbers'])} numbers for the shape {a['shape']}")
+
+
+def _check_call(step: Step) -> None:
+    if len(step.inputs) != (count := _count(step.attrs["call"])):
+        raise ValueError(f"a call of {count} values with {len(step.inputs)}")
+
+
+def _count(structure: Structure) -> int:
+    """Number of tensors in a structure."""
+    if structure[0] == "tensor":
+        return 1
+    return sum(map(_count, structure[2])) if len(structure) == 3 else 0
+
+
+def _check_table(step: Step) -> None:
+    if step.attrs["weight"].dim() != 2:
+        raise ValueError(f"a table of shape {tuple(step.attrs['weight'].shape)}")
+
+
+OPS = [
+    Op(
+        "public",
+        lambda a, x: x,
+        lambda a, given: len(a["shape"]),
+        inputs="",
+        attrs="title=word shape=shape dtype=type",
+        makes=PUBLIC,
+    ),
+    Op(
+        "public_constant",
+        constant,
+        lambda a, given: len(a["shape"]),
+        inputs="",
+        attrs="numbers=exact shape=sizes dtype=type",
+        check=_check_constant,
+        makes=PUBLIC,
+    ),
+    Op(
+        "public_call",
+        call,
+        ranks.unknown,
+        inputs="public*",
+        attrs="function=function call=call",
+        check=_check_call,
+        makes=PUBLIC,
+    ),
+    # These two read the net's input beside the public value, for its type alone.
+    Op("share_public", _shared, ranks.first, inputs="public x", attrs="whole?=bool", batch=batch.each),
+    Op(
+        "embedding",
+        rows,
+        lambda a, given: given[0] + 1 if isinstance(given[0], int) else None,
+        [
+            Spelling(
+                embedding,
+                modules={nn.Embedding: "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"},
+                functions=(F.embedding,),
+            ),
+            Spelling(
+                embedding_bag,
+                modules={nn.EmbeddingBag: "weight max_norm mode include_last_offset padding_idx"},
+                functions=(F.embedding_bag,),
+            ),
+        ],
+        inputs="public x",
+        attrs="weight=tensor",
+        check=_check_table,
+        batch=batch.each,
+    ),
+]
+REFUSED = [Refused(_TABLE, names="gather")]

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from hummingbird.graph.build import Unsupported
+from hummingbird.graph.ops.op import Refused
 
 LAYERS = (nn.RNN, nn.LSTM, nn.GRU)
 
@@ -108,3 +109,11 @@ _CELLS: dict[type[nn.RNNBase], tuple[Callable[..., State], Callable[[Any], Any]]
     nn.LSTM: (_lstm, _arranged_lstm),
     nn.GRU: (_gru, lambda weight: weight),
 }
+
+REFUSED = [
+    Refused(
+        "torch's LSTM, GRU and RNN are unrolled on an example, hummingbird.convert_model(net, example=x); "
+        "others: write the steps",
+        (nn.RNNBase, nn.RNNCellBase),
+    ),
+]

@@ -6,14 +6,19 @@ Resizing is linear and public: out = R x C^T with a matrix for each axis, which 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from hummingbird.errors import InputError
 from hummingbird.graph.build import INT, SIZE, UNKNOWN, StepBuilder, Unsupported
-from hummingbird.graph.steps import Ref
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
+from hummingbird.graph.steps import Ref, Step
 from hummingbird.kernels.devices import put
 
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic")
@@ -121,6 +126,11 @@ def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "")
     return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
 
 
+def edge_pad_layer(b: StepBuilder, input: Any, padding: Any, *, mode: str) -> Ref:
+    """The padding modules of torch.nn."""
+    return edge_pad(b, input, padding, mode)
+
+
 def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:
     """torch's padding modes "reflect", "replicate" and "circular", of any type of numbers: a choice along each axis."""
     for number in range(len(a["pads"]) // 2):
@@ -129,3 +139,112 @@ def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:
         chosen = F.pad(places, a["pads"][2 * number : 2 * number + 2], a["mode"]).reshape(-1).long()
         x = x.index_select(dim, put(chosen, x.device))
     return x
+
+
+def _channel_shuffle(a: Attrs, x: Tensor) -> Tensor:
+    if x.shape[1] % a["groups"]:
+        raise InputError(f"{x.shape[1]} channels are no multiple of {a['groups']} groups")
+    parts = x.reshape(len(x), a["groups"], -1, *x.shape[2:])
+    return parts.transpose(1, 2).reshape(x.shape)
+
+
+def _check_resize(step: Step) -> None:
+    scale = step.attrs["scale"]
+    if (len(step.inputs) > 1) == (scale is not None):
+        raise ValueError("resizing takes sizes or factors")
+    if len(scale or ()) > 2:
+        raise ValueError("resizing is of one or two spatial dimensions")
+
+
+def _check_roll(step: Step) -> None:
+    if len(step.attrs["shifts"]) != len(step.attrs["dims"]):
+        raise ValueError("roll has a shift for each of its dimensions")
+
+
+_images = batch.apart(axis=lambda a, shape: (-3, -2, -1))
+
+OPS = [
+    Op(
+        "resize",
+        resize,
+        ranks.stays,
+        [
+            Spelling(
+                interpolate,
+                "interpolate upsample",
+                {nn.Upsample: "size scale_factor mode align_corners recompute_scale_factor"},
+            ),
+            Spelling(upsample_nearest, "upsample_nearest", {nn.UpsamplingNearest2d: "size scale_factor"}),
+            Spelling(upsample_bilinear, "upsample_bilinear", {nn.UpsamplingBilinear2d: "size scale_factor"}),
+        ],
+        inputs="x size*",
+        attrs="mode=resizing align_corners=bool|none recompute=bool|none scale=numbers|none",
+        check=_check_resize,
+        batch=batch.first,
+    ),
+    Op(
+        "pixel_shuffle",
+        lambda a, x: F.pixel_shuffle(x, a["factor"]),
+        ranks.stays,
+        [Spelling(pixel_shuffle, "pixel_shuffle", {nn.PixelShuffle: "upscale_factor"})],
+        attrs="factor=positive",
+        batch=_images,
+        integers="kept",
+    ),
+    Op(
+        "pixel_unshuffle",
+        lambda a, x: F.pixel_unshuffle(x, a["factor"]),
+        ranks.stays,
+        [Spelling(pixel_unshuffle, "pixel_unshuffle", {nn.PixelUnshuffle: "downscale_factor"})],
+        attrs="factor=positive",
+        batch=_images,
+        integers="kept",
+    ),
+    Op(
+        "channel_shuffle",
+        _channel_shuffle,
+        ranks.stays,
+        [Spelling(channel_shuffle, "channel_shuffle", {nn.ChannelShuffle: "groups"})],
+        attrs="groups=positive",
+        batch=batch.apart(axis=lambda a, shape: (1,)),
+        integers="kept",
+    ),
+    Op(
+        "flip",
+        lambda a, x: x.flip(a["dims"]),
+        ranks.stays,
+        [Spelling(flip, "flip")],
+        attrs="dims=ints",
+        batch=batch.apart(axis=batch.all_of),
+        integers="kept",
+    ),
+    Op(
+        "roll",
+        lambda a, x: x.roll(a["shifts"], a["dims"]),
+        ranks.stays,
+        [Spelling(roll, "roll")],
+        attrs="shifts=ints dims=ints",
+        check=_check_roll,
+        batch=batch.apart(axis=batch.all_of),
+        integers="kept",
+    ),
+    Op(
+        "edge_pad",
+        pad_with_own,
+        ranks.stays,
+        [
+            Spelling(
+                partial(edge_pad_layer, mode="reflect"),
+                modules={nn.ReflectionPad1d: "padding", nn.ReflectionPad2d: "padding"},
+            ),
+            Spelling(
+                partial(edge_pad_layer, mode="replicate"),
+                modules={nn.ReplicationPad1d: "padding", nn.ReplicationPad2d: "padding"},
+            ),
+        ],
+        attrs="pads=ints mode=edges",
+        batch=batch.padded,
+        integers="kept",
+    ),
+]
+REFUSED = [Refused("no private resampling: use interpolate, or resample before the net", names="grid_sample")]

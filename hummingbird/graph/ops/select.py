@@ -2,7 +2,7 @@
 
 A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
 it goes into where, masked_fill, a product or a cast, and into nothing else. What torch keeps as integers from there on
-has the attribute "whole" (whole.py).
+has the attribute "whole" (integer_values.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph.build import BOOL, StepBuilder, Unsupported
-from hummingbird.graph.integer_values import HINT, integer_values
-from hummingbird.graph.ops.shapes import arithmetic, constant, integers, value
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.arithmetic import arithmetic, constant, integers, value
+from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
 from hummingbird.graph.steps import Ref
+
+HINT = "return what argmax gives and do the rest on the opened result; of a comparison, take (x > 0).float()"
+_ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one place"
 
 
 def magnitude(b: StepBuilder, input: Any) -> Ref:
@@ -78,7 +83,7 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
 
 
 def masked_fill(b: StepBuilder, input: Any, mask: Any, value: Any) -> Ref:
-    if isinstance(input, Ref) and input.index in integer_values(b.steps) and not isinstance(value, Ref):
+    if isinstance(input, Ref) and b.is_integer(input) and not isinstance(value, Ref):
         if not bool((torch.as_tensor(value) == torch.as_tensor(value).round()).all()):
             raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of whole numbers (int64)", HINT)
     return where(b, mask, value, input)
@@ -97,13 +102,12 @@ def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
     def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
         given = [*others, *more.values()]
         types = [value for value in given if isinstance(value, torch.dtype)] or ([] if dtype is None else [dtype])
-        like = [value for value in given if isinstance(value, Ref)]
-        if b.kind(input) != BOOL or len(types) + len(like) != 1:
-            hint = "leave it out, or convert with example=: a private value has one type and one place"
-            raise Unsupported("a cast to another type or device", hint)
-        if like:
-            b.tensor(like[0], "the tensor whose type is taken")
-            types = [torch.int64 if like[0].index in integer_values(b.steps) else torch.float32]
+        same = [value for value in given if isinstance(value, Ref)]
+        if b.kind(input) != BOOL or len(types) + len(same) != 1:
+            raise Unsupported("a cast to another type or device", _ONE_TYPE)
+        if same:
+            b.tensor(same[0], "the tensor whose type is taken")
+            types = [torch.int64 if b.is_integer(same[0]) else torch.float32]
         return b.emit("mul", input, value=1.0, **integers(types[0]))
 
     return rule
@@ -123,3 +127,79 @@ def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) 
         return rule(b, *values)
     finally:
         b.name = name
+
+
+def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tensor]:
+    return lambda a, x, *other: function(x, other[0]) if other else x.clamp(**{bound: a["value"]})
+
+
+def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
+    """1 where x > y (strict) or x >= y, 0 elsewhere; turned: x and y exchanged."""
+    y = other[0] if other else a["value"]
+    greater, less = (y, x) if a["turned"] else (x, y)
+    return (greater > less if a["strict"] else greater >= less).to(x.dtype)
+
+
+def _casts() -> list[Spelling]:
+    named = [Spelling(cast(getattr(torch, name)), methods=name) for name in ("float", "double", "half", "int", "long")]
+    return [Spelling(cast(), methods="to type type_as"), *named]
+
+
+OPS = [
+    Op(
+        "abs",
+        lambda a, x: x.abs(),
+        ranks.same,
+        [Spelling(magnitude, "abs absolute", operators="abs")],
+        batch=batch.each,
+        integers="kept",
+    ),
+    Op(
+        "maximum",
+        _extreme(torch.maximum, "min"),
+        ranks.same,
+        [Spelling(extreme("max"), "maximum max")],
+        inputs="x x?",
+        attrs="value?=number",
+        batch=batch.broadcast,
+        integers="promoted",
+    ),
+    Op(
+        "minimum",
+        _extreme(torch.minimum, "max"),
+        ranks.same,
+        [Spelling(extreme("min"), "minimum min")],
+        inputs="x x?",
+        attrs="value?=number",
+        batch=batch.broadcast,
+        integers="promoted",
+    ),
+    Op(
+        "greater",
+        _greater,
+        ranks.same,
+        [
+            Spelling(compared("gt"), "gt greater", operators="gt"),
+            Spelling(compared("ge"), "ge greater_equal", operators="ge"),
+            Spelling(compared("lt"), "lt less", operators="lt"),
+            Spelling(compared("le"), "le less_equal", operators="le"),
+        ],
+        inputs="x x?",
+        attrs="value?=number turned=bool strict=bool",
+        batch=batch.broadcast,
+        integers="neutral",
+    ),
+]
+SPELLINGS = [
+    Spelling(where, "where"),
+    Spelling(where_method, methods="where"),
+    Spelling(masked_fill, "masked_fill"),
+    *_casts(),
+]
+REFUSED = [
+    Refused(
+        "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known",
+        names="max min amax amin argmin topk sort eq ne sign logical_and logical_or logical_not",
+    ),
+    Refused(_ONE_TYPE, names="to float double half bfloat16 type type_as cpu cuda"),
+]

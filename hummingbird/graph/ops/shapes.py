@@ -1,156 +1,24 @@
-"""Arithmetic, reductions and shapes: the arguments torch takes -> one canonical step.
+"""Shapes: the arguments torch takes -> one canonical step that gives values in other places, or parts of them.
 
-Shapes are values too: `x.size(0)` is a step, and arithmetic on sizes is the op "int", apart from arithmetic on tensors.
+Shapes are values too: `x.size(0)` is a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from hummingbird.graph.build import BOOL, INT, INVERSE, ROOT, SIZE, TUPLE, UNKNOWN, StepBuilder, Unsupported
-from hummingbird.graph.ops import elementwise, written_out
-from hummingbird.graph.ops.layers import no_dtype
+from hummingbird.graph.build import INT, SIZE, TUPLE, UNKNOWN, StepBuilder, Unsupported
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.arithmetic import value
+from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
 from hummingbird.graph.ops.resize import edge_pad
 from hummingbird.graph.steps import Ref
-
-RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the scale into a layer"
-
-
-def arithmetic(op: str) -> Callable[..., Ref]:
-    """add, sub, mul; and floordiv, of sizes only."""
-
-    def rule(b: StepBuilder, input: Any, other: Any, alpha: Any = 1) -> Ref:
-        if alpha != 1:
-            raise Unsupported(f"alpha={alpha}", "write the product: x + alpha * y")
-        if INT in (b.kind(input), b.kind(other)) or op == "floordiv":
-            return _sizes(b, op, input, other)
-        if op == "mul" and BOOL in (b.kind(input), b.kind(other)):
-            return _chosen(b, input, other)
-        if op == "mul" and INVERSE in (b.kind(input), b.kind(other)):
-            x, root = (other, input) if b.kind(input) == INVERSE else (input, other)
-            return written_out.divided(b, x, root)
-        if op == "mul" and isinstance(input, Ref) and input == other:
-            return b.emit("square", b.tensor(input))
-        if isinstance(input, Ref) and isinstance(other, Ref):
-            return b.emit(op, b.tensor(input), b.tensor(other, "the other operand"))
-        reversed_, x, public = (True, other, input) if isinstance(other, Ref) else (False, input, other)
-        attrs: dict[str, Any] = {"value": constant(b, public)}
-        if op == "sub":
-            attrs["reversed"] = reversed_
-        return b.emit(op, b.tensor(x), **attrs)
-
-    return rule
-
-
-def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Ref:
-    """input + tensor1 tensor2, any of which may be constant, but not both factors."""
-    if value != 1 or not (b.kind(tensor1) or b.kind(tensor2)):
-        raise Unsupported(f"addcmul with value={b._show(value)}, or of constant factors", "write a product and a sum")
-    name = b.name
-    b.name = f"{name}.product"
-    product = arithmetic("mul")(b, tensor1, tensor2)
-    b.name = name
-    return arithmetic("add")(b, product, input)
-
-
-def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """A comparison, 1 or 0, times a value."""
-    bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
-    if isinstance(value, Ref) and b.kind(value) != BOOL:
-        return b.emit("mul", bit, b.tensor(value, "the other operand"))
-    if isinstance(value, (Ref, bool)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
-        raise Unsupported("a product of two comparisons", "cast them: (x > 0).float()")
-    return b.emit("mul", bit, value=constant(b, value), **integers(torch.as_tensor(value).dtype))
-
-
-def integers(dtype: torch.dtype) -> dict[str, Any]:
-    """The attribute of a step whose values are integers in torch; Unsupported for types in which they may wrap."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return {}
-    if dtype not in (torch.int32, torch.int64):
-        raise Unsupported(f"a comparison as {str(dtype).removeprefix('torch.')}", "cast it: (x > 0).float()")
-    return {"whole": True}
-
-
-def rsub(b: StepBuilder, input: Any, other: Any, alpha: Any = 1) -> Ref:
-    return arithmetic("sub")(b, other, input, alpha)
-
-
-def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
-    for value in (input, other):
-        if b.kind(value) not in (INT, UNKNOWN) and not (isinstance(value, int) and not isinstance(value, bool)):
-            both = "floor division of tensors" if op == "floordiv" else "arithmetic of a size and a tensor or float"
-            raise Unsupported(both, "write the number itself, or use mean instead of dividing a sum by a size")
-    return b.emit("int", input, other, kind=INT, function=op)
-
-
-def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """A public number or tensor as what is added or multiplied with."""
-    if isinstance(value, (int, float)):
-        return b.number(value, "the constant operand")
-    if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
-        value = value.float()  # what torch makes of integers beside a float32 tensor
-    return b.weight(value, "the constant operand")
-
-
-def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
-    if INT in (b.kind(input), b.kind(other)):
-        raise Unsupported("true division with a size", "use // between sizes; use mean instead of dividing by a size")
-    if rounding_mode is not None:
-        raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
-    if b.kind(other) == ROOT:
-        return written_out.inverse(b, other) if written_out.is_one(input) else written_out.divided(b, input, other)
-    if isinstance(other, Ref):
-        raise Unsupported("division by a private value", RECIPROCAL)
-    divisor = constant(b, other)
-    if not (isinstance(divisor, Tensor) and divisor.is_meta) and not bool(torch.as_tensor(divisor).all()):
-        raise Unsupported("division by zero", "the divisor holds a zero")
-    if isinstance(divisor, Tensor):
-        return b.emit("mul", b.tensor(input), value=divisor.double().reciprocal().to(divisor.dtype))
-    return b.emit("mul", b.tensor(input), value=1.0 / divisor)
-
-
-def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
-    """x ** 2, 3 and 4, as squares and products; of the square root, see written.py."""
-    exponent = elementwise.exponent(exponent)
-    if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
-        return (written_out.sqrt if exponent > 0 else written_out.rsqrt)(b, input)
-    if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
-        raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")
-    x = b.tensor(input)
-    if exponent == 2:
-        return b.emit("square", x)
-    squared = b.emit("square", x, suffix=".square")
-    return b.emit("mul", squared, x) if exponent == 3 else b.emit("square", squared)
-
-
-def square(b: StepBuilder, input: Any) -> Ref:
-    return b.emit("square", b.tensor(input))
-
-
-def neg(b: StepBuilder, input: Any) -> Ref:
-    return b.emit("neg", b.tensor(input))
-
-
-def reduction(op: str) -> Callable[..., Ref]:
-    """mean, sum over `dims` (None: over everything, keepdim is then False)."""
-
-    def rule(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
-        no_dtype(dtype)
-        if dim is None or dim == () or dim == []:
-            if keepdim:
-                raise Unsupported(
-                    f"{op} over everything with keepdim=True", "name the dimensions, or leave keepdim out"
-                )
-            return b.emit(op, b.tensor(input), dims=None, keepdim=False)
-        dims = b.ints(dim, len(dim) if isinstance(dim, (tuple, list)) else 1, "dim")
-        return b.emit(op, b.tensor(input), dims=dims, keepdim=bool(keepdim))
-
-    return rule
 
 
 def join(op: str) -> Callable[..., Ref]:
@@ -162,14 +30,6 @@ def join(op: str) -> Callable[..., Ref]:
         return b.emit(op, tuple(value(b, item) for item in tensors), dim=dim)
 
     return rule
-
-
-def value(b: StepBuilder, item: Any) -> Ref:
-    """A tensor computed from the net's input, or a constant one in its place."""
-    if isinstance(item, Tensor):
-        real = item if item.is_floating_point() else item.float()
-        return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))
-    return b.tensor(item, "every part")
 
 
 def expand(b: StepBuilder, input: Any, *sizes: Any, size: Any = ()) -> Ref:
@@ -238,7 +98,7 @@ def getitem(b: StepBuilder, input: Any, index: Any) -> Ref:
     if kind == TUPLE and isinstance(index, int):
         return b.emit("getitem", input, index=index)
     parts = tuple(index) if isinstance(index, tuple) else (index,)
-    if kind != TUPLE and (found := written_out.listed(b, b.tensor(input), parts)) is not None:
+    if kind != TUPLE and (found := listed(b, b.tensor(input), parts)) is not None:
         return found
     if kind == TUPLE or not all(_fixed(part) for part in parts):
         hint = "slice with numbers, use chunk, or one list of places: x[:, [2, 0]]"
@@ -270,3 +130,287 @@ def attribute(b: StepBuilder, input: Any, name: str) -> Ref:
     if name != "shape":
         raise Unsupported(f"the attribute .{name} of a traced value", "of a tensor's attributes, only .shape is known")
     return size(b, input)
+
+
+def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
+    """One dimension as several, of fixed sizes."""
+    return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
+
+
+def unflatten_layer(b: StepBuilder, input: Any, dim: int, unflattened_size: Any) -> Ref:
+    return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(unflattened_size, len(unflattened_size), "sizes"))
+
+
+def narrow(b: StepBuilder, input: Any, dim: int, start: Any, length: Any) -> Ref:
+    (first,), (count,) = b.ints(start, 1, "start"), b.ints(length, 1, "length")
+    return _along(b, b.tensor(input), dim, slice(first, first + count if first + count else None))
+
+
+def select(b: StepBuilder, input: Any, dim: int, index: Any) -> Ref:
+    return _along(b, b.tensor(input), dim, b.ints(index, 1, "index")[0])
+
+
+def _along(b: StepBuilder, x: Ref, dim: int, part: Any, suffix: str = "") -> Ref:
+    rest = (slice(None),) * (dim if dim >= 0 else -dim - 1)
+    return b.emit("getitem", x, suffix=suffix, index=(*rest, part) if dim >= 0 else (..., part, *rest))
+
+
+_MOST_PIECES = 256
+
+
+def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
+    """Values at these places of a dimension, in this order: slices, joined."""
+    pieces: list[list[int]] = []
+    for place in places:
+        if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):
+            pieces[-1].append(place)
+        else:
+            pieces.append([place])
+    if not 0 < len(pieces) <= _MOST_PIECES:
+        what = f"a list of indices of {len(pieces)} pieces"
+        raise Unsupported(what, f"from 1 to {_MOST_PIECES}; or multiply by a constant matrix that picks them")
+    slices = [slice(piece[0], piece[-1] + 1 if piece[-1] != -1 else None) for piece in pieces]
+    if len(slices) == 1:
+        return _along(b, x, dim, slices[0])
+    return b.emit("cat", tuple(_along(b, x, dim, part, f".{n}") for n, part in enumerate(slices)), dim=dim)
+
+
+ROWS = "places must be constants, int64; by private ones, hummingbird.lookup gives a net its rows"
+
+
+def index_select(b: StepBuilder, input: Any, dim: int, index: Any) -> Ref:
+    found = whole_numbers(index)
+    if found is None:
+        raise Unsupported("index_select by what is no constant list of places", ROWS)
+    return picked(b, b.tensor(input), dim, found)
+
+
+def whole_numbers(value: Any) -> list[int] | None:
+    """A list of whole numbers, or a constant tensor of one dimension, as a list; else None."""
+    if isinstance(value, Tensor) and value.dim() == 1 and value.dtype in (torch.int64, torch.int32):
+        return [int(n) for n in value.tolist()]
+    fits = isinstance(value, list) and value and all(type(n) is int for n in value)
+    return value if fits else None
+
+
+def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
+    """x[:, [2, 0]], with one list among slices; None for other indices."""
+    lists = [number for number, part in enumerate(parts) if whole_numbers(part) is not None]
+    rest = [part for number, part in enumerate(parts) if number not in lists]
+    if len(lists) != 1 or not all(isinstance(part, slice) or part is Ellipsis or part is None for part in rest):
+        return None
+    place = lists[0]
+    if any(part is None or (isinstance(part, slice) and part != slice(None)) for part in rest):
+        index = tuple(slice(None) if number == place else part for number, part in enumerate(parts))
+        input = b.emit("getitem", input, suffix=".sliced", index=index)
+    dim = place if Ellipsis not in parts[:place] else place - len(parts)
+    found = whole_numbers(parts[place])
+    assert found is not None
+    return picked(b, input, dim, found)
+
+
+def rot90(b: StepBuilder, input: Any, k: int = 1, dims: Any = (0, 1)) -> Ref:
+    """A transpose of two dimensions, turned round."""
+    x, (first, second), (turns,) = b.tensor(input), b.ints(dims, 2, "dims"), b.ints(k, 1, "k")
+    if turns % 4 == 0:
+        return x
+    if turns % 4 == 2:
+        return b.emit("flip", x, dims=(first, second))
+    turned = b.emit("flip", x, suffix=".flip", dims=(second if turns % 4 == 1 else first,))
+    return b.emit("transpose", turned, dim0=first, dim1=second)
+
+
+def _reshape(a: Attrs, x: Tensor, *sizes: Any) -> Tensor:
+    return x.reshape([n for size in sizes for n in (size if isinstance(size, tuple) else (size,))])
+
+
+def _squeeze(a: Attrs, x: Tensor) -> Tensor:
+    return x.squeeze() if a["dim"] is None else x.squeeze(a["dim"])
+
+
+OPS = [
+    Op(
+        "cat",
+        lambda a, x: torch.cat(x, a["dim"]),
+        ranks.same,
+        [Spelling(join("cat"), "cat concat concatenate")],
+        inputs="xs",
+        attrs="dim=int",
+        batch=batch.joined,
+        integers="kept",
+    ),
+    Op(
+        "stack",
+        lambda a, x: torch.stack(x, a["dim"]),
+        ranks.more(lambda a: 1),
+        [Spelling(join("stack"), "stack")],
+        inputs="xs",
+        attrs="dim=int",
+        batch=batch.stacked,
+        integers="kept",
+    ),
+    Op(
+        "expand",
+        lambda a, x, *sizes: x.expand(sizes),
+        ranks.LISTED,
+        [Spelling(expand, "expand")],
+        inputs="x size*",
+        batch=batch.expanded,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "flatten",
+        lambda a, x: torch.flatten(x, a["start"], a["end"]),
+        ranks.flattened,
+        [Spelling(flatten, "flatten", {nn.Flatten: "start_dim end_dim"})],
+        attrs="start=int end=int",
+        batch=batch.reshaped,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "unflatten",
+        lambda a, x: x.unflatten(a["dim"], a["sizes"]),
+        ranks.more(lambda a: len(a["sizes"]) - 1),
+        [
+            Spelling(unflatten, "unflatten"),
+            Spelling(unflatten_layer, modules={nn.Unflatten: "dim unflattened_size"}),
+        ],
+        attrs="dim=int sizes=ints",
+        batch=batch.reshaped,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "reshape",
+        _reshape,
+        ranks.LISTED,
+        [Spelling(reshape, "reshape view")],
+        inputs="x size*",
+        batch=batch.reshaped,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "permute",
+        lambda a, x: x.permute(a["dims"]),
+        lambda a, given: len(a["dims"]),
+        [Spelling(permute, "permute")],
+        attrs="dims=ints",
+        batch=batch.permuted,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "transpose",
+        lambda a, x: x.transpose(a["dim0"], a["dim1"]),
+        ranks.stays,
+        [Spelling(transpose, "transpose swapaxes swapdims")],
+        attrs="dim0=int dim1=int",
+        batch=batch.transposed,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "squeeze",
+        _squeeze,
+        ranks.unknown,
+        [Spelling(squeeze, "squeeze")],
+        attrs="dim=int|ints|none",
+        batch=batch.reshaped,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "unsqueeze",
+        lambda a, x: x.unsqueeze(a["dim"]),
+        ranks.more(lambda a: 1),
+        [Spelling(unsqueeze, "unsqueeze")],
+        attrs="dim=int",
+        batch=batch.reshaped,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "chunk",
+        lambda a, x: x.chunk(a["chunks"], a["dim"]),
+        ranks.stays,
+        [Spelling(chunk, "chunk")],
+        attrs="chunks=positive dim=int",
+        batch=batch.apart(axis=batch.along),
+        view=True,
+        makes=TUPLE,
+        integers="kept",
+    ),
+    Op(
+        "split",
+        lambda a, x: x.split(a["sizes"], a["dim"]),
+        ranks.stays,
+        [Spelling(split, "split")],
+        attrs="sizes=positive|wholes dim=int",
+        batch=batch.apart(axis=batch.along),
+        view=True,
+        makes=TUPLE,
+        integers="kept",
+    ),
+    Op(
+        "unbind",
+        lambda a, x: x.unbind(a["dim"]),
+        ranks.more(lambda a: -1),
+        [Spelling(unbind, "unbind")],
+        attrs="dim=int",
+        batch=batch.unbound,
+        view=True,
+        makes=TUPLE,
+        integers="kept",
+    ),
+    Op(
+        "getitem",
+        lambda a, x: x[a["index"]],
+        ranks.indexed,
+        [Spelling(getitem, operators="getitem")],
+        inputs="x|tuple",
+        attrs="index=index",
+        batch=batch.indexed,
+        view=True,
+        integers="kept",
+    ),
+    Op(
+        "pad",
+        lambda a, x: F.pad(x, a["pads"], value=a["value"]),
+        ranks.same,
+        [
+            Spelling(pad, "pad"),
+            Spelling(zero_pad, modules={nn.ZeroPad1d: "padding", nn.ZeroPad2d: "padding"}),
+            Spelling(zero_pad, modules={nn.ConstantPad1d: "padding value", nn.ConstantPad2d: "padding value"}),
+        ],
+        attrs="pads=ints value=number",
+        batch=batch.padded,
+        integers="kept",
+    ),
+    Op(
+        "size",
+        lambda a, x: x.size() if a["dim"] is None else x.size(a["dim"]),
+        None,
+        [Spelling(size, "size"), Spelling(attribute, functions=(getattr,))],
+        attrs="dim=int|none",
+        makes=lambda a: SIZE if a["dim"] is None else INT,
+        integers="neutral",
+    ),
+]
+SPELLINGS = [
+    Spelling(narrow, "narrow"),
+    Spelling(select, "select"),
+    Spelling(index_select, "index_select"),
+    Spelling(rot90, "rot90"),
+]
+REFUSED = [
+    Refused("leave it out: x * y broadcasts by itself", names="expand_as"),
+    Refused("x.transpose(0, 1)", names="t"),
+    Refused("torch.cat([x, x], dim)", names="repeat"),
+    Refused(
+        "write a constant tensor in __init__, or a number",
+        names="new_zeros new_ones new_full zeros_like ones_like full_like",
+    ),
+]

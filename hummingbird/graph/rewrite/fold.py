@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph.dimensions import INPUT, Rank, ranks
+from hummingbird.graph.dimensions import ranks
+from hummingbird.graph.ops.dimension_rules import INPUT, Rank
 from hummingbird.graph.steps import Step, compact, refs
 
 

@@ -16,7 +16,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import InputError
-from hummingbird.graph.ops.pooling import adaptive_windows
+from hummingbird.graph.ops.pools import adaptive_windows
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.constants import Scale
 from hummingbird.mpc.layers.layer import FLOOR, Layer, Spec, held, room

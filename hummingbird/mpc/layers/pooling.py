@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.graph.ops.pooling import adaptive_windows, places
+from hummingbird.graph.ops.pools import adaptive_windows, places
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing

@@ -201,4 +201,4 @@ def test_the_place_in_the_users_code_is_named() -> None:
     with pytest.raises(ModelError) as caught:
         trace(Call(lambda x: x[x > 0]))
     (problem, *_) = caught.value.problems
-    assert "test_written.py" in problem.what and "x[x > 0]" in problem.what
+    assert "test_written_out.py" in problem.what and "x[x > 0]" in problem.what

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.errors import InputError
-from hummingbird.graph.ops.pooling import places
+from hummingbird.graph.ops.pools import places
 
 
 class Net(nn.Module):

@@ -1,0 +1,252 @@
+"""Rules for where the batch is in a value: from a step's attributes, and from where it is in the values that it reads.
+
+In row-major order a value that depends on the batch is laid out as
+
+    outer x batch x inner
+
+with `outer` and `inner` whole numbers that no reshaping changes; a dimension holds it if it is outer' * batch * inner',
+and what is left of both stands in the dimensions before and after. Every rule says where the batch is in the result, or
+raises `Mixed`. A rule must see to it that no two images meet, and that images at all places are treated alike: a slice,
+a sum or a softmax along the batch's dimension, factors along it, a product that sums over it are all refused. Shapes do
+not tell: x @ x.transpose(0, 1) of a square x has the shape of x. `hummingbird/graph/rowwise.py` goes through a net with
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+PROBE = 3  # images while a net is looked at; a prime, for reshaping must not spread the batch over two dimensions
+
+
+class Mixed(Exception):
+    """A step of which it is not proven that images stay apart."""
+
+
+class BatchLayout(NamedTuple):
+    """Dimension `axis` of a value is outer * batch * inner."""
+
+    axis: int
+    outer: int = 1
+    inner: int = 1
+
+
+Where = BatchLayout | None  # None: the value is the same whatever the batch holds
+Shape = tuple[int, ...]
+BatchRule = Callable[[dict[str, Any], list[Where], list[Shape], Shape], Where]
+
+
+def _one(where: list[Where]) -> BatchLayout:
+    layout = where[0]
+    assert layout is not None
+    return layout
+
+
+def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Element by element."""
+    return where[0]
+
+
+def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchRule:
+    """Nothing moves, and the batch must not be in one of these dimensions, negative ones counted from the end."""
+
+    def rule(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+        layout = _one(where)
+        if layout.axis in {dim % len(shapes[0]) for dim in axis(a, shapes[0])}:
+            raise Mixed
+        return layout
+
+    return rule
+
+
+def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Layers that have the batch in dimension 0."""
+    if _one(where).axis != 0:
+        raise Mixed
+    return where[0]
+
+
+def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Over dimensions that may go."""
+    layout, dims = _one(where), a["dims"] if "dims" in a else (a["dim"],)
+    if dims is None:
+        raise Mixed
+    gone = {dim % len(shapes[0]) for dim in dims}
+    if layout.axis in gone:
+        raise Mixed
+    return layout if a["keepdim"] else layout._replace(axis=layout.axis - sum(dim < layout.axis for dim in gone))
+
+
+def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Element by element, of several values or of a value and a constant."""
+    shapes = [*shapes, *(tuple(c.shape) for c in [a.get("value")] if isinstance(c, Tensor))]
+    return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
+
+
+def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
+    """The batch is in one dimension of the result, and what does not depend on it has no size there."""
+    aligned = [
+        None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))
+        for layout, shape in zip(where, shapes, strict=True)
+    ]
+    (*known,) = {layout for layout in aligned if layout is not None}
+    if len(known) != 1:
+        raise Mixed
+    for layout, shape in zip(aligned, shapes, strict=True):
+        place = known[0].axis - rank + len(shape)
+        if layout is None and place >= 0 and shape[place] != 1:
+            raise Mixed
+    return known[0]
+
+
+def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """The batch is among the stacks of both; or one factor alone depends on it, and its rows or columns may hold it."""
+    if all(layout is not None for layout in where):
+        found = _agreed(where, shapes, len(out))
+        if found.axis >= len(out) - 2:
+            raise Mixed
+        return found
+    side = 0 if where[0] is not None else 1
+    layout, rank = where[side], len(shapes[side])
+    assert layout is not None
+    if layout.axis == rank - 1 - side:  # the dimension that is summed over: the first's last, the second's last but one
+        raise Mixed
+    if layout.axis >= rank - 2:
+        return layout._replace(axis=layout.axis + len(out) - rank)
+    return _agreed(where, shapes, len(out))
+
+
+def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """The batch is one index of the result, and of every operand that depends on it."""
+    terms, _, result = a["equation"].partition("->")
+    names = terms.split(",")
+    found = {(names[i][w.axis], w.outer, w.inner) for i, w in enumerate(where) if w is not None}
+    if len(found) != 1:
+        raise Mixed
+    ((index, outer, inner),) = found
+    if index not in result or any(w is None and index in names[i] for i, w in enumerate(where)):
+        raise Mixed
+    return BatchLayout(result.index(index), outer, inner)
+
+
+def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Dimensions in another order, `dims`."""
+    layout = _one(where)
+    order = [dim % len(out) for dim in a["dims"]]
+    return layout._replace(axis=order.index(layout.axis))
+
+
+def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Two dimensions exchanged."""
+    order = list(range(len(out)))
+    first, second = a["dim0"], a["dim1"]
+    order[first], order[second] = order[second], order[first]
+    return permuted({"dims": order}, where, shapes, out)
+
+
+def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """The order of elements stays: outer x batch x inner is found again among the new dimensions."""
+    layout = _one(where)
+    outer = math.prod(shapes[0][: layout.axis]) * layout.outer
+    inner = math.prod(shapes[0][layout.axis + 1 :]) * layout.inner
+    for axis, size in enumerate(out):
+        before, after = math.prod(out[:axis]), math.prod(out[axis + 1 :])
+        if not before * after or inner % after or outer % before:
+            continue
+        found = BatchLayout(axis, outer // before, inner // after)
+        if size == found.outer * PROBE * found.inner:
+            return found
+    raise Mixed
+
+
+def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """cat: along another dimension than the batch's, of values that all have it."""
+    if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
+        raise Mixed
+    return where[0]
+
+
+def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """stack: a new dimension, of values that all have the batch in one place."""
+    if None in where or len(set(where)) != 1:
+        raise Mixed
+    layout = _one(where)
+    return layout._replace(axis=layout.axis + (a["dim"] % len(out) <= layout.axis))
+
+
+def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Integers and slices of other dimensions than the batch's."""
+    layout, index = _one(where), a["index"]
+    parts = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(part is not None and part is not Ellipsis for part in parts)
+    rest = [slice(None)] * (len(shapes[0]) - taken)
+    place = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
+    parts[place : place + 1] = rest
+    source = result = 0
+    for part in parts:
+        if part is None:
+            result += 1
+            continue
+        if source == layout.axis:
+            if part != slice(None):
+                raise Mixed
+            return layout._replace(axis=result)
+        result += not isinstance(part, int)
+        source += 1
+    raise Mixed
+
+
+def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """unbind: slices along a dimension, which goes."""
+    return reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
+
+
+def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Padding of other dimensions than the batch's."""
+    layout = _one(where)
+    place = 2 * (len(out) - 1 - layout.axis)
+    if any(a["pads"][place : place + 2]):
+        raise Mixed
+    return layout
+
+
+def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Values repeated along other dimensions than the batch's."""
+    layout = _one(where)
+    layout = layout._replace(axis=layout.axis + len(out) - len(shapes[0]))
+    if out[layout.axis] != shapes[0][_one(where).axis]:
+        raise Mixed
+    return layout
+
+
+def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Several results, each with the batch in dimension 0."""
+    if any(layout != BatchLayout(0) for layout in where):
+        raise Mixed
+    return where[0]
+
+
+def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """A mask of each call is beside the logits, as the sum before it has found."""
+    axes = (-1, -2) if a.get("causal") else (a["dim"],)
+    return apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
+
+
+def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
+    """For `apart`: the dimension of channels; of rows, their only one."""
+    return (min(1, len(shape) - 1),)
+
+
+def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
+    """For `apart`: the dimension `dim`."""
+    return (a["dim"],)
+
+
+def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
+    """For `apart`: the dimensions `dims`."""
+    dims: Collection[int] = a["dims"]
+    return dims

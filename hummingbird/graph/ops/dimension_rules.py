@@ -1,0 +1,90 @@
+"""Rules for the number of dimensions of a value: from a step's attributes, and the ranks of the tensors that it reads.
+
+A rank is a number, INPUT where it is that of the net's input and nothing else says it, or None where it is not known.
+`hummingbird/graph/dimensions.py` goes through a net with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from torch import Tensor
+
+INPUT = "input"
+Rank = int | str | None
+LISTED: Final = "listed"  # in place of a rule: as many as the sizes that the step reads after its first input
+RankRule = Callable[[dict[str, Any], list[Rank]], Rank]  # of attributes, and ranks of the tensors that are read
+DimensionRule = RankRule | Literal["listed"]
+
+
+def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """That of the net's input, if an example or a folded batch norm has fixed it."""
+    return len(a["shape"]) if "shape" in a else a.get("rank") or INPUT
+
+
+def same(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """The largest of all values read, a constant too, by broadcasting; rows stay rows with constants that are rows."""
+    constant = [a["value"].dim()] if isinstance(a.get("value"), Tensor) else []
+    known = [rank for rank in given if isinstance(rank, int)]
+    if len(known) == len(given):
+        return max(known + constant)
+    return INPUT if set(given) == {INPUT} and max(constant, default=0) <= 2 else None
+
+
+def more(count: Callable[[dict[str, Any]], int]) -> RankRule:
+    """`count(attributes)` dimensions more than the values read, where their number is known."""
+
+    def rule(a: dict[str, Any], given: list[Rank]) -> Rank:
+        known = same({}, given)
+        return known + count(a) if isinstance(known, int) else None
+
+    return rule
+
+
+def _kept(a: dict[str, Any]) -> int:
+    dims = a["dims"] if "dims" in a else (a["dim"],)
+    return 0 if a["keepdim"] else -len(dims)
+
+
+def reduced(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """Without the dimensions that a reduction takes, all of them where `dims` is None."""
+    return 0 if a.get("dims", ()) is None else more(_kept)(a, given)
+
+
+def flattened(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """One in place of those from `start` to `end`."""
+    rank = given[0]
+    if isinstance(rank, int) and rank:
+        return rank - a["end"] % rank + a["start"] % rank
+    return 2 if (a["start"], a["end"]) == (1, -1) else None
+
+
+def _taken(a: dict[str, Any]) -> int:
+    parts = a["index"] if isinstance(a["index"], tuple) else (a["index"],)
+    return sum(part is None for part in parts) - sum(type(part) is int for part in parts)
+
+
+def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """Of a matrix product: the larger of the factors'."""
+    known = [rank for rank in given if isinstance(rank, int) and rank >= 2]
+    return max(known) if len(known) == len(given) else None
+
+
+def unknown(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """A number of dimensions that no attribute tells."""
+    return None
+
+
+def first(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """As many as the first value has."""
+    return given[0]
+
+
+def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
+    """Batch, channels, and the dimensions of a layer's stride or output size."""
+    return len(a["stride"] if "stride" in a else a["output_size"]) + 2
+
+
+indexed = more(_taken)
+stays = more(lambda a: 0)  # there must be some dimensions: an input of unknown rank cannot be taken for rows

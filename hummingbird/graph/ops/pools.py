@@ -1,0 +1,213 @@
+"""Pools: the arguments torch takes -> one canonical step, and the places of its input that each window looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+from hummingbird.graph.build import StepBuilder, Unsupported
+from hummingbird.graph.ops import batch_rules as batch
+from hummingbird.graph.ops import dimension_rules as ranks
+from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, check_batch
+from hummingbird.graph.steps import Ref
+
+
+def max_pool(
+    b: StepBuilder,
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    n: int,
+) -> Ref:
+    _no_indices(return_indices)
+    attrs = _window(b, n, kernel_size, stride, padding) | {"dilation": b.ints(dilation, n, "dilation")}
+    return b.emit("max_pool", b.tensor(input), **attrs, ceil_mode=bool(ceil_mode))
+
+
+def avg_pool(
+    b: StepBuilder,
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    n: int,
+) -> Ref:
+    attrs = _window(b, n, kernel_size, stride, padding) | {"ceil_mode": bool(ceil_mode)}
+    counts = {"count_include_pad": bool(count_include_pad), "divisor": divisor_override}
+    return b.emit("avg_pool", b.tensor(input), **attrs | counts)
+
+
+def _window(b: StepBuilder, n: int, kernel: Any, stride: Any, padding: Any) -> dict[str, Any]:
+    size = b.ints(kernel, n, "kernel_size")
+    steps = size if stride is None or stride == [] or stride == () else b.ints(stride, n, "stride")
+    return {"kernel": size, "stride": steps, "padding": b.ints(padding, n, "padding")}
+
+
+def adaptive_avg_pool(b: StepBuilder, input: Any, output_size: Any, *, n: int) -> Ref:
+    return b.emit("adaptive_avg_pool", b.tensor(input), output_size=b.ints(output_size, n, "output_size"))
+
+
+def adaptive_max_pool(b: StepBuilder, input: Any, output_size: Any, return_indices: bool = False, *, n: int) -> Ref:
+    _no_indices(return_indices)
+    return b.emit("adaptive_max_pool", b.tensor(input), output_size=b.ints(output_size, n, "output_size"))
+
+
+def _no_indices(return_indices: bool) -> None:
+    if return_indices:
+        raise Unsupported("return_indices=True", "the position of the maximum is not computed: return the values only")
+
+
+def _max_pool(a: Attrs, x: Tensor) -> Tensor:
+    check_batch(a, x)
+    pool: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d)[len(a["kernel"]) - 1]
+    return pool(x, a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"])
+
+
+def _avg_pool(a: Attrs, x: Tensor) -> Tensor:
+    check_batch(a, x)
+    if len(a["kernel"]) == 1:
+        return F.avg_pool1d(x, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"])
+    counts = (a["ceil_mode"], a["count_include_pad"], a["divisor"])
+    return F.avg_pool2d(x, a["kernel"], a["stride"], a["padding"], *counts)
+
+
+def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
+    def apply(a: Attrs, x: Tensor) -> Tensor:
+        check_batch(a, x)
+        return pools[len(a["output_size"]) - 1](x, a["output_size"])
+
+    return apply
+
+
+def places(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Tensor:
+    """Indices (kernel, out) along a dimension of `size` places that each max pooling window looks at.
+
+    InputError for a window that looks at padding alone: torch gives -inf for it.
+
+    Padding never wins in torch, and the maximum of a set does not change when an element is repeated: a place in the
+    padding is replaced by the nearest one of the same pooling window that is not, so no "minus infinity" has to fit
+    the ring.
+    """
+    reach = size + 2 * padding - dilation * (kernel - 1) - 1
+    out = (-(-reach // stride) if ceil_mode else reach // stride) + 1
+    if ceil_mode and (out - 1) * stride >= size + padding:
+        out -= 1  # torch: the last window must begin inside the input or the left padding
+    start = torch.arange(out) * stride - padding
+    first = (-start + dilation - 1).div(dilation, rounding_mode="floor").clamp(min=0)  # first tap inside
+    last = (size - 1 - start).div(dilation, rounding_mode="floor").clamp(max=kernel - 1)  # last tap inside
+    if bool((first > last).any()):
+        raise InputError(
+            f"a window of max pooling (kernel {kernel}, dilation {dilation}, padding {padding}) over {size} places "
+            "looks at padding alone, where torch gives -inf",
+            hint="make the input larger, or the padding or the dilation smaller",
+        )
+    taps = torch.arange(kernel)[:, None].clamp(min=first[None]).minimum(last[None])
+    return start[None] + taps * dilation
+
+
+def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
+    """First place and length of each of `output` windows of an adaptive pooling along `size` places; None: of each
+    place. As torch: from floor(i size / output) to ceil((i + 1) size / output).
+    """
+    output = output or size
+    first = torch.arange(output) * size // output
+    return first, -(-(torch.arange(output) + 1) * size // output) - first
+
+
+def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
+    """Kernel (and stride) of an adaptive pooling whose windows are equal; InputError if they cannot be."""
+    space = tuple(shape)[-len(output_size) :]
+    sizes = [out or size for size, out in zip(space, output_size, strict=True)]
+    if any(size % out for size, out in zip(space, sizes, strict=True)):
+        raise InputError(
+            f"adaptive pooling to {tuple(sizes)} does not divide the input's {space}",
+            hint="change the input size, or replace the layer by AvgPool2d or MaxPool2d",
+        )
+    return [size // out for size, out in zip(space, sizes, strict=True)]
+
+
+_POOL = "kernel_size stride padding ceil_mode"
+_WINDOW = "kernel=positives stride=positives padding=wholes"
+
+OPS = [
+    Op(
+        "max_pool",
+        _max_pool,
+        ranks.spatial,
+        [
+            Spelling(partial(max_pool, n=1), "max_pool1d", {nn.MaxPool1d: _POOL + " dilation return_indices"}),
+            Spelling(partial(max_pool, n=2), "max_pool2d", {nn.MaxPool2d: _POOL + " dilation return_indices"}),
+        ],
+        attrs=f"{_WINDOW} dilation=positives ceil_mode=bool",
+        batch=batch.first,
+        integers="kept",
+    ),
+    Op(
+        "avg_pool",
+        _avg_pool,
+        ranks.spatial,
+        [
+            Spelling(partial(avg_pool, n=1), "avg_pool1d", {nn.AvgPool1d: _POOL + " count_include_pad"}),
+            Spelling(
+                partial(avg_pool, n=2), "avg_pool2d", {nn.AvgPool2d: _POOL + " count_include_pad divisor_override"}
+            ),
+        ],
+        attrs=f"{_WINDOW} ceil_mode=bool count_include_pad=bool divisor=positive|none",
+        batch=batch.first,
+        integers="rounded",
+    ),
+    Op(
+        "adaptive_avg_pool",
+        _adaptive(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+        ranks.spatial,
+        [
+            Spelling(partial(adaptive_avg_pool, n=1), "adaptive_avg_pool1d", {nn.AdaptiveAvgPool1d: "output_size"}),
+            Spelling(partial(adaptive_avg_pool, n=2), "adaptive_avg_pool2d", {nn.AdaptiveAvgPool2d: "output_size"}),
+        ],
+        attrs="output_size=positives",
+        batch=batch.first,
+        integers="rounded",
+    ),
+    Op(
+        "adaptive_max_pool",
+        _adaptive(F.adaptive_max_pool1d, F.adaptive_max_pool2d),
+        ranks.spatial,
+        [
+            Spelling(
+                partial(adaptive_max_pool, n=1),
+                "adaptive_max_pool1d",
+                {nn.AdaptiveMaxPool1d: "output_size return_indices"},
+            ),
+            Spelling(
+                partial(adaptive_max_pool, n=2),
+                "adaptive_max_pool2d",
+                {nn.AdaptiveMaxPool2d: "output_size return_indices"},
+            ),
+        ],
+        attrs="output_size=positives",
+        batch=batch.first,
+        integers="kept",
+    ),
+]
+REFUSED = [
+    Refused(
+        "one or two spatial dimensions only",
+        (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
+        "max_pool3d avg_pool3d adaptive_avg_pool3d",
+    ),
+]
