@@ -24,8 +24,8 @@ import grpc
 
 from hummingbird.errors import ConfigError, OverloadError, UnavailableError
 from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.security import Tokens
 from hummingbird.rpc.status import code_of, refuse
-from hummingbird.rpc.tokens import Tokens
 
 MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
 STOPPING = "this server is stopping"
@@ -43,7 +43,7 @@ class Limits:
     """The most that callers may take of a service.
 
     requests: calls at work at a time; per_client: those of one name; named: of names with limits of their own. The
-    last quarter is for names with few (room.py). message: bytes of one message, either way. client_bytes: messages of
+    last quarter is for names with few (quota.py). message: bytes of one message, either way. client_bytes: messages of
     one name's calls that are in memory. connections: open at a time; others are closed at once. stall: seconds that a
     caller may leave a message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is
     not above 0.
