@@ -46,8 +46,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import MetricsHandler
 
 from hummingbird.errors import EnvironmentProblem, InputError, NotFoundError, PeerError
-from hummingbird.rpc.admission import Admission, Limits, Record
-from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.admission import Admission, Limits, Quota, Record
 from hummingbird.rpc.security import Certificates, Tls, split
 from hummingbird.rpc.service import Method, dial, explain
 
@@ -91,9 +90,7 @@ class Health:
 
     def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         name = connection(context)
-        with self._changed:
-            self._watchers.check(name)
-            self._watchers.take(name)
+        self._watchers.enter(name)
         try:
             told, asked = "", _asked(request)
             while context.is_active():
@@ -104,8 +101,7 @@ class Health:
                 with self._changed:
                     self._changed.wait(_POLL)
         finally:
-            with self._changed:
-                self._watchers.take(name, -1)
+            self._watchers.leave(name)
 
 
 def connection(context: grpc.ServicerContext) -> str | None:
