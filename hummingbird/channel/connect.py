@@ -25,8 +25,8 @@ import torch.distributed as dist
 from hummingbird.channel.channel import Channel, named
 from hummingbird.channel.handshake import GO, HELLO_BYTES, Hello, Steps, Taken, introduce, reach, take
 from hummingbird.errors import PeerError
-from hummingbird.rpc.flag import check
-from hummingbird.rpc.trust import joined, loopback
+from hummingbird.rpc.security import joined, loopback
+from hummingbird.rpc.signals import check
 
 _HELLO = 5.0  # seconds for a new connection to prove that it is a party's, handshake included
 _REACH = 5.0  # seconds for an address to take a connection

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
-    told: list[int] = []  # to stop, by these signals: a handler does no more than to note them (rpc/flag.py)
+    told: list[int] = []  # to stop, by these signals: a handler does no more than to note them (rpc/signals.py)
     before = [(each, signal.signal(each, lambda number, _: told.append(number))) for each in _SIGNALS]
     try:
         with _bar(what) as bar:

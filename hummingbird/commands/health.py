@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.rpc import health
+from hummingbird.rpc import telemetry
 from hummingbird.rpc.options import add_tls, positive, tls_of
 from hummingbird.rpc.service import Tls
 
@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Ask once."""
     authority_alone = args.tls_ca is not None and args.tls_cert is None and args.tls_key is None
     tls = Tls(ca=args.tls_ca) if authority_alone else tls_of(args)
-    status = health.ask(args.address, tls, args.timeout, health.LIVE if args.live else health.READY)
+    status = telemetry.ask(args.address, tls, args.timeout, telemetry.LIVE if args.live else telemetry.READY)
     print(status)
     return 0 if status == "SERVING" else 1

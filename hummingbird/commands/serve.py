@@ -17,9 +17,9 @@ from hummingbird.lookup import LookedUp
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
 from hummingbird.ranks.elastic import refuse_dynamic
-from hummingbird.rpc.flag import check
 from hummingbird.rpc.options import add_service, count, positive, service_of, shape
 from hummingbird.rpc.server import ServiceProgram
+from hummingbird.rpc.signals import check
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import InputError
-from hummingbird.rpc.tokens import check_name, line_of, new_token
+from hummingbird.rpc.security import check_name, line_of, new_token
 
 HELP = "Make a caller's token for a service (he-server, gc-server and others with --tokens)."
 _DESCRIPTION = """Make a token of 256 random bits. The caller's file, --out, holds it; the service's file, --tokens,

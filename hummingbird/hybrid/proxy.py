@@ -31,7 +31,7 @@ from hummingbird.hybrid.store import SlotError
 from hummingbird.hybrid.switched import Image
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
-from hummingbird.rpc.admission import NamedSlots, caller_name
+from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.service import WORKERS, Method
 
 _US, _THEM = "the proxy", "the user"
@@ -55,7 +55,9 @@ class Proxy:
         self._secret = bfv.Secret.new()
         self._public = self._secret.public().to_bytes()
         self._wanted, self._ended = threading.Event(), threading.Event()
-        self._users = NamedSlots(MAX_USERS, "users", _US, _PAUSE)
+        self._users = Quota(
+            "users", "at work or waiting", MAX_USERS, MAX_USERS // 4, spare=False, where=_US, retry=_PAUSE
+        )
         self.served: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._problem = ""
@@ -106,7 +108,7 @@ class Proxy:
 
     def _announced(self, name: str | None, secret: bfv.Secret | None) -> _Call:
         """A slot for a user of this name that the model's side has as well, and knows to be the user's."""
-        leave = lambda late: self._users.leave(name, late)  # noqa: E731
+        leave = lambda late: self._users.leave(name, late=late)  # noqa: E731
         try:
             call = _Call(self._connection, self._side.take(), leave, self._count, secret)
         except SlotError:

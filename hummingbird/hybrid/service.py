@@ -26,7 +26,7 @@ from hummingbird.hybrid.sessions import DAYS, WHERE, Sessions
 from hummingbird.hybrid.store import SlotError, Store
 from hummingbird.hybrid.users import ConnectedUsers
 from hummingbird.prg import SEED_BYTES, new_seed
-from hummingbird.rpc.admission import NamedSlots, caller_name
+from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.service import WORKERS, Exchange, Method
 
 MAX_CALLS = 2 * WORKERS  # calls at work
@@ -56,7 +56,9 @@ class Service:
             os.close(self._locked)
             raise
         self._users = ConnectedUsers(model.plan, self.digest, idle)
-        self._calls = NamedSlots(MAX_CALLS, "calls", _US, _RETRY)
+        self._calls = Quota(
+            "calls", "at work or waiting", MAX_CALLS, MAX_CALLS // 4, spare=False, where=_US, retry=_RETRY
+        )
 
     @property
     def dealing_bytes(self) -> int:

@@ -17,7 +17,7 @@ import warnings
 import torch.distributed as dist
 
 from hummingbird.errors import TrustError
-from hummingbird.rpc.trust import loopback, split
+from hummingbird.rpc.security import loopback, split
 
 WHAT = "torchrun's dynamic rendezvous runs code, as this user, for anybody who reaches this host's ports"
 HINT = (

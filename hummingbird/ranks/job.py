@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.ranks.elastic import warn_of_dynamic
-from hummingbird.rpc.sigterm import Stop
+from hummingbird.rpc.signals import Stop
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
 _GRACE = 10.0  # seconds in which a rank that lives says that it does, when the connection breaks

@@ -4,7 +4,7 @@ A call has a thread of its own from its first byte, so that nobody waits behind 
 it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
 call only, and that for `stall` seconds. Callers without a name (plain text on this host) share the limits of all alone.
 Brief calls, which compute nothing, have room of their own: who is to be told of a service finds out also when it is
-full.
+full. `Quota` counts for all services what is taken: calls, sessions, requests, bytes. `FairQueue` lets calls wait.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from weakref import WeakKeyDictionary
 import grpc
 
 from hummingbird.errors import ConfigError, OverloadError, UnavailableError
-from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.security import Tokens
 from hummingbird.rpc.status import code_of, refuse
-from hummingbird.rpc.tokens import Tokens
 
 MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
 STOPPING = "this server is stopping"
@@ -33,7 +32,8 @@ _LOOK = 1.0  # seconds between looks at calls that stand still
 _RETRY = 1.0  # seconds after which a caller may try again
 BRIEF = 128  # brief calls at a time
 _BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # those of one name; seconds that they may be unread, or unsent
-_SHARE = 4  # one name may have this part of a service's own places
+_LAST = 4  # the last quarter of a quota is for names that hold little: each may have
+_PART = 8  # an eighth of the room that is free
 _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
 _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDictionary()
 
@@ -43,7 +43,7 @@ class Limits:
     """The most that callers may take of a service.
 
     requests: calls at work at a time; per_client: those of one name; named: of names with limits of their own. The
-    last quarter is for names with few (room.py). message: bytes of one message, either way. client_bytes: messages of
+    last quarter is for names with few (`Quota`). message: bytes of one message, either way. client_bytes: messages of
     one name's calls that are in memory. connections: open at a time; others are closed at once. stall: seconds that a
     caller may leave a message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is
     not above 0.
@@ -66,53 +66,161 @@ class Limits:
                 raise ConfigError(f"{name} is {value}", where="Limits", hint="more than 0")
 
 
-class NamedSlots:
-    """A service's own places, of which one name may have a part. Callers without a name, all alike, may have all.
+class Quota:
+    """Room of a service for so much in all and so much of each name; every method may be called from any thread.
 
-    unit: the callers' matter, as in "turns". where: the service, as errors name it. retry: seconds until another try.
+    things, state, where: for refusals, as in "calls" that are "at work" at "the server"; hint: theirs, by default to
+    try again after `retry` seconds. most: in all. each: of one name; named: of those that have limits of their own.
+    Those without a name (None) share `most` alone.
+
+    spare: whether the last quarter is for names that hold little, so that a few names with as much as each may have
+    leave room for others: there a name may hold an eighth of the room that is free, or a single thing. With more names
+    the free room shrinks by that eighth each time (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length
+    thresholds for shared-memory packet switches", 1998).
     """
 
-    def __init__(self, places: int, unit: str, where: str, retry: float) -> None:
-        self.places, self.most = places, max(1, places // _SHARE)
-        self._unit, self._where, self._retry = unit, where, retry
-        self._taken = 0
-        self._by_caller: Counter[str | None] = Counter()
-        self._late: list[tuple[float, str]] = []  # places that a name has back at a time
+    def __init__(
+        self,
+        things: str,
+        state: str,
+        most: int,
+        each: int,
+        named: Mapping[str, int] | None = None,
+        *,
+        spare: bool = True,
+        where: str = "",
+        hint: str = "",
+        retry: float = _RETRY,
+    ) -> None:
+        self._things, self._state, self._most, self._each, self._named = things, state, most, each, named or {}
+        self._spare, self._where, self._hint, self._retry = spare, where, hint, retry
+        self._held: Counter[str] = Counter()
+        self._late: list[tuple[float, str, int]] = []  # what names have back at a time
         self._lock = threading.Lock()
+        self.taken = 0
+
+    def check(self, name: str | None, size: int = 1) -> None:
+        """OverloadError where there is no room for so much more of this name's."""
+        with self._lock:
+            self._check(name, size)
+
+    def enter(self, name: str | None, size: int = 1) -> None:
+        """Hold so much more, which must `leave`. OverloadError as of `check`."""
+        with self._lock:
+            self._check(name, size)
+            self.taken += size
+            if name is not None:
+                self._held[name] += size
+
+    def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
+        """Give so much back. late: seconds for which others have it, but its name does not."""
+        with self._lock:
+            self.taken -= size
+            if name is None:
+                return
+            if late:
+                self._late.append((time.monotonic() + late, name, size))
+            else:
+                self._give_back(name, size)
+
+    def _check(self, name: str | None, size: int) -> None:
+        for late in [late for late in self._late if late[0] <= time.monotonic()]:
+            self._late.remove(late)
+            self._give_back(*late[1:])
+        free = self._most - self.taken
+        if size > free:
+            raise self._full(f"{self._most} {self._things} are {self._state}, the most")
+        if name is None:
+            return
+        held, each = self._held[name] + size, self._named.get(name, self._each)
+        if held > each:
+            raise self._full(f"{each} {self._things} of yours are {self._state}, the most")
+        if self._spare and free - size < self._most // _LAST and held > max(1, free // _PART):
+            rest = "the room that is left is for callers with few"
+            raise self._full(f"{self.taken} {self._things} are {self._state}; {rest}")
+
+    def _full(self, what: str) -> OverloadError:
+        return OverloadError(what, where=self._where, hint=self._hint, retry_after=self._retry)
+
+    def _give_back(self, name: str, size: int) -> None:
+        self._held[name] -= size
+        if not self._held[name]:  # names that are gone take no memory
+            del self._held[name]
+
+
+class FairQueue:
+    """Places for calls at work, and calls that wait for one: who has the fewest at work is next, then who came first.
+
+    places: for calls at work. calls: how many may be here, at work or waiting. Callers without a name are all alike.
+    """
+
+    def __init__(self, places: int, calls: Quota) -> None:
+        self.places, self.calls = places, calls
+        self._at_work: Counter[str | None] = Counter()
+        self._waiting: list[WaitingCall] = []
+        self.changed = threading.Condition()
 
     @property
-    def taken(self) -> int:
+    def at_work(self) -> int:
         """Places that are taken."""
-        return self._taken
+        return sum(self._at_work.values())
 
-    def enter(self, caller: str | None) -> None:
-        """Take a place, which must `leave`. OverloadError where none is free, or the caller has its part."""
-        with self._lock:
-            for late in [late for late in self._late if late[0] <= time.monotonic()]:
-                self._late.remove(late)
-                self._give_back(late[1])
-            if self._taken >= self.places:
-                what = f"{self.places} {self._unit} are at work or waiting already"
-                raise OverloadError(what, where=self._where, retry_after=self._retry)
-            if caller is not None and self._by_caller[caller] >= self.most:
-                what = f"{self.most} {self._unit} of yours are at work or waiting"
-                raise OverloadError(what, where=self._where, retry_after=self._retry)
-            self._taken += 1
-            self._by_caller[caller] += 1
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place."""
+        return len(self._waiting)
 
-    def leave(self, caller: str | None, late: float = 0.0) -> None:
-        """Give a place back. late: seconds for which others have it, but its name does not."""
-        with self._lock:
-            self._taken -= 1
-            if late and caller is not None:
-                self._late.append((time.monotonic() + late, caller))
-            else:
-                self._give_back(caller)
+    def enter(self, caller: str | None) -> WaitingCall:
+        """Come in with a call, which may `wait` for a place, and must `leave`. OverloadError where too many are here,
+        or too many of one name.
+        """
+        self.calls.enter(caller)
+        return WaitingCall(self, caller)
 
-    def _give_back(self, caller: str | None) -> None:
-        self._by_caller[caller] -= 1
-        if not self._by_caller[caller]:  # names that are gone take no memory
-            del self._by_caller[caller]
+    def ask(self, call: WaitingCall) -> None:
+        """Give a call its place, now or later."""
+        self._waiting.append(call)
+        self._assign()
+
+    def leave(self, call: WaitingCall) -> None:
+        """Take a call out, and its place back."""
+        with self.changed:
+            if call.taken:
+                self._at_work[call.caller] -= 1
+            elif call in self._waiting:
+                self._waiting.remove(call)
+            if not self._at_work[call.caller]:  # names that are gone take no memory
+                del self._at_work[call.caller]
+            self._assign()
+        self.calls.leave(call.caller)
+
+    def _assign(self) -> None:
+        while self._waiting and self.at_work < self.places:
+            chosen = min(self._waiting, key=lambda call: self._at_work[call.caller])  # of equals the first
+            self._waiting.remove(chosen)
+            chosen.taken = True
+            self._at_work[chosen.caller] += 1
+        self.changed.notify_all()
+
+
+class WaitingCall:
+    """A call of a `FairQueue`: its place is not asked for, awaited, or taken."""
+
+    def __init__(self, queue: FairQueue, caller: str | None) -> None:
+        self._queue, self.caller = queue, caller
+        self.asked = self.taken = False
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the call has its place, at the latest after so many seconds."""
+        with self._queue.changed:
+            if not self.asked:
+                self.asked = True
+                self._queue.ask(self)
+            return self._queue.changed.wait_for(lambda: self.taken, timeout)
+
+    def leave(self) -> None:
+        """Give the place back, or stop waiting; once."""
+        self._queue.leave(self)
 
 
 class Record(NamedTuple):
@@ -251,8 +359,7 @@ class Admission:
         with self._changed:
             if self._stopping:
                 raise UnavailableError(STOPPING, hint="try again when it is back, or another one")
-            self._room_of(call).check(call.client)
-            self._room_of(call).take(call.client)
+            self._room_of(call).enter(call.client)
             self._calls.add(call)
 
     def _leave(self, call: Call) -> None:
@@ -262,7 +369,7 @@ class Admission:
             if call.ends:
                 return
             self._calls.discard(call)
-            self._room_of(call).take(call.client, -1)
+            self._room_of(call).leave(call.client)
             if call.client is not None:
                 self._held[call.client] -= call.held
                 if not self._held[call.client]:

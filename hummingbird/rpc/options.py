@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hummingbird.errors import InputError
 from hummingbird.rpc.admission import MAX_MESSAGE, Limits
+from hummingbird.rpc.security import read_token
 from hummingbird.rpc.server import GRACE, ServiceConfig
 from hummingbird.rpc.service import Tls
-from hummingbird.rpc.tokens import read_token
 from hummingbird.structure import flatten, places
 
 if TYPE_CHECKING:

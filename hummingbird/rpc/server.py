@@ -1,6 +1,6 @@
 """The frame of every program that serves: limits, health, metrics, log, and an orderly end.
 
-    with Front("he-server", config) as front:          # SIGTERM and SIGINT are this program's from here on
+    with ServiceProgram("he-server", config) as front:  # SIGTERM and SIGINT are this program's from here on
         front.serve(service.handlers())                # listens; health says NOT_SERVING
         front.ready()                                  # SERVING
         print(front.line, flush=True)
@@ -25,14 +25,10 @@ import grpc
 
 from hummingbird.errors import TrustError
 from hummingbird.rpc.admission import Admission, Limits, Record
-from hummingbird.rpc.flag import Flag
-from hummingbird.rpc.health import Health
-from hummingbird.rpc.log import Log
-from hummingbird.rpc.metrics import Metrics, Page
-from hummingbird.rpc.renewal import Certificates
+from hummingbird.rpc.security import Certificates, Tls, Tokens
 from hummingbird.rpc.service import Brief, Exchange, Method, serve
-from hummingbird.rpc.tokens import Tokens
-from hummingbird.rpc.trust import Tls
+from hummingbird.rpc.signals import Flag
+from hummingbird.rpc.telemetry import Health, Log, Metrics, Page
 
 GRACE = 30.0  # seconds
 _POLL = 0.2  # seconds between looks at what a program waits for

@@ -1,9 +1,9 @@
 """Services over gRPC without generated code: a method takes bytes and answers with bytes, or with a stream of them, or
 takes a stream and answers with one.
 
-Who may listen and call where is trust.py's, who is let in gate.py's, and how errors travel refusal.py's matter; a whole
-program's service, with health, metrics and an orderly end, is front.py. Every call has a deadline and `connect` returns
-a channel that has answered, so a missing service is an error, not a hang.
+security.py says who may listen and call where, admission.py lets callers in, status.py takes errors across, and
+server.py serves for a whole program, with health, metrics and an orderly end. Every call has a deadline and `connect`
+returns a channel that has answered, so a missing service is an error, not a hang.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ import grpc.experimental
 
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
 from hummingbird.rpc.admission import BRIEF, MAX_MESSAGE, STOPPING, Admission, Call
-from hummingbird.rpc.flag import check
-from hummingbird.rpc.renewal import Certificates
+from hummingbird.rpc.security import HEADER, Certificates, Tls, check_address
+from hummingbird.rpc.signals import check
 from hummingbird.rpc.status import explain
-from hummingbird.rpc.tokens import HEADER
-from hummingbird.rpc.trust import Tls, check_address
 
 # A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
 # 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
@@ -79,7 +77,7 @@ def serve(
 
     Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
     authority are refused, or those without a token where it names no authority. Its files are read again when they
-    have changed (renewal.py). A unix socket is made for this user only. gate: who may call and how much at a time.
+    have changed (security.py). A unix socket is made for this user only. gate: who may call and how much at a time.
     health: the methods of gRPC's health service, and their gate.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 

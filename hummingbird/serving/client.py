@@ -29,8 +29,8 @@ from torch import Tensor
 from hummingbird import inputs
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
-from hummingbird.rpc.event_loop import compute, run, running
-from hummingbird.rpc.trust import Tls
+from hummingbird.rpc.async_client import compute, run, running
+from hummingbird.rpc.security import Tls
 from hummingbird.serving.description import MOST_PARTIES, ServiceDescription
 from hummingbird.serving.group import Joined, PartyGroup, difference
 from hummingbird.serving.message import Question

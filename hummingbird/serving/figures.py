@@ -1,4 +1,4 @@
-"""A party's figures for Prometheus, beside those of every service (rpc/metrics.py).
+"""A party's figures for Prometheus, beside those of every service (rpc/telemetry.py).
 
 hummingbird_serving_batches_total                     computed, by lane
 hummingbird_serving_images_total                      computed
@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from hummingbird.rpc.metrics import SECONDS
+from hummingbird.rpc.telemetry import SECONDS
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Counts of one process, over all its lives. registry: of `rpc.metrics.Metrics`."""
+    """Counts of one process, over all its lives. registry: of `rpc.telemetry.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

@@ -18,10 +18,9 @@ from torch import Tensor
 from hummingbird import ring
 from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.prg import new_seed
-from hummingbird.rpc.async_client import AsyncClient
-from hummingbird.rpc.event_loop import compute, running
+from hummingbird.rpc.async_client import AsyncClient, compute, running
+from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
-from hummingbird.rpc.trust import Tls
 from hummingbird.serving.description import Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
 

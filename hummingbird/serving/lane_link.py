@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hummingbird.errors import AgreementError, HummingbirdError, PeerError
 from hummingbird.mpc.session.launch import reason_of
-from hummingbird.rpc.trust import check_own_folder
+from hummingbird.rpc.security import check_own_folder
 
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 30  # bytes of a head, and of a body

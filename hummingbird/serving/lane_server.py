@@ -19,8 +19,8 @@ from hummingbird.errors import AgreementError, HummingbirdError, PeerError
 from hummingbird.mpc.session.gathering import PATIENCE
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.shared_port import listen
-from hummingbird.rpc.flag import check
-from hummingbird.rpc.trust import check_address
+from hummingbird.rpc.security import check_address
+from hummingbird.rpc.signals import check
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import LocalDispatcher
 from hummingbird.serving.lane_link import LaneLink, Message, reach

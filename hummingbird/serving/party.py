@@ -23,8 +23,8 @@ from hummingbird.mpc.session.rendezvous import beside
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
 from hummingbird.rpc.admission import caller_name, note
+from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import GRACE
-from hummingbird.rpc.trust import Tls
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher

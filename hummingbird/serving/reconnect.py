@@ -16,7 +16,7 @@ from collections.abc import Callable
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.session import current, is_initialized
-from hummingbird.rpc.flag import Flag, check, ends_waits
+from hummingbird.rpc.signals import Flag, check, ends_waits
 from hummingbird.serving.dispatcher import Counts, unavailable
 from hummingbird.serving.methods import Methods
 from hummingbird.serving.party import Lane, Party

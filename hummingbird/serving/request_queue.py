@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hummingbird.errors import AccessError, HummingbirdError, InputError, PeerError
-from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.admission import Quota
 from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request, clock
 
 _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
@@ -26,7 +26,7 @@ _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other part
 class QueueLimits:
     """Bounds on what waits at a party; bytes are those of messages. named: requests of clients with limits of their
     own. answers, answer_bytes: kept for repeats. ids, and ids_each of one client: known at a time, each until its
-    deadline. The last quarter of each is for clients with little (rpc/quota.py).
+    deadline. The last quarter of each is for clients with little (`rpc.admission.Quota`).
     """
 
     requests: int = 512
@@ -101,9 +101,9 @@ class RequestQueue:
             entry = QueuedRequest(owner, digest, len(message), time.monotonic() + left, request)
             self._entries[request.id] = entry
             heapq.heappush(self._ends, (entry.ends + _LINGER, request.id))
-            self._ids.take(owner)
-            self._requests.take(owner)
-            self._bytes.take(owner, entry.size)
+            self._ids.enter(owner)
+            self._requests.enter(owner)
+            self._bytes.enter(owner, entry.size)
         self._arrived(request.id, entry)
         return entry
 
@@ -146,8 +146,8 @@ class RequestQueue:
             if entry is None or entry.outcome is not None:
                 return None
             entry.outcome, entry.request, entry.finished = outcome, None, time.monotonic()
-            self._requests.take(entry.owner, -1)
-            self._bytes.take(entry.owner, -entry.size)
+            self._requests.leave(entry.owner)
+            self._bytes.leave(entry.owner, entry.size)
             if isinstance(outcome, bytes):
                 self._answered[id] = len(outcome)
                 self._answer_bytes += len(outcome)
@@ -178,7 +178,7 @@ class RequestQueue:
     def waiting(self) -> int:
         """Number of requests without an outcome."""
         with self._lock:
-            return self._requests.total
+            return self._requests.taken
 
     def _forget(self) -> None:
         """Drop ids whose deadline has passed, of requests that have their outcome."""
@@ -188,7 +188,7 @@ class RequestQueue:
             if self._entries[id].outcome is None:  # party 0 has still to decide on it
                 kept.append((now + _LINGER, id))
                 continue
-            self._ids.take(self._entries.pop(id).owner, -1)
+            self._ids.leave(self._entries.pop(id).owner)
             self._answer_bytes -= self._answered.pop(id, 0)
         for item in kept:
             heapq.heappush(self._ends, item)

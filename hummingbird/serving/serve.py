@@ -13,8 +13,8 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import current
 from hummingbird.ranks.elastic import refuse_dynamic
 from hummingbird.rpc.admission import Limits
+from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
-from hummingbird.rpc.trust import Tls
 from hummingbird.serving.dispatcher import unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.rpc.event_loop import run
+from hummingbird.rpc.async_client import run
 from hummingbird.serving.client import Client
 from scripts.bench.serve_net import PAUSE
 

@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry, generate_latest
 
-from hummingbird.he.service.admission import RoundAdmission
 from hummingbird.he.service.server import Service as HeService
+from hummingbird.he.service.server import turns_of
 from hummingbird.hybrid.service import Service as GcService
 from hummingbird.hybrid.sessions import Sessions
 from hummingbird.mpc.dealer.figures import Figures as DealerFigures
@@ -72,7 +72,7 @@ def made_metrics(tmp_path: Path) -> set[str]:
     he, gc, registry = HeService.__new__(HeService), GcService.__new__(GcService), CollectorRegistry()
     keeper = Keeper.__new__(Keeper)
     keeper.unused, keeper.sets, keeper.seconds = int, 0, 0.0  # type: ignore[method-assign]
-    he.room = RoundAdmission(1, 1)
+    he.room = turns_of(1, 1)
     gc._sessions = Sessions(tmp_path, "")
     for service in (he, gc):
         service.measure(registry)

@@ -22,7 +22,7 @@ from hummingbird.hybrid.service import MAX_CALLS, Service
 from hummingbird.hybrid.sessions import DAYS
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Admission, Limits
-from hummingbird.rpc.tokens import Tokens
+from hummingbird.rpc.security import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import close, model, serving
 from tests.support.patience import HANG, NEVER, until

@@ -15,7 +15,7 @@ from hummingbird.errors import AccessError
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.store import HEADER
 from hummingbird.rpc.admission import Admission
-from hummingbird.rpc.tokens import Tokens
+from hummingbird.rpc.security import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support.dealers import Authority
 from tests.support.hybrid import close, model, serving

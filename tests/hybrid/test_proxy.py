@@ -27,7 +27,7 @@ from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS, MOST_KEYS, ConnectedUsers
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Admission
-from hummingbird.rpc.tokens import Tokens
+from hummingbird.rpc.security import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support import hybrid_nets
 from tests.support.bfv_cases import UNLIKELY, chi_square

@@ -316,7 +316,7 @@ def test_a_server_has_room_for_so_many_calls(tmp_path: Path) -> None:
     with serving(model(), tmp_path / "m") as (address, offered), RemoteNet(address, tmp_path / "d") as net:
         for _ in range(MAX_CALLS):
             offered._calls.enter(None)
-        with pytest.raises(OverloadError, match=f"{MAX_CALLS} calls are at work or waiting already"):
+        with pytest.raises(OverloadError, match=f"{MAX_CALLS} calls are at work or waiting, the most"):
             net.prepare(1)
         for _ in range(MAX_CALLS):
             offered._calls.leave(None)

@@ -27,10 +27,9 @@ from hummingbird.errors import (
     UnavailableError,
 )
 from hummingbird.rpc import service
-from hummingbird.rpc.health import Health
+from hummingbird.rpc.security import Tls, Tokens, line_of, new_token, read_token
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
-from hummingbird.rpc.tokens import Tokens, line_of, new_token, read_token
-from hummingbird.rpc.trust import Tls
+from hummingbird.rpc.telemetry import Health
 from tests.support.dealers import Authority
 from tests.support.mutations import mutated
 from tests.support.patience import HANG

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import threading
 
-from hummingbird.rpc.flag import Flag
+from hummingbird.rpc.signals import Flag
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
 # With threading.Event in place of Flag this hangs: sooner or later a signal comes while `wait` holds the event's lock.
 _SIGNALS = """
 import random, signal
-from hummingbird.rpc.flag import Flag
+from hummingbird.rpc.signals import Flag
 for _ in range(5000):
     flag = Flag()
     signal.signal(signal.SIGALRM, lambda *_: flag.set())

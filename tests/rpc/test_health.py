@@ -10,7 +10,7 @@ import pytest
 
 from hummingbird.__main__ import main
 from hummingbird.errors import UnavailableError
-from hummingbird.rpc import health
+from hummingbird.rpc import telemetry
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.service import Tls, serve
 from tests.support.dealers import Authority
@@ -32,7 +32,7 @@ def test_callers_with_certificates(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main([*words[:2], "--tls-ca", str(mine.ca), "--timeout", "5"]) == 1  # no certificate
         assert capsys.readouterr().err.startswith("error: ")
     with pytest.raises(UnavailableError):
-        health.ask(address, mine)
+        telemetry.ask(address, mine)
 
 
 def test_what_lives_need_not_be_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_no_token_is_needed(tmp_path: Path) -> None:
 def test_a_dealer_serves_once_it_listens(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/dealer.sock"
     with started([sys.executable, "-m", "hummingbird", "dealer", "--listen", address]):
-        assert health.ask(address) == "SERVING"
+        assert telemetry.ask(address) == "SERVING"
 
 
 def test_an_answer_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

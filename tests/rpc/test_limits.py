@@ -17,8 +17,7 @@ from hummingbird.errors import (
     OverloadError,
 )
 from hummingbird.rpc import service
-from hummingbird.rpc.admission import Limits
-from hummingbird.rpc.quota import Quota
+from hummingbird.rpc.admission import Limits, Quota
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from tests.support.patience import HANG, until
 from tests.support.ports import free_port
@@ -81,19 +80,17 @@ def test_the_last_room_is_for_names_that_hold_little() -> None:
     for name in range(24):
         with pytest.raises(OverloadError):
             while True:
-                room.check(str(name))
-                room.take(str(name))
-    assert room.total < 256
+                room.enter(str(name))
+    assert room.taken < 256
     room.check("another")
-    room.take("0", -64)
+    room.leave("0", 64)
     room.check("another", 9)
     with pytest.raises(OverloadError, match="the room that is left is for callers with few"):
         room.check("another", 10)
     with pytest.raises(OverloadError, match="64 calls of yours are at work, the most"):
         room.check("another", 65)
     nameless = Quota("calls", "at work", most=4, each=1)
-    nameless.check(None, 4)
-    nameless.take(None, 4)
+    nameless.enter(None, 4)
     with pytest.raises(OverloadError, match="4 calls are at work, the most"):
         nameless.check(None)
 

@@ -16,9 +16,8 @@ import pytest
 
 from hummingbird.errors import EnvironmentProblem, PeerError
 from hummingbird.rpc import service
-from hummingbird.rpc.renewal import Certificates
+from hummingbird.rpc.security import Certificates, Pem, Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
-from hummingbird.rpc.trust import Pem, Tls
 from tests.rpc.test_server import scraped
 from tests.support.dealers import Authority
 from tests.support.patience import HANG
@@ -148,7 +147,7 @@ def test_wrong_files_change_nothing_and_are_told_once(
         damage(live.tls, good, bad)
         assert [shown(port, alice) for _ in range(3)] == [before] * 3
         assert asked(f"localhost:{port}", "Name", tls=alice) == b"'alice'"
-        (told,) = [record.getMessage() for record in caplog.records if record.name == "hummingbird.rpc.renewal"]
+        (told,) = [record.getMessage() for record in caplog.records if record.name == "hummingbird.rpc.security"]
     assert "stay in use" in told and words in told and "PRIVATE" not in told
     live.put(good)
     assert shown(port, alice) != before

@@ -24,8 +24,8 @@ from hummingbird.errors import (
 )
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Record
-from hummingbird.rpc.log import Log
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.telemetry import Log
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, until
 from tests.support.ports import free_port

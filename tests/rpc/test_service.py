@@ -17,8 +17,8 @@ from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.dealer.server import DealerService, handlers
 from hummingbird.rpc import service
+from hummingbird.rpc.security import check_own_folder
 from hummingbird.rpc.service import Tls
-from hummingbird.rpc.trust import check_own_folder
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, NEVER, until

@@ -43,7 +43,7 @@ sum(range(100))
 LOOP = """
 import concurrent.futures, io, logging, os, queue, random, signal, sys, threading, time
 from hummingbird.errors import PeerError
-from hummingbird.rpc.sigterm import Stop
+from hummingbird.rpc.signals import Stop
 random.seed(1)
 log = logging.getLogger("x")
 log.addHandler(logging.StreamHandler(io.StringIO()))
@@ -71,7 +71,7 @@ for _ in range(int(sys.argv[1])):
 ONCE = """
 import os, signal, socket, subprocess, sys, threading, time
 from hummingbird.errors import PeerError
-from hummingbird.rpc.sigterm import Stop
+from hummingbird.rpc.signals import Stop
 def reason():
     assert threading.current_thread() is not threading.main_thread()
     time.sleep(0.2)
@@ -137,7 +137,7 @@ def test_a_forked_process_ends_alone() -> None:
     """As the workers of a DataLoader do, which are ended by SIGTERM: this process is not told."""
     code = """
 import os, signal, time
-from hummingbird.rpc.sigterm import Stop
+from hummingbird.rpc.signals import Stop
 stop = Stop(lambda: ValueError("told to stop"))
 reader, writer = os.pipe()
 child = os.fork()
@@ -157,7 +157,7 @@ print("goes on")
 def test_when_it_is_over_nothing_comes_and_handlers_are_as_before() -> None:
     code = """
 import os, signal, threading, time
-from hummingbird.rpc.sigterm import Stop
+from hummingbird.rpc.signals import Stop
 before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGURG)
 stop = Stop(lambda: ValueError("told to stop"), over=lambda: True, then=signal.SIG_IGN)
 os.kill(os.getpid(), signal.SIGTERM)

@@ -71,7 +71,7 @@ _STARTING = """
 import random, signal, threading, time
 from hummingbird.serving.reconnect import ReconnectLoop
 from hummingbird.serving.methods import Methods
-from hummingbird.rpc.flag import check
+from hummingbird.rpc.signals import check
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 random.seed(1)
 def begin():

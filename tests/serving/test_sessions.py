@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, StoreError, UnavailableError
-from hummingbird.rpc.flag import Flag, check
+from hummingbird.rpc.signals import Flag, check
 from hummingbird.serving import reconnect as module
 from hummingbird.serving.dispatcher import Counts, unavailable
 from hummingbird.serving.methods import Methods

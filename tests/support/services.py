@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import caller_name
-from hummingbird.rpc.tokens import line_of, new_token
+from hummingbird.rpc.security import line_of, new_token
 from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG

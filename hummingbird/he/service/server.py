@@ -21,12 +21,12 @@ from hummingbird.errors import AgreementError, ConfigError, OverloadError, PeerE
 from hummingbird.he.runtime.memory import installed
 from hummingbird.he.runtime.server import Server, ServerRound
 from hummingbird.he.service import messages
-from hummingbird.he.service.admission import RETRY, RoundAdmission, WaitingCall
-from hummingbird.rpc.admission import caller_name
+from hummingbird.rpc.admission import FairQueue, Quota, WaitingCall, caller_name
 from hummingbird.rpc.service import WORKERS, Exchange, Method
 
 TURNS = 4
 IDLE_SECONDS = 120.0
+RETRY = 5.0  # seconds after which a client that found no room may try again
 MAX_CALLS = 2 * WORKERS  # turns at work or waiting for room; one that waits holds about 5 MB of messages
 _AT_WORK = 5.0  # seconds between the empty messages that say so
 _DEPTH = 4  # messages received, and messages computed, ahead
@@ -55,7 +55,7 @@ class Service:
         self._server, self._public, self._idle = server, server.public, idle
         self._text = server.public.to_json().encode()
         self._digest = messages.digest(self._text)
-        self.room = RoundAdmission(min(turns, memory // server.memory), MAX_CALLS)
+        self.room = turns_of(min(turns, memory // server.memory), MAX_CALLS)
 
     def handlers(self) -> dict[str, Method | Exchange]:
         """The methods for `rpc.service.serve`."""
@@ -140,3 +140,9 @@ class Service:
                     return
                 yield message
                 signed = time.monotonic()
+
+
+def turns_of(places: int, calls: int) -> FairQueue:
+    """So many places for turns at work; calls: at work or waiting in all, of which one name may have a quarter."""
+    each = max(1, calls // 4)
+    return FairQueue(places, Quota("turns", "at work or waiting", calls, each, spare=False, where="he", retry=RETRY))

@@ -1,4 +1,4 @@
-"""Figures of a dealer and of a keeper for Prometheus, beside those of every service (rpc/metrics.py): no names.
+"""Figures of a dealer and of a keeper for Prometheus, beside those of every service (rpc/telemetry.py): no names.
 
     hummingbird_dealer_sessions_open          sessions of which a party has joined, and that have not ended
     hummingbird_dealer_sessions_total         sessions that have ended

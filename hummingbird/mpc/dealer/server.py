@@ -31,13 +31,12 @@ import grpc
 import torch
 
 from hummingbird.channel.prefetch import Prefetch
-from hummingbird.errors import DealerError, OverloadError
+from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
-from hummingbird.rpc.admission import caller_name
+from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.frame import pack_pieces
-from hummingbird.rpc.quota import Quota
 from hummingbird.rpc.service import CHUNK, WORKERS, Method
 from hummingbird.version import VERSION
 
@@ -118,7 +117,7 @@ class _Session:
 
 class DealerService:
     """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse,
-    OverloadError where there is no room for a session of its name: of the party's that began it (rpc/quota.py).
+    OverloadError where there is no room for a session of its name: of the party's that began it (`admission.Quota`).
 
     parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped. device: where
     corrections are computed whose seeds and kernels allow it: of sessions on GPUs.
@@ -131,8 +130,9 @@ class DealerService:
         self._sessions: dict[bytes, _Session] = {}
         self._past: dict[bytes, None] = {}  # in order of their end
         self._changed = threading.Condition()
-        self._open = Quota("sessions", "open", MAX_SESSIONS, MAX_SESSIONS)
-        self._served = Quota("sessions", "served", MAX_BUSY, MAX_BUSY)
+        hint = f"sessions end when all parties have left, or after {idle_seconds:.0f} s without a request"
+        self._open = Quota("sessions", "open", MAX_SESSIONS, MAX_SESSIONS, hint=hint)
+        self._served = Quota("sessions", "served", MAX_BUSY, MAX_BUSY, hint="start more dealers")
         self.ended = 0  # sessions that have ended
         self._seconds = 0.0  # of work on their corrections
 
@@ -223,7 +223,7 @@ class DealerService:
             with self._changed:
                 served, member.busy, member.served, state.used = member.served, False, False, time.monotonic()
                 if served and not state.served:
-                    self._served.take(state.owner, -1)
+                    self._served.leave(state.owner)
 
     def stay(self, session: bytes, token: bytes) -> None:
         """A party will ask for more: the session is not idle."""
@@ -269,8 +269,7 @@ class DealerService:
                     )
                 self._changed.wait(min(left, 1.0))
             if not state.served:
-                _check(self._served, state.owner, "start more dealers")
-                self._served.take(state.owner)
+                self._served.enter(state.owner)
             member.served = True
             if count:
                 member.used_numbers.mark(first, count)
@@ -279,9 +278,7 @@ class DealerService:
     def _begin(self, session: bytes, parties: int, owner: str | None) -> _Session:
         if session in self._past:
             raise DealerError("this session has ended", hint="each run needs a session id of its own")
-        hint = f"sessions end when all parties have left, or after {self._idle:.0f} s without a request"
-        _check(self._open, owner, hint)
-        self._open.take(owner)
+        self._open.enter(owner)
         state = self._sessions[session] = _Session(parties, owner)
         return state
 
@@ -304,7 +301,7 @@ class DealerService:
 
     def _end(self, session: bytes) -> None:
         state = self._sessions.pop(session)
-        self._open.take(state.owner, -1)
+        self._open.leave(state.owner)
         self._past[session] = None
         while len(self._past) > _REMEMBERED:
             del self._past[next(iter(self._past))]
@@ -317,13 +314,6 @@ class DealerService:
         for session, state in list(self._sessions.items()):
             if not state.busy and now - state.used > self._idle:
                 self._end(session)
-
-
-def _check(room: Quota, name: str | None, hint: str) -> None:
-    try:
-        room.check(name)
-    except OverloadError as full:
-        raise OverloadError(full.what, hint=hint, retry_after=full.retry_after) from None
 
 
 # The service ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch import Tensor
 from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.errors import InputError, PeerError
 from hummingbird.mpc.session.lanes import LanePosition
-from hummingbird.rpc.flag import check
+from hummingbird.rpc.signals import check
 
 PATIENCE = 3600.0  # seconds for which the slower lanes may do nothing that is counted: more than a slice takes
 _POLL = 0.02  # seconds between two looks at the counts

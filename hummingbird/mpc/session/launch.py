@@ -49,7 +49,7 @@ from hummingbird.mpc.session.sharing import cryptensor
 from hummingbird.prg import CIPHERS, SEED_BYTES, cipher_of, derive, new_seed
 from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.rpc.service import Tls
-from hummingbird.rpc.sigterm import Stop
+from hummingbird.rpc.signals import Stop
 from hummingbird.version import VERSION
 
 DEFAULT_TIMEOUT = 120.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hummingbird.channel.connect import listen
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError
-from hummingbird.rpc.trust import joined, loopback, split
+from hummingbird.rpc.security import joined, loopback, split
 
 _ALL = ("0.0.0.0", "::")  # a host's addresses, all of them
 _HINT = "HOST:PORT or [IPV6]:PORT"

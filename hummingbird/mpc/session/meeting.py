@@ -25,8 +25,8 @@ import torch.distributed as dist
 from hummingbird.channel.connect import serve_store
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.prg import SEED_BYTES, new_seed
-from hummingbird.rpc.flag import check
-from hummingbird.rpc.trust import split
+from hummingbird.rpc.security import split
+from hummingbird.rpc.signals import check
 
 _POLL = 0.03  # seconds between two looks into the store
 _REACH = 2.0  # seconds for a connection to the store

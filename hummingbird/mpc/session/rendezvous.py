@@ -35,8 +35,8 @@ from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, run_sto
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.shared_port import SharedPort
 from hummingbird.prg import derive, new_seed
+from hummingbird.rpc.security import check_own_folder, split
 from hummingbird.rpc.service import Tls
-from hummingbird.rpc.trust import check_own_folder, split
 
 _DIGITS = 20  # of a slot's number
 _served: list[dist.Store] = []  # the run's store, where this process is its server: it must outlive a session

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from hummingbird.channel.connect import serve_store
 from hummingbird.errors import EnvironmentProblem, PeerError
 from hummingbird.mpc.session.lanes import LanePosition
-from hummingbird.rpc.flag import check
-from hummingbird.rpc.trust import check_own_folder
+from hummingbird.rpc.security import check_own_folder
+from hummingbird.rpc.signals import check
 
 _WORD = struct.Struct("!I")
 _LOOK = 0.5  # seconds between two looks at the clock

@@ -1,6 +1,6 @@
 """Counters of a server: queries, passes over the table, their sizes, and how long queries took; nothing of a query.
 
-For Prometheus (rpc/metrics.py), all but the last with the label table, `full` or a plan's `hot`:
+For Prometheus (rpc/telemetry.py), all but the last with the label table, `full` or a plan's `hot`:
 
     hummingbird_pir_queries_total                  keys answered
     hummingbird_pir_passes_total                   passes over the table

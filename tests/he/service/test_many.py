@@ -14,9 +14,8 @@ from hummingbird.errors import OverloadError, PeerError, UnavailableError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.runtime.client import Client, ClientBatch
 from hummingbird.he.runtime.server import Server
-from hummingbird.he.service.admission import RoundAdmission
 from hummingbird.he.service.client import RemoteModel
-from hummingbird.he.service.server import Service
+from hummingbird.he.service.server import Service, turns_of
 from hummingbird.rpc import service
 from tests.support.he_service import SHAPE, close, images, served
 from tests.support.patience import HANG, until
@@ -25,7 +24,7 @@ from tests.support.patience import HANG, until
 
 
 def test_who_has_the_fewest_at_work_is_next() -> None:
-    room = RoundAdmission(2, 40)
+    room = turns_of(2, 40)
     greedy, polite = [room.enter("greedy") for _ in range(4)], [room.enter("polite") for _ in range(2)]
     order = [place.wait(0) for place in (*greedy, *polite)]  # all of the first come before the second
     assert order == [True, True, False, False, False, False] and (room.at_work, room.waiting) == (2, 4)
@@ -43,7 +42,7 @@ def test_who_has_the_fewest_at_work_is_next() -> None:
 
 
 def test_one_caller_does_not_fill_the_house() -> None:
-    room = RoundAdmission(1, 8)
+    room = turns_of(1, 8)
     hers = [room.enter("alice"), room.enter("alice")]
     with pytest.raises(OverloadError, match="2 turns of yours"):
         room.enter("alice")
@@ -61,9 +60,9 @@ def test_one_caller_does_not_fill_the_house() -> None:
 def test_more_clients_than_there_is_room_for_are_all_served(
     server: Server, net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hummingbird.he.service.admission.RETRY", 0.2)
+    monkeypatch.setattr("hummingbird.he.service.server.RETRY", 0.2)
     made = Service(server, turns=2)
-    made.room = RoundAdmission(2, 3)
+    made.room = turns_of(2, 3)
     outputs: dict[int, Tensor] = {}
     repeated: list[int] = []
 

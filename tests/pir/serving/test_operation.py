@@ -18,7 +18,7 @@ import torch
 from hummingbird.__main__ import main
 from hummingbird.errors import AccessError, ConfigError, PeerError, TrustError
 from hummingbird.pir import BatchedEmbedding, Client
-from hummingbird.rpc.tokens import read_token
+from hummingbird.rpc.security import read_token
 from tests.jobs.pir_servers import Pair
 from tests.support.patience import HANG, until
 from tests.support.ports import free_port

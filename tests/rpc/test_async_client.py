@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hummingbird.errors import InputError
-from hummingbird.rpc import event_loop
+from hummingbird.rpc import async_client
 from tests.support.patience import HANG
 
 
@@ -23,17 +23,17 @@ def test_results_and_errors_are_the_coroutine_s() -> None:
     async def fail() -> None:
         raise ValueError("no")
 
-    assert [event_loop.run(answer(number)) for number in range(3)] == [0, 1, 2]
+    assert [async_client.run(answer(number)) for number in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="no"):
-        event_loop.run(fail())
+        async_client.run(fail())
 
 
 def test_a_loop_that_would_wait_for_itself_says_so() -> None:
     async def outer() -> int:
-        return event_loop.run(answer(1))
+        return async_client.run(answer(1))
 
     with pytest.raises(InputError, match="from within another one"):
-        event_loop.run(outer())
+        async_client.run(outer())
     assert asyncio.run(outer()) == 1  # another loop may wait for this one
 
 
@@ -42,18 +42,18 @@ def test_large_data_holds_up_no_other_coroutine() -> None:
     seen = threading.Event()
 
     async def both() -> bool:
-        waiting = asyncio.ensure_future(event_loop.compute(1 << 30, seen.wait, HANG))
+        waiting = asyncio.ensure_future(async_client.compute(1 << 30, seen.wait, HANG))
         await asyncio.sleep(0)
         seen.set()
         return await waiting
 
-    assert event_loop.run(both())
+    assert async_client.run(both())
 
 
 def test_who_is_interrupted_cancels_the_coroutine() -> None:
     program = """
 import asyncio, os, signal, threading
-from hummingbird.rpc import event_loop
+from hummingbird.rpc import async_client
 
 ended = threading.Event()
 
@@ -66,7 +66,7 @@ async def wait():
         raise
 
 try:
-    event_loop.run(wait())
+    async_client.run(wait())
 except KeyboardInterrupt:
     print(ended.wait(60))
 """
@@ -77,11 +77,11 @@ except KeyboardInterrupt:
 def test_a_forked_process_has_a_loop_of_its_own() -> None:
     program = """
 import asyncio, os
-from hummingbird.rpc import event_loop
+from hummingbird.rpc import async_client
 
-event_loop.run(asyncio.sleep(0))
+async_client.run(asyncio.sleep(0))
 child = os.fork()
-event_loop.run(asyncio.sleep(0))
+async_client.run(asyncio.sleep(0))
 if child:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -1,11 +1,17 @@
-"""SIGTERM in a program that is not ours: an exception, as Ctrl-C is one, raised where it does no harm.
+"""Signals that end a program: a flag that a handler may set, and an exception for programs that look at none.
 
-A program that computes, or sleeps, hears of nothing but an exception: a flag would be seen when it comes back to us, if
-ever, and launchers wait for half a minute. So it gets one, in the middle of its own code or of ours, and its `finally`
-runs. But not at any line: in `Thread.start` it ends the new thread with a KeyError, in a condition it may leave the
-lock in the wrong hands, in a destructor it is dropped. And a handler that has interrupted these can neither take a lock
-nor start a thread. So the handler notes the signal and no more. A thread that is there already asks for the reason, and
-then urges the main thread by a second signal, again and again, until that is elsewhere, or waits, or stands still.
+`Flag`: the handler runs wherever the main thread is, also in the middle of `threading.Event.wait` or `Thread.start`,
+which hold a lock for a moment: `Event.set` and another `Thread.start` would then wait for the thread that they have
+interrupted, and the program would never end; an exception that the handler raises may come out of any line. So a
+handler sets a flag and does no more, and whoever waits for long looks at it.
+
+`Stop`: a program that is not ours computes, or sleeps, and hears of nothing but an exception: a flag would be seen when
+it comes back to us, if ever, and launchers wait for half a minute. So SIGTERM gives it an exception, as Ctrl-C does, in
+the middle of its own code or of ours, and its `finally` runs. But not at any line: in `Thread.start` it ends the new
+thread with a KeyError, in a condition it may leave the lock in the wrong hands, in a destructor it is dropped. And a
+handler that has interrupted these can neither take a lock nor start a thread. So the handler notes the signal and no
+more. A thread that is there already asks for the reason, and then urges the main thread by a second signal, again and
+again, until that is elsewhere, or waits, or stands still.
 """
 
 from __future__ import annotations
@@ -21,8 +27,55 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+
+from hummingbird.errors import PeerError
+
+_LOOK = 0.1  # seconds between two looks
+_ending: list[Flag] = []
+
+
+class Flag:
+    """Set once, from any thread or a signal's handler, and never cleared."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        """Set it."""
+        self._set = True
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._set
+
+    def wait(self, seconds: float) -> bool:
+        """Let so much time pass, unless it is set meanwhile; whether it is set then."""
+        ends = time.monotonic() + seconds
+        while not self._set and (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK))
+        return self._set
+
+
+@contextmanager
+def ends_waits(flag: Flag) -> Iterator[None]:
+    """Within, waits for other processes that call `check` end when the flag is set."""
+    _ending.append(flag)
+    try:
+        yield
+    finally:
+        _ending.remove(flag)
+
+
+def check() -> None:
+    """PeerError where this process has been told to end; for each turn of a wait for another process."""
+    if any(flag.is_set() for flag in _ending):
+        raise PeerError("this process was told to stop", hint="its operator knows why")
+
+
+# SIGTERM as an exception ----------------------------------------------------------------------------------------------
 
 _URGE = signal.SIGURG  # ignored where nobody handles it, so that one too many does nothing
 _STEP = 0.02  # seconds between two

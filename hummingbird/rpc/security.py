@@ -1,0 +1,393 @@
+"""Who may listen and call where, and how both sides know each other: addresses, certificates, tokens.
+
+Trust follows from the address, and is decided before anything is opened: plain text stays on this host (unix sockets,
+loopback); everything else needs TLS, in which the service shows a certificate. Callers show one too (mutual TLS), or a
+token. A service's certificates are read again when their files have changed: renewed ones need no restart.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import ssl
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from hummingbird.errors import EnvironmentProblem, InputError, TrustError
+from hummingbird.rpc.status import Unknown
+
+PathLike = str | os.PathLike[str]
+
+
+class Pem(NamedTuple):
+    """The contents of the files of a `Tls`; None for one that is not named."""
+
+    cert: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+    def expiry(self) -> dict[str, float]:
+        """When the certificates end, Unix time in seconds, by what they are: "cert", "ca". The earliest of a chain."""
+        return {
+            name: min(found.not_valid_after_utc.timestamp() for found in x509.load_pem_x509_certificates(content))
+            for name, content in (("cert", self.cert), ("ca", self.ca))
+            if content is not None
+        }
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Paths of this side's certificate chain and key, and of everyone's authority (PEM, no passphrase).
+
+    All three are mutual TLS. Where callers show tokens instead of certificates, a service has cert and key alone, and a
+    caller ca alone. TrustError for another choice.
+    """
+
+    cert: PathLike | None = None
+    key: PathLike | None = None
+    ca: PathLike | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None) or (self.cert is None and self.ca is None):
+            what = "TLS needs a certificate and its key, or the certificate of an authority"
+            raise TrustError(what, where="Tls", hint="cert, key and ca for mutual TLS; with tokens cert and key, or ca")
+
+    @property
+    def mutual(self) -> bool:
+        """Whether both sides show a certificate."""
+        return self.cert is not None and self.ca is not None
+
+    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """For plain sockets: the connecting and the accepting side; both demand the other's certificate, TLS 1.3.
+
+        TrustError where one of the three files is not named, EnvironmentProblem for files that cannot be used.
+        """
+        if self.cert is None or self.key is None or self.ca is None:
+            raise TrustError("both sides show certificates here", where="Tls", hint="name all three: cert, key, ca")
+        self.read()
+        pair = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for context in pair:
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_cert_chain(self.cert, self.key)
+                context.load_verify_locations(self.ca)
+            except ssl.SSLError as error:  # what OpenSSL refuses by its own rules, a short key for instance
+                what = f"not usable TLS files: {error.reason or 'OpenSSL refuses them'}"
+                raise EnvironmentProblem(what, where=str(self.cert)) from None
+        return pair
+
+    def read(self) -> Pem:
+        """The files' contents.
+
+        They are parsed here because gRPC accepts anything and then fails at every handshake, in its log only.
+        EnvironmentProblem for a file that cannot be used, an expired certificate among them.
+        """
+        cert, key, ca = (None if path is None else _content(path) for path in (self.cert, self.key, self.ca))
+        certified = None if cert is None else _valid(cert, self.cert).public_key()
+        if key is not None:
+            try:
+                public = load_pem_private_key(key, None).public_key()
+            except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+                raise _unusable(error, self.key) from None
+            if certified != public:
+                what = f"the key does not belong to the certificate {self.cert}"
+                raise EnvironmentProblem(what, where=str(self.key))
+        if ca is not None:
+            _valid(ca, self.ca)
+        return Pem(cert, key, ca)
+
+
+def _content(path: PathLike) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read a TLS file: {error.strerror}", where=str(path)) from None
+
+
+def _parsed(content: bytes, path: PathLike | None) -> list[x509.Certificate]:
+    try:
+        found = x509.load_pem_x509_certificates(content)
+        for certificate in found:
+            certificate.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise _unusable(error, path) from None
+    return found
+
+
+def _valid(content: bytes, path: PathLike | None) -> x509.Certificate:
+    """The first certificate of a file, whose time it is."""
+    first, now = _parsed(content, path)[0], datetime.datetime.now(datetime.timezone.utc)
+    for wrong, verb, moment in (
+        (now > first.not_valid_after_utc, "expired", first.not_valid_after_utc),
+        (now < first.not_valid_before_utc, "is not valid before", first.not_valid_before_utc),
+    ):
+        if wrong:
+            what = f"the certificate {verb} {moment:%Y-%m-%d %H:%M:%S} UTC"
+            raise EnvironmentProblem(what, where=str(path), hint="have another one issued; is the clock right?")
+    return first
+
+
+def _unusable(error: Exception, path: PathLike | None) -> EnvironmentProblem:
+    hint = "PEM files are needed, the key without a passphrase"
+    return EnvironmentProblem(f"not a usable TLS file: {error}", where=str(path), hint=hint)
+
+
+# Addresses ------------------------------------------------------------------------------------------------------------
+
+
+def check_address(address: str, tls: Tls | None) -> None:
+    """InputError unless `address` is unix:PATH or HOST:PORT; TrustError for another host in plain text."""
+    if address.startswith("unix:"):
+        if not 0 < len(os.fsencode(address[5:])) <= 107:  # sockaddr_un holds 108 bytes, the last one zero
+            raise InputError("a unix socket's path has 1 to 107 bytes", where=address, hint="use a shorter directory")
+        return
+    host, _ = split(address)
+    if tls is None and not loopback(host):
+        raise TrustError(
+            "plain text is for unix sockets and loopback addresses only: on a network, seeds could be read or replaced",
+            where=address,
+            hint="give certificates (mutual TLS), or use unix:PATH or 127.0.0.1:PORT on one host",
+        )
+
+
+def check_own_folder(path: PathLike, where: str) -> None:
+    """TrustError unless the folder of this unix socket is this user's, and no other user can enter it.
+
+    For a path that was heard from others: whoever listens there is then this user. where: who asks. OSError where
+    there is no such folder.
+    """
+    folder = Path(path).parent
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        hint = "all of them run as one user; if they do, somebody else has named this path"
+        raise TrustError(f"{folder} is not a folder of this user alone", where=where, hint=hint)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host, without the brackets of IPv6, and port of HOST:PORT or [IPV6]:PORT; InputError for anything else."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not bracketed) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InputError(f"not an address: {address!r}", hint="use unix:PATH, HOST:PORT or [IPV6]:PORT")
+    return host.strip("[]"), int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """The text that `split` reads as this host and port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def loopback(host: str) -> bool:
+    """Whether a host name or address is this host's own, by its text."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# Certificates that are renewed ----------------------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
+_Stamp = tuple[int, int, int]
+
+
+class Certificates:
+    """The files of `tls`, for all servers of a program. renewed: told when others than before are in use.
+
+    EnvironmentProblem for files that cannot be used at first.
+    """
+
+    def __init__(self, tls: Tls, renewed: Callable[[], object] = lambda: None) -> None:
+        self.tls, self._renewed = tls, renewed
+        self._lock = threading.Lock()
+        self._seen = self._refused = self._stamps()  # before reading: what changes meanwhile is read again
+        self._pem = tls.read()
+
+    def current(self) -> Pem:
+        """The contents in use; the same object as before if nothing has changed."""
+        with self._lock:
+            if (stamps := self._stamps()) != self._seen:
+                self._read(stamps)
+            return self._pem
+
+    def ends(self) -> dict[str, Callable[[], float]]:
+        """When those in use end, Unix time in seconds, asked anew by each call; by what they are: "cert", "ca"."""
+        return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For one server of gRPC's; callers show a certificate where `tls` names their authority."""
+        given = self.current()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """The configuration for a server that has another; gRPC calls this from one thread at a time."""
+            nonlocal given
+            if (pem := self.current()) is given:
+                return None
+            given = pem
+            return _configuration(pem)
+
+        return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, self.tls.mutual)
+
+    def _read(self, stamps: list[_Stamp | None]) -> None:
+        """Read the files, which may become usable without another change: a certificate may begin in a while."""
+        try:
+            pem = self.tls.read()
+        except EnvironmentProblem as problem:
+            if stamps != self._refused:
+                _log.warning("the certificates of before stay in use: %s", problem)
+            self._refused = stamps
+            return
+        self._seen = stamps
+        if pem != self._pem:
+            self._pem = pem
+            self._renewed()
+
+    def _stamps(self) -> list[_Stamp | None]:
+        return [None if path is None else _stamp(path) for path in (self.tls.cert, self.tls.key, self.tls.ca)]
+
+
+def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
+    """Time, size and inode of a file, one of which changes with it; None for one that is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+TOKEN_BYTES = 32
+NAME_LENGTH = 64
+HEADER = "authorization"  # its value: "Bearer " and the token in hexadecimal
+_MOST = 1 << 24  # characters of a file, for some 200,000 tokens
+_HINT = "python -m hummingbird token makes one"
+
+
+def new_token() -> str:
+    """A fresh token, 64 hexadecimal digits."""
+    from hummingbird.prg import new_seed  # it needs torch, which takes seconds to import: who reads tokens does not
+
+    return new_seed(TOKEN_BYTES).hex()
+
+
+def line_of(name: str, token: str) -> str:
+    """The line of a service's file. InputError for a name that is none: 1 to 64 letters, digits and . _ @ -"""
+    check_name(name)
+    return f"{name} {_hash(token)}\n"
+
+
+def check_name(name: str) -> None:
+    """InputError unless `name` can stand in a service's file."""
+    if not 0 < len(name) <= NAME_LENGTH or not all(s.isascii() and (s.isalnum() or s in "._@-") for s in name):
+        raise InputError(f"not a name: {name[:80]!r}", hint="1 to 64 letters, digits and . _ @ -")
+
+
+def read_token(path: Path) -> str:
+    """A caller's token, of its file. EnvironmentProblem if others may read it, InputError if it holds no token."""
+    text = _read(path, 0o077, "others may read it: chmod 600").strip()
+    if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):
+        raise InputError(f"a token has {2 * TOKEN_BYTES} hexadecimal digits", where=str(path), hint=_HINT)
+    return text
+
+
+class Tokens:
+    """The callers that a file names: `tokens.name_of(context)`.
+
+    The file is read again when it has changed, so that a name that was removed is refused from then on; while it cannot
+    be read, everyone is. EnvironmentProblem for a file that cannot be read at first, or that others may write;
+    InputError for a line that is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._seen = self._stamp()
+        self._names = _names(path)
+
+    def name_of(self, context: grpc.ServicerContext) -> str:
+        """The caller's name; `Unknown`, which is UNAUTHENTICATED on the wire, without a token of the file."""
+        given = dict(context.invocation_metadata()).get(HEADER, "")
+        scheme, _, token = str(given).partition(" ")
+        if scheme != "Bearer" or not token:
+            raise Unknown("this service wants a token", hint="name a file that holds yours (--token-file, token=)")
+        found, wanted = None, _hash(token)
+        for digest, name in self._current().items():  # all of them: the time says nothing
+            if hmac.compare_digest(digest, wanted):
+                found = name
+        if found is None:
+            raise Unknown("this service does not know the token", hint="was it removed, or is it another service's?")
+        return found
+
+    def _current(self) -> dict[str, str]:
+        with self._lock:
+            try:
+                if (stamp := self._stamp()) != self._seen:
+                    self._names, self._seen = _names(self._path), stamp
+            except (EnvironmentProblem, InputError):
+                raise Unknown("this service cannot read its tokens now", hint="its operator can mend them") from None
+            return self._names
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot read the tokens: {error.strerror}", where=str(self._path)) from None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _names(path: Path) -> dict[str, str]:
+    """Names by hash."""
+    names: dict[str, str] = {}
+    for number, line in enumerate(_read(path, 0o022, "others may write it: chmod 600").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{path}, line {number}"
+        if len(words) != 2 or len(words[1]) != 64 or not set(words[1]) <= set("0123456789abcdef"):
+            raise InputError("expected a name and the SHA-256 of a token", where=where, hint=_HINT)
+        check_name(words[0])
+        if words[1] in names:
+            raise InputError("two names have the same token", where=where, hint=_HINT)
+        names[words[1]] = words[0]
+    if not names:
+        raise InputError("the file holds no token", where=str(path), hint=_HINT)
+    return names
+
+
+def _read(path: Path, forbidden: int, problem: str) -> str:
+    """A file's text. EnvironmentProblem if it has a forbidden bit of the mode, or cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & forbidden:
+                raise EnvironmentProblem(f"the file has mode {mode:o}", where=str(path), hint=problem)
+            text = file.read(_MOST + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise EnvironmentProblem(f"cannot read the file: {reason}", where=str(path)) from None
+    if len(text) > _MOST:
+        raise InputError(f"the file holds more than {_MOST} characters", where=str(path), hint=_HINT)
+    return text

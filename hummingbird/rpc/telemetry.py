@@ -1,0 +1,323 @@
+"""Telemetry of a service: health, a log, and figures for Prometheus; never a value, never an error's text.
+
+Health is gRPC's standard service: SERVING or not, for load balancers and probes, without a token. Of the services "",
+"hummingbird" and "readyz" it says whether the program serves; "livez" is SERVING as long as it answers, so that a probe
+that ends what does not live leaves alone who waits for others. Its own limits keep it apart from the service's calls:
+who asks for health takes no room of those. Connections share its room as names share that of a service (admission.py),
+for a probe needs no name: one connection that leaves answers unread has no more than its own part of it.
+
+The log has one line of JSON for each call and each change of the service's state:
+
+{"time": "2026-01-31T12:00:00.123Z", "service": "he-server", "event": "call", "method": "Turn", "client": "alice",
+ "outcome": "OK", "ms": 41.2, "in": 1048592, "out": 262144}
+
+A service adds fields of its own to its calls (`rpc.admission.note`). The figures, over HTTP:
+
+    hummingbird_requests_total{method,outcome}                 calls that have ended; outcome is gRPC's status
+    hummingbird_request_duration_seconds{method}               histogram, from the first byte to the last
+    hummingbird_requests_in_flight                             calls at work
+    hummingbird_message_bytes_total{direction}                 bytes of messages, "in" and "out"
+    hummingbird_ready                                          1 while the health service says SERVING
+    hummingbird_certificate_expiry_timestamp_seconds{file}     when the one in use ends, Unix time
+
+A service adds its own to `registry`. Whoever reaches the address reads them: it is on loopback unless a host is given.
+Beside them are two pages for probes: /livez, whether the program lives, and /readyz, whether it serves.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from http import HTTPStatus
+from http.server import ThreadingHTTPServer
+from typing import Any, TextIO
+from urllib.parse import urlsplit
+
+import grpc
+from google.protobuf import message
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import MetricsHandler
+
+from hummingbird.errors import EnvironmentProblem, InputError, NotFoundError, PeerError
+from hummingbird.rpc.admission import Admission, Limits, Quota, Record
+from hummingbird.rpc.security import Certificates, Tls, split
+from hummingbird.rpc.service import Method, dial, explain
+
+# Health ---------------------------------------------------------------------------------------------------------------
+
+_WATCHERS, _WATCHERS_EACH = 32, 2  # that watch at a time, and those of one connection
+_LIMITS = Limits(requests=128, per_client=8, stall=5.0)  # watchers and those who ask once
+_POLL = 0.2  # seconds between looks at whether a watcher is there
+LIVE, READY = "livez", "readyz"  # names of services
+_NAMES = ("", "hummingbird", READY, LIVE)
+
+
+class Health:
+    """gRPC's standard health service."""
+
+    def __init__(self) -> None:
+        self.serving = False
+        self.gate = Admission(_LIMITS, names=connection)
+        self._changed = threading.Condition()
+        self._watchers = Quota("watchers", "there", _WATCHERS, _WATCHERS_EACH)
+
+    def set(self, serving: bool) -> bool:
+        """Whether this is a change."""
+        with self._changed:
+            changed, self.serving = serving != self.serving, serving
+            self._changed.notify_all()
+            return changed
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods Check and Watch."""
+        return {"Check": self._check, "Watch": self._watch}
+
+    def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        name = _asked(request)
+        if name not in _NAMES:
+            raise NotFoundError("no such service", hint=f"ask for {READY}, {LIVE}, or for nothing: the whole server")
+        return _status(self._word(name))
+
+    def _word(self, name: str) -> str:
+        return "SERVING" if self.serving or name == LIVE else "NOT_SERVING"
+
+    def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        name = connection(context)
+        self._watchers.enter(name)
+        try:
+            told, asked = "", _asked(request)
+            while context.is_active():
+                now = self._word(asked) if asked in _NAMES else "SERVICE_UNKNOWN"
+                if now != told:
+                    told = now
+                    yield _status(now)
+                with self._changed:
+                    self._changed.wait(_POLL)
+        finally:
+            self._watchers.leave(name)
+
+
+def connection(context: grpc.ServicerContext) -> str | None:
+    """The name of a call's connection: the caller's address and port; None on a unix socket, where it has none."""
+    peer: str = context.peer()
+    return None if peer.startswith("unix") else peer
+
+
+def _messages() -> Any:
+    """The messages of gRPC's health service, imported when the first one is read or made: few programs need them."""
+    from grpc_health.v1 import health_pb2
+
+    return health_pb2
+
+
+def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
+    """The word of the health service at an address: SERVING or NOT_SERVING; of a service there by its name.
+
+    A token is not needed. timeout: seconds. Raises as `rpc.service.connect`, and does not try again.
+    """
+    with dial(address, tls) as channel:
+        try:
+            request = _messages().HealthCheckRequest(service=name).SerializeToString()
+            answer = channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=timeout)
+            status = _messages().HealthCheckResponse.FromString(answer).status
+        except grpc.RpcError as error:
+            raise explain(error, address) from None
+        except message.DecodeError:
+            raise PeerError("no answer of a health service", where=address) from None
+    return "SERVING" if status == _messages().HealthCheckResponse.SERVING else "NOT_SERVING"
+
+
+def _asked(request: bytes) -> str:
+    """The service that a request for health asks for."""
+    try:
+        return str(_messages().HealthCheckRequest.FromString(request).service)
+    except message.DecodeError:
+        raise InputError("malformed message: no request for health") from None
+
+
+def _status(name: str) -> bytes:
+    data: bytes = _messages().HealthCheckResponse(status=name).SerializeToString()
+    return data
+
+
+# Log ------------------------------------------------------------------------------------------------------------------
+
+_NAME = 80  # characters of a caller's name
+_STRANGERS = 10  # lines in a second for callers who are not known: they must not fill the disk
+
+
+class Log:
+    """Lines into a file, made for this user alone and appended to; `-` is standard error.
+
+    EnvironmentProblem for a file that cannot be written at first. Later a full disk costs lines, no answers: `lost`
+    counts them.
+    """
+
+    def __init__(self, service: str, path: str) -> None:
+        self._service, self._lock = service, threading.Lock()
+        self._file: TextIO | None = None
+        self._second, self._strangers = 0, 0
+        self.lost = 0
+        if path == "-":
+            return
+        try:
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
+        except OSError as error:
+            hint = "name a file that can be written"
+            raise EnvironmentProblem(f"cannot write the log: {error.strerror}", where=path, hint=hint) from None
+
+    def call(self, record: Record) -> None:
+        """A call that has ended. Of callers who are not known, the first ten in a second."""
+        if record.outcome == "UNAUTHENTICATED" and not self._room_for_stranger():
+            return
+        client = None if record.client is None else record.client[:_NAME]
+        what = {"method": record.method, "client": client, "outcome": record.outcome}
+        sizes = {"in": record.received, "out": record.sent}
+        self.event("call", **what, ms=round(1e3 * record.seconds, 3), **sizes, **record.notes)
+
+    def _room_for_stranger(self) -> bool:
+        now = int(time.monotonic())
+        with self._lock:
+            self._strangers = self._strangers + 1 if now == self._second else 1
+            self._second = now
+            return self._strangers <= _STRANGERS
+
+    def event(self, event: str, **fields: object) -> None:
+        """A line of these fields."""
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"time": now, "service": self._service, "event": event, **fields}) + "\n"
+        file = sys.stderr if self._file is None else self._file
+        with self._lock:
+            try:
+                file.write(line)
+                file.flush()
+            except (OSError, ValueError):  # ValueError: closed
+                self.lost += 1
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._file is not None:
+            with self._lock:
+                self._file.close()
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # of histograms
+_WATCHED = ("INTERNAL", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED")  # outcomes of deploy/alerts.yaml
+_PATIENCE = 10.0  # seconds for one scrape
+
+
+class Metrics:
+    """The figures that a service counts. in_flight: the number of calls at work, asked at each scrape."""
+
+    def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._requests = Counter(
+            "hummingbird_requests", "Calls that have ended.", ["method", "outcome"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "hummingbird_request_duration_seconds",
+            "Seconds from a call's beginning to its end.",
+            ["method"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._bytes = Counter("hummingbird_message_bytes", "Bytes of messages.", ["direction"], registry=self.registry)
+        at_work = Gauge("hummingbird_requests_in_flight", "Calls at work.", registry=self.registry)
+        at_work.set_function(in_flight)
+        self.ready = Gauge("hummingbird_ready", "1 while the health service says SERVING.", registry=self.registry)
+        name, text = "hummingbird_certificate_expiry_timestamp_seconds", "When a certificate ends, Unix time."
+        expiry = Gauge(name, text, ["file"], registry=self.registry)
+        for file, end in ({} if certificates is None else certificates.ends()).items():
+            expiry.labels(file).set_function(end)
+
+        self._of = lru_cache(maxsize=None)(self._figures)
+
+    def offer(self, methods: Iterable[str]) -> None:
+        """Count from zero what these methods may come to. An alert on a series that begins with its first event would
+        not see that event: `increase` needs a value before it.
+        """
+        for method in methods:
+            for outcome in _WATCHED:
+                self._requests.labels(method, outcome)
+
+    def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
+        """The figures of a call with these labels, by which to find them takes longer than to count."""
+        labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
+        return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
+
+    def count(self, record: Record) -> None:
+        """A call that has ended."""
+        requests, seconds, received, sent = self._of(record.method, record.outcome)
+        requests.inc()
+        seconds.observe(record.seconds)
+        received.inc(record.received)
+        sent.inc(record.sent)
+
+
+class Page:
+    """`registry` at http://ADDRESS/metrics, from now until `close`. EnvironmentProblem for an address in use.
+
+    address: HOST:PORT, or PORT for this host alone. ready: whether the program serves, for /readyz.
+    """
+
+    def __init__(self, registry: CollectorRegistry, address: str, ready: Callable[[], bool]) -> None:
+        host, port = split(address if ":" in address else f"127.0.0.1:{address}")
+        own = {"registry": registry, "timeout": _PATIENCE, "ready": staticmethod(ready)}
+        handler = type("Handler", (_Handler,), own)
+        kind = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
+        try:
+            self._server = kind((host, port), handler)
+        except OSError as error:
+            what = f"cannot offer metrics: {error.strerror or error}"
+            raise EnvironmentProblem(what, where=f"--metrics {address}", hint="choose another port") from None
+        threading.Thread(target=self._server.serve_forever, name="hummingbird-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """End; may be called twice."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(MetricsHandler):
+    """Figures, and two pages for probes: 200 OK, or 503 Service Unavailable."""
+
+    ready: Callable[[], bool]
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path == "/metrics":
+            super().do_GET()
+        elif path == "/livez":
+            self._say(HTTPStatus.OK, "alive")
+        elif path == "/readyz" and self.ready():
+            self._say(HTTPStatus.OK, "ready")
+        elif path == "/readyz":
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
+        else:
+            self._say(HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz")
+
+    def _say(self, status: HTTPStatus, text: str) -> None:
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a scraper that has gone is no error of ours."""
