@@ -12,13 +12,10 @@ The parties take the highest of all their slots, so that all folders of a store 
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import json
-import os
 from pathlib import Path
 
+from hummingbird.disk import Appended
 from hummingbird.errors import DealerError, DiskError, HummingbirdError
 
 
@@ -58,65 +55,6 @@ def looked_at(path: Path) -> int:
     for line in _lines(path.read_bytes())[1:]:
         slot = _after(slot, _parse(line))
     return slot
-
-
-class Appended:
-    """A file of this process alone, to which whole pieces are added, each on the disk when `append` returns.
-
-    create: make it if it is not there, empty. OSError where it cannot be opened, BlockingIOError where another process
-    has it.
-    """
-
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        self._torn = False
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._file = os.open(path, flags, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(self._file), os.stat(path)):  # replaced while this one was opened
-                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return os.fstat(self._file).st_size
-
-    def append(self, piece: bytes) -> None:
-        """Add a piece. OSError where the disk does not take it: the file is as it was, or takes no more pieces."""
-        if self._torn:
-            raise OSError(errno.EIO, "an earlier piece was cut off")
-        size = self.size
-        try:
-            if os.write(self._file, piece) != len(piece):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file)
-        except OSError:
-            self._torn = True
-            with contextlib.suppress(OSError):
-                self.cut(size)
-                self._torn = False
-            raise
-
-    def cut(self, size: int) -> None:
-        """Keep the first `size` bytes only."""
-        os.ftruncate(self._file, size)
-        os.fsync(self._file)
-
-    def read(self, count: int, at: int) -> bytes:
-        """Up to `count` bytes, from byte `at` on; fewer at the end of the file only."""
-        data = os.pread(self._file, count, at)
-        while len(data) < count and (more := os.pread(self._file, count - len(data), at + len(data))):
-            data += more
-        return data
-
-    def close(self) -> None:
-        """Close the file, which gives the lock back; may be called twice."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 class Ledger:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under another name beside the place, then renamed (POSIX rename(2))."""
+"""Files that a command writes: all of them or none, each on the disk as a whole (hummingbird/disk.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hummingbird import disk
 from hummingbird.errors import InputError
 
 
@@ -22,19 +23,22 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     begun: list[Path] = []
     try:
         for path, content in contents.items():
-            _beside(path, "new").write_bytes(content)
+            _beside(path, "new").unlink(missing_ok=True)
+            disk.create(_beside(path, "new"), [content])
             _beside(path, "old").unlink(missing_ok=True)
         for path in contents:
             begun.append(path)
             if path in before:
-                os.replace(path, _beside(path, "old"))
-            os.replace(_beside(path, "new"), path)
+                disk.rename(path, _beside(path, "old"))
+            disk.rename(_beside(path, "new"), path)
+        for folder in {path.parent for path in contents}:
+            disk.sync(folder)
     except BaseException as problem:
         for path in begun:
             if path not in before:
                 path.unlink(missing_ok=True)
             elif _beside(path, "old").is_file():
-                os.replace(_beside(path, "old"), path)
+                disk.rename(_beside(path, "old"), path)
         if isinstance(problem, OSError):
             hint = "name a file in a folder that can be written"
             raise InputError(f"cannot write: {problem.strerror}", where=str(problem.filename), hint=hint) from None

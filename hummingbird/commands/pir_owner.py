@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from hummingbird import disk
 from hummingbird.commands.files import check_writable
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir.batching.plan import Plan
@@ -119,12 +119,9 @@ def _keygen(args: argparse.Namespace) -> int:
     made: list[Path] = []
     try:
         for path, key, mode in ((args.key, owner.key, 0o600), (public, owner.public, 0o644)):
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            disk.create(path, [f"{key.hex()}\n".encode()], mode=mode)
             made.append(path)
-            with open(file, "w") as text:
-                text.write(f"{key.hex()}\n")
-                text.flush()
-                os.fsync(text.fileno())
+        disk.sync(public.parent)
     except OSError as error:
         for path in made:
             path.unlink(missing_ok=True)

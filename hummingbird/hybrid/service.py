@@ -6,8 +6,6 @@ the client that began it, by the name of its certificate or token. Of a proxy's 
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
 
+from hummingbird.disk import Appended
 from hummingbird.errors import NotFoundError, StoreError
 from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.message_stream import HELD, TIMEOUT, MessageStream, answered
@@ -53,7 +52,7 @@ class Service:
             self.digest = description.digest(self._text)
             self._sessions = Sessions(folder, self.digest, disk=disk, days=days)
         except BaseException:
-            os.close(self._locked)
+            self._locked.close()
             raise
         self._users = ConnectedUsers(model.plan, self.digest, idle)
         self._calls = Quota(
@@ -87,9 +86,7 @@ class Service:
     def close(self) -> None:
         """Give the locks back; may be called twice."""
         self._sessions.close()
-        if self._locked >= 0:
-            os.close(self._locked)
-            self._locked = -1
+        self._locked.close()
 
     # Methods ----------------------------------------------------------------------------------------------------------
 
@@ -146,28 +143,32 @@ class Service:
             yield store, fields
 
 
-def _claim(folder: Path) -> tuple[int, bytes]:
+def _claim(folder: Path) -> tuple[Appended, bytes]:
     """Lock a server's folder, made if it is not there; the lock, and the secret by which weights are told apart."""
     path = folder / _SECRET
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = Appended(path, create=True)
+    except BlockingIOError:
+        raise StoreError("another process is using this store", where=str(folder), hint="a server has one") from None
     except OSError as error:
-        hint = "name a folder that can be written"
-        raise StoreError(f"the store cannot be written: {error.strerror}", where=str(folder), hint=hint) from None
+        raise _unwritable(folder, error) from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        secret = os.pread(file, SEED_BYTES + 1, 0)
+        secret = file.read(SEED_BYTES + 1, 0)
         if not secret:
             secret = new_seed()
-            os.pwrite(file, secret, 0)
-            os.fsync(file)
+            file.append(secret)
         if len(secret) != SEED_BYTES:
             raise StoreError("the server's seed is damaged", where=str(path), hint="begin with another folder")
-    except OSError:
-        os.close(file)
-        raise StoreError("another process is using this store", where=str(folder), hint="a server has one") from None
+    except OSError as error:
+        file.close()
+        raise _unwritable(folder, error) from None
     except BaseException:
-        os.close(file)
+        file.close()
         raise
     return file, secret
+
+
+def _unwritable(folder: Path, error: OSError) -> StoreError:
+    hint = "name a folder that can be written"
+    return StoreError(f"the store cannot be written: {error.strerror}", where=str(folder), hint=hint)

@@ -25,13 +25,14 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
-from hummingbird import ledger
+from hummingbird import disk, ledger
 from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.ledger import Ledger
 from hummingbird.prg import SEED_BYTES, derive
@@ -98,14 +99,15 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in (f"{HEADER}.new", SEED, MATERIAL, DEALT, USED):
                 (folder / name).unlink(missing_ok=True)  # of a session whose set-up was cut short
-            _write(folder / SEED, [seed])
+            write = partial(disk.save, mode=disk.PRIVATE)
+            write(folder / SEED, [seed])
             body = pack_tensors(material)
-            _write(folder / MATERIAL, [body, _mac(seed, "material", 0, body)])
+            write(folder / MATERIAL, [body, _mac(seed, "material", 0, body)])
             for name in (DEALT, USED):
-                _write(folder / name, [ledger.beginning(header.session)])
+                write(folder / name, [ledger.beginning(header.session)])
             fields = asdict(header)
             text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1).encode()
-            _write(folder / HEADER, [text])
+            write(folder / HEADER, [text])
         except OSError as error:
             raise _unwritable(error, folder) from None
         return cls(folder)
@@ -141,7 +143,7 @@ class Store:
         """Write a slot that was dealt, whole or not at all; then it is ready."""
         body = pack_tensors(tensors)
         try:
-            size = _write(self._path(slot), [body, _mac(self.seed, SLOT, slot, body)])
+            size = disk.save(self._path(slot), [body, _mac(self.seed, SLOT, slot, body)], mode=disk.PRIVATE)
         except OSError as error:
             raise _unwritable(error, self.folder) from None
         with self._lock:
@@ -251,28 +253,6 @@ def _mac(seed: bytes, purpose: str, number: int, data: bytes | memoryview) -> by
 def _digest(fields: dict[str, Any], seed: bytes) -> str:
     data = json.dumps(fields, sort_keys=True).encode()
     return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_MAC).hexdigest()
-
-
-def _write(path: Path, parts: Sequence[bytes]) -> int:
-    """Write a file for this user only, complete and on the disk, or not at all; its size."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return sum(map(len, parts))
 
 
 def _unwritable(error: OSError, folder: Path) -> HummingbirdError:

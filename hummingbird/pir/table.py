@@ -15,6 +15,7 @@ import struct
 import tokenize
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hummingbird import disk
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS, MOST_ROWS
 
@@ -169,15 +171,8 @@ class Source:
         own = json.dumps({"version": self.version, **asdict(self.facts)})
         header = json.dumps({"__metadata__": {_OWN: own}, "records": entry}).encode()
         header += b" " * (-len(header) % 8)
-        draft = Path(f"{os.fspath(path)}.new")
-        with open(draft, "wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
-            for first, part in self.parts(0, self.facts.rows):
-                assert file.tell() == 8 + len(header) + first * self.facts.record_bytes
-                file.write(part.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        rows = (part.tobytes() for _, part in self.parts(0, self.facts.rows))
+        disk.save(Path(path), chain([struct.pack("<Q", len(header)), header], rows))
 
     def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
         """Records first..last-1 in pieces of about `size` bytes, whole leaves each; with where a piece begins."""

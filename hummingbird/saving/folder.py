@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hummingbird import disk
 from hummingbird.errors import InputError
 from hummingbird.saving import weights
 from hummingbird.saving.description import NetDescription
@@ -39,26 +40,17 @@ def written(folder: Path) -> Iterator[Path]:
         try:
             yield draft
             for path in draft.iterdir():
-                _on_disk(path)
+                disk.sync(path)
             mask = os.umask(0)
             os.umask(mask)
             draft.chmod(0o777 & ~mask)
             check_free(folder)  # another one may have come meanwhile
-            os.rename(draft, folder)
-            _on_disk(folder.parent)
+            disk.publish(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         hint = "name a folder on a disk with room"
         raise InputError(f"cannot write: {error.strerror or error}", where=str(folder), hint=hint) from None
-
-
-def _on_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def description(folder: Path) -> NetDescription:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hummingbird import ranks
+from hummingbird import disk, ranks
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-search"
@@ -51,11 +51,9 @@ class Journal:
 
     @staticmethod
     def _begin(path: Path, fingerprint: str) -> None:
-        """Through a second file: a journal has its first line from its first moment."""
+        """A journal has its first line from its first moment."""
         head = {"format": FORMAT, "version": VERSION, "problem": fingerprint}
-        draft = path.with_name(path.name + ".new")
-        draft.write_text(json.dumps(head) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        disk.save(path, [f"{json.dumps(head)}\n".encode()])
 
     def _read(self, path: Path, fingerprint: str) -> None:
         text = path.read_bytes()
@@ -98,8 +96,7 @@ class Journal:
         if self.path is not None:
             line = json.dumps({**question, "answer": found, "seconds": round(self.seconds, 3)})
             try:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                disk.append(self.path, [f"{line}\n".encode()])
             except OSError as error:
                 raise _unkept(self.path, error) from None
         return found

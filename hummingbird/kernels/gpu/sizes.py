@@ -11,13 +11,13 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hummingbird import disk
 from hummingbird.errors import InputError
 
 FILE = Path(__file__).with_name("sizes.json")
@@ -123,7 +123,5 @@ def _too_large() -> tuple[type[Exception], ...]:
 def keep(name: str, found: Mapping[str, Sizes]) -> None:
     """Write what `tune` has found for a card to the file, beside what other cards and kernels have."""
     cards = {**stored(), name: {**stored().get(name, {}), **found}}
-    temporary = FILE.with_suffix(".new")
-    temporary.write_text(json.dumps(cards, indent=1, sort_keys=True) + "\n")
-    os.replace(temporary, FILE)
+    disk.save(FILE, [f"{json.dumps(cards, indent=1, sort_keys=True)}\n".encode()])
     stored.cache_clear()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from hummingbird import ledger
+from hummingbird import disk, ledger
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.receiver_rotation import received_by
 from hummingbird.mpc.correlations.request import Request, corrections
@@ -112,7 +112,7 @@ def _deal(
         folders[0][rank].parent.mkdir(mode=0o700)
     for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # so that an unfinished lane says so
         folder.mkdir(mode=0o700)
-        _secret(folder / SEED, seed)
+        disk.create(folder / SEED, [seed], mode=disk.PRIVATE)
     header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, list(setup), list(batch), 0.0, "")
     return sum(
         _deal_lane(mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), progress)
@@ -128,7 +128,7 @@ def _deal_lane(
     device = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu"
     headers = [replace(header, rank=rank) for rank in range(header.parties)]
     with contextlib.ExitStack() as files:
-        opened = [files.enter_context(open(folder / CORRECTIONS, "wb", opener=_private)) for folder in folders]
+        opened = [files.enter_context(disk.opened(folder / CORRECTIONS, mode=disk.PRIVATE)) for folder in folders]
         writers = [_Writer(*of_party) for of_party in zip(opened, seeds, headers, strict=True)]
         for region in range(1 + header.slots):
             for writer in writers:
@@ -140,26 +140,14 @@ def _deal_lane(
                 writer.end()
             progress(header.shape[0] if region else 0)
         for file in opened:
-            file.flush()
-            os.fsync(file.fileno())
+            disk.flush(file)
     seconds = time.perf_counter() - started
     for folder, seed, writer, mine in zip(folders, seeds, writers, headers, strict=True):
         checksums = b"".join(writer.checksums)
-        _secret(folder / CHECKSUMS, checksums)
-        _secret(folder / LEDGER, ledger.beginning(header.set_id))
+        disk.create(folder / CHECKSUMS, [checksums], mode=disk.PRIVATE)
+        disk.create(folder / LEDGER, [ledger.beginning(header.set_id)], mode=disk.PRIVATE)
         replace(mine, seconds=seconds, checksums=checksums_digest(checksums)).write(folder, seed)
     return seconds
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL, 0o600)
-
-
-def _secret(path: Path, data: bytes) -> None:
-    with open(path, "wb", opener=_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class _Writer:

@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch import Tensor
 
+from hummingbird import disk
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
 from hummingbird.mpc.correlations.registry import from_json
@@ -85,12 +86,7 @@ class Header:
         """The header file, complete or not at all."""
         fields = {**vars(self), **{name: [r.to_json() for r in vars(self)[name]] for name in _LISTS}}
         text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1)
-        temporary = folder / f"{HEADER}.new"
-        with open(temporary, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(folder / HEADER)
+        disk.save(folder / HEADER, [text.encode()], mode=disk.PRIVATE)
 
     def turns(self, region: int) -> list[ReceiverTurn]:
         """The turns of a region's requests; region 0 is the setup, region s + 1 is slot s."""

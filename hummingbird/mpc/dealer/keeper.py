@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hummingbird import disk
+from hummingbird.disk import Appended
 from hummingbird.errors import DealerError, InputError
-from hummingbird.ledger import Appended, looked_at
+from hummingbird.ledger import looked_at
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal, size_of
 from hummingbird.mpc.dealer.folder import LEDGER, lane_folder
-from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder, synchronise
+from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder
 
 LOOK, _IDLE = 0.02, 20  # seconds between counts: at least so many, and so many times those of a count
 _SPARE = 64 << 20  # bytes of the disk that are left to the parties: without room for a mark they hand out nothing
@@ -62,7 +64,7 @@ class Keeper:
         if not text.endswith(b"\n") and not numbers(self.root):  # new, or its maker was killed before the first set
             self._file.cut(0)
             self._file.append(wanted.line())
-            synchronise(self.root)
+            disk.sync(self.root)
             return wanted
         found = Kept.read(text, self.root / DESCRIPTION)
         for name in ("shape", "slots", "parties", "lanes", "cipher", "facts", "requests"):
@@ -105,13 +107,12 @@ class Keeper:
         try:
             seconds = deal(dealing, setup=[], progress=progress, **self._what)
             for folder, _, _ in os.walk(dealing, topdown=False):
-                synchronise(Path(folder))
+                disk.sync(Path(folder))
         except BaseException:
             shutil.rmtree(dealing, ignore_errors=True)
             raise
         self._last = max([self._last, *numbers(self.root)]) + 1
-        dealing.rename(set_folder(self.root, self._last))
-        synchronise(self.root)
+        disk.publish(dealing, set_folder(self.root, self._last))
         self.sets, self.seconds = self.sets + 1, seconds
         return self._last, seconds
 

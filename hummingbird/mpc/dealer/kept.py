@@ -17,6 +17,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hummingbird import disk
 from hummingbird.errors import DealerError
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
@@ -117,12 +118,8 @@ def erase(folder: Path) -> None:
     """
     try:
         with contextlib.suppress(FileNotFoundError):
-            (folder / HEADER).unlink(missing_ok=True)
-            synchronise(folder)
-            with open(folder / SEED, "r+b") as file:
-                file.write(bytes(os.fstat(file.fileno()).st_size))
-                file.flush()
-                os.fsync(file.fileno())
+            disk.remove(folder / HEADER)
+            disk.overwrite(folder / SEED)
         for name in (SEED, CORRECTIONS, CHECKSUMS, LEDGER, f"{HEADER}.new"):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
@@ -131,12 +128,3 @@ def erase(folder: Path) -> None:
     with contextlib.suppress(OSError):  # not empty: the other lanes and parties are not as far
         for each in (folder, folder.parent, folder.parent.parent):
             each.rmdir()
-
-
-def synchronise(folder: Path) -> None:
-    """Bring a folder's list of names to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

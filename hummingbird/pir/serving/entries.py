@@ -10,14 +10,14 @@ was told that it is there. Anything else that is wrong is damage, an InputError 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hummingbird import disk
+from hummingbird.disk import Appended
 from hummingbird.errors import InputError
-from hummingbird.ledger import Appended
 from hummingbird.rpc.service import MAX_MESSAGE
 
 MAGIC = b"HBPIRJ1\n"
@@ -54,7 +54,7 @@ class Entries:
             if len(found) < len(start) and start.startswith(found):
                 self._file.cut(0)
                 self._file.append(start)
-                sync_folder(path)
+                disk.sync(path.parent)
             elif not found.startswith(MAGIC):
                 hint = "name another file with --journal"
                 raise InputError("not a journal of updates", where=str(path), hint=hint)
@@ -133,23 +133,6 @@ def packed(kind: bytes, body: bytes) -> bytes:
     assert len(body) <= MOST
     head = _HEAD.pack(kind, bytes(7), len(body), _digest(body))
     return head + _digest(head) + body
-
-
-def write(path: Path, pieces: Iterable[bytes], mode: str = "wb") -> None:
-    """Write, or with mode `ab` add, these bytes; they are on the disk when this returns. OSError."""
-    with open(path, mode) as file:
-        file.writelines(pieces)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Put the names of the files beside `path` on the disk. OSError."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _digest(data: bytes) -> bytes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hummingbird import disk
 from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir.messages import unpack_update
-from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, JournalEntry, packed, sync_folder, write
+from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, JournalEntry, packed
 from hummingbird.pir.table import Facts, State
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
@@ -133,13 +133,13 @@ class Journal:
         states: after those updates. Returns where its rows' entries begin, for `adopt`.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
-        write(self._draft, [MAGIC, packed(_HEADER, self._header)])
-        with open(self._draft, "ab") as file:
+        with open(self._draft, "wb") as file:
+            file.writelines([MAGIC, packed(_HEADER, self._header)])
             for body in self._last_rows([*self._rows, *self._updates[:count]]):
                 rows.append(at)
                 at += file.write(packed(_ROWS, body))
             file.write(packed(_STATES, json.dumps(_listed(states)).encode()))
-        write(self._draft, [], "ab")
+            disk.flush(file)
         return rows
 
     def adopt(self, count: int, rows: list[int]) -> None:
@@ -148,10 +148,10 @@ class Journal:
         """
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
-        write(self._draft, self._entries.pieces(first, size), "ab")
+        disk.append(self._draft, self._entries.pieces(first, size))
         new = Entries(self._draft, packed(_HEADER, self._header))
         try:
-            os.replace(self._draft, self.path)
+            disk.rename(self._draft, self.path)
         except OSError:
             new.close()
             raise
@@ -170,7 +170,7 @@ class Journal:
     def _name(self) -> None:
         """Put a rename on the disk: until then a crash may bring the old file back, so that nothing may be added."""
         if self._unnamed:
-            sync_folder(self.path)
+            disk.sync(self.path.parent)
             self._unnamed = False
 
     def _last_rows(self, entries: Sequence[int]) -> Iterator[bytes]:

@@ -63,6 +63,7 @@ def test_a_table_is_saved_whole_over_the_file_it_is_mapped_from(tmp_path, monkey
     order = Order(monkeypatch, tmp_path)
     mapped.save(path)
     whole = order.place("fsync", "t.safetensors.new")  # a crash leaves the old file or the new one
-    order.place("rename", "t.safetensors.new", "t.safetensors", after=whole)
+    named = order.place("rename", "t.safetensors.new", "t.safetensors", after=whole)
+    order.place("fsync", ".", after=named)  # and once it has returned, the new one
     assert torch.equal(torch.from_numpy(Source.open(path).records.copy()), torch.from_numpy(mapped.records.copy()))
     assert [file.name for file in tmp_path.iterdir()] == ["t.safetensors"]
