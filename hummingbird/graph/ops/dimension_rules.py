@@ -66,7 +66,7 @@ def _taken(a: dict[str, Any]) -> int:
 
 
 def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Of a matrix product: the larger of the factors'."""
+    """Give the larger number of the two factors, for a matrix product."""
     known = [rank for rank in given if isinstance(rank, int) and rank >= 2]
     return max(known) if len(known) == len(given) else None
 
