@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.mpc.layers.arithmetic import REALS, Arithmetic
+from hummingbird.mpc.protocols.beaver import Times
 from hummingbird.ring import SCALE, exponent_of
 
 Function = Callable[[Tensor], Tensor]
@@ -148,7 +149,7 @@ def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
     moved = y[0] - y[-1] - n.constant(curve.center * _UNIT)
     # Where they leave values undecided up to d, a parabola goes on for d: bends add up to less than 2.
     top = _TOP + max(0, 2 * exponent_of(2 * n.undecided))
-    whole = n.constant(curve.start, LINE) + line + n.product(moved, factor, top + 2)
+    whole = n.constant(curve.start, LINE) + line + n.apply(Times(top + 2), moved, factor)
     (inside,) = n.cut(LINE - curve.fraction, whole, top=top)
     return (inside + n.times(y[-1], 1, 1) if curve.rises else inside).to(x.dtype)
 

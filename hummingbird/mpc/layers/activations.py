@@ -25,6 +25,7 @@ from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.constants import fits
 from hummingbird.mpc.layers.layer import EXCESS, FLOOR, room
 from hummingbird.mpc.layers.weights import PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.protocols.beaver import ShiftedSquare
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.ring import SCALE, WEIGHT_SCALE
@@ -137,7 +138,7 @@ class Hardswish(Comparing):
             right = n.times(z, 1 << _COARSE + _COARSE_SIXTH_BITS, _COARSE + _COARSE_SIXTH_BITS)
             return (n.times(six, _COARSE_SIXTH, _COARSE_SIXTH_BITS) + right).to(x.dtype)
         above, _ = n.above(x, (-3.0, 3.0))
-        product = n.shifted_square(above[0] - above[1] - n.constant(3.0), 3.0)
+        product = n.apply(ShiftedSquare(3.0), above[0] - above[1] - n.constant(3.0))
         (inside,) = n.cut(SCALE + _SIXTH_BITS, n.times(product, _SIXTH, _SIXTH_BITS))  # below 18 * 2^32 * 2^24 / 6
         return inside + above[1]
 

@@ -6,11 +6,13 @@ A formula stands once, as `formula(n, x)` of its layer: hardtanh is
     return n.constant(low) + y[0] - y[1]
 
 and `n` is an arithmetic. On `Shares` (comparing.py) the operations send messages: that is private inference. On
-`Prices` they add up what those messages cost. On `Reals` they are plain torch; the plaintext twin
+`CostTensor` they add up what those messages cost. On `Reals` they are plain torch; the plaintext twin
 (simulation/layers.py) takes these, with comparisons that decide as the protocol does.
 
-Sums and differences of values, and reshaping, are torch's own on all of them. A product with a public number is not:
-on shares it adds bits of fraction, and a formula says how many, so that terms of a sum have the same.
+An operation that has a protocol of its own is a record of mpc/protocols, which all of them follow:
+`n.apply(Times(), x, y)`. Sums and differences of values, and reshaping, are torch's own on all of them. A product with
+a public number is not: on shares it adds bits of fraction, and a formula says how many, so that terms of a sum have the
+same.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from torch import Tensor
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.rows import RowWidths
+from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.ring import SCALE
 
 Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0
@@ -90,34 +92,8 @@ class Arithmetic(ABC):
         """x times the weight of its channel (dimension 1), which adds the weight's bits of fraction."""
 
     @abstractmethod
-    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
-        """x times y, element by element, with broadcasting; of shares of the result `bits` low bits are read."""
-
-    @abstractmethod
-    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The sums of the squares of each row, the last dimension, which is kept; and a function for products of x with
-        a number for each row, of which `bits` low bits are read. One opening of x for both.
-        """
-
-    @abstractmethod
-    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """`opened_rows` of x with `shift` fewer bits of fraction; `widths`: bits of x, of the factors, and of what is
-        read of sums and products. Neither x nor the factors need to be in the whole ring.
-        """
-
-    @abstractmethod
-    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
-        """x with `shift` fewer bits of fraction, times y, with broadcasting, both known to be small: opened in so many
-        bits, two of them above their magnitudes. Of shares of the result `bits` low bits are read.
-        """
-
-    @abstractmethod
-    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
-        """x (x + shift) for a public shift and x at rest: a product for the price of a square."""
-
-    @abstractmethod
-    def divided(self, x: Tensor, divisor: int) -> Tensor:
-        """x at rest by a public whole number."""
+    def apply(self, operation: Operation, *values: Tensor) -> Any:
+        """The result of an operation of mpc/protocols on these values."""
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
@@ -187,23 +163,8 @@ class Reals(Arithmetic):
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
         return x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
 
-    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
-        return x * y
-
-    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        return x.square().sum(-1, keepdim=True), lambda factors: x * factors
-
-    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        return self.opened_rows(x, widths.product)
-
-    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
-        return x * y
-
-    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
-        return x * (x + shift)
-
-    def divided(self, x: Tensor, divisor: int) -> Tensor:
-        return x / divisor
+    def apply(self, operation: Operation, *values: Tensor) -> Any:
+        return operation.plain(*values)
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         return [(x >= number).to(x.dtype) for number in numbers]

@@ -5,7 +5,8 @@ On `Shares` the formula runs between parties; on `CostTensor` the same formula g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,10 @@ from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.layers.weights import PublicWeight
-from hummingbird.mpc.protocols import beaver, lifted_product, poly, weight_mask
-from hummingbird.mpc.protocols.beaver import OpenedRows
+from hummingbird.mpc.protocols import poly, weight_mask
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.division import divide, divide_price
 from hummingbird.mpc.protocols.lift import lift, lift_price
-from hummingbird.mpc.protocols.lifted_product import Operand
-from hummingbird.mpc.protocols.rows import RowOpening, RowWidths, lifted_rows_price
+from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
@@ -71,26 +69,8 @@ class Shares(Arithmetic):
         view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
         return weight.product(self.session, "mul", x, {}, view)
 
-    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
-        return beaver.product(self.session, "mul", x, y, {}, bits)
-
-    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        rows = OpenedRows(self.session, x, bits)
-        return rows.squares(), rows.times
-
-    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        rows = RowOpening(self.session, x, shift, widths)
-        return rows.squares(), rows.times
-
-    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
-        value, factor = widths
-        return lifted_product.product(self.session, Operand(x, shift, value), Operand(y, 0, factor), bits)
-
-    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
-        return beaver.square(self.session, x) + x * int(ring.encode(torch.tensor(shift, dtype=torch.float64)))
-
-    def divided(self, x: Tensor, divisor: int) -> Tensor:
-        return divide(self.session, x.reshape(-1), divisor).view(x.shape)
+    def apply(self, operation: Operation, *values: Tensor) -> Any:
+        return operation.run(self.session, *values)
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         # relu(x - t + 1) - relu(x - t) is 1 from t on, in units of the last bit: the comparison must be exact.
@@ -170,33 +150,9 @@ class CostTensor(Arithmetic):
             self._paid.append(weight_mask.product_price(x.numel(), x.numel(), self.parties))
         return x
 
-    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
-        out = x * y
-        self._paid.append(beaver.product_price(x.numel(), y.numel(), out.numel(), self.parties, bits))
-        return out
-
-    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        out = x.sum(-1, keepdim=True)
-        self._paid.append(beaver.rows_price(x.numel(), out.numel(), self.parties, bits))
-        return out, lambda factors: x * factors
-
-    def lifted_rows(self, x: Tensor, shift: int, widths: RowWidths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        out = x.sum(-1, keepdim=True)
-        self._paid.append(lifted_rows_price(x.numel(), out.numel(), *widths, self.parties))
-        return out, lambda factors: x * factors
-
-    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
-        out = x * y
-        self._paid.append(lifted_product.price(x.numel(), y.numel(), out.numel(), *widths, bits, self.parties))
-        return out
-
-    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
-        self._paid.append(beaver.square_price(x.numel(), self.parties))
-        return x
-
-    def divided(self, x: Tensor, divisor: int) -> Tensor:
-        self._paid.append(divide_price(x.numel(), self.parties))
-        return x
+    def apply(self, operation: Operation, *values: Tensor) -> Any:
+        self._paid.append(operation.price(self.parties, *values))
+        return operation.plain(*values)
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         self._compared_with(2 * len(numbers), x.numel(), SCALE)

@@ -43,7 +43,9 @@ from hummingbird.mpc.layers import norms_in_range
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.protocols.beaver import SquaredRows, Times
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.division import DividedBy
 from hummingbird.ring import SCALE
 
 TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
@@ -95,8 +97,8 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     bits.
     """
     length = x.shape[-1]
-    centered = x - n.divided(x.sum(-1, keepdim=True), length) if center else x
-    squares, times = n.opened_rows(centered, read)
+    centered = x - n.apply(DividedBy(length), x.sum(-1, keepdim=True)) if center else x
+    squares, times = n.apply(SquaredRows(read), centered)
     total = squares + n.constant(length * eps, SCALE)
     n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
     least, count = places(length, eps)
@@ -105,9 +107,9 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
     up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
     up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
-    u = n.times(n.product(total, up_squared), 1, TOP)  # below 2^62: see TOP
+    u = n.times(n.apply(Times(), total, up_squared), 1, TOP)  # below 2^62: see TOP
     inverse = _root_of(n, u, length, exact)  # below 2^(13 + 32) for the longest rows, for which R is 2^14
-    (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.product(inverse, up), 1, TOP // 2))
+    (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.apply(Times(), inverse, up), 1, TOP // 2))
     return times(inverse)  # below sqrt(length) 2^(16 + FRACTION)
 
 

@@ -36,7 +36,7 @@ from hummingbird.mpc.functions.polynomials import GAIN, WIDEST_OF_ROWS, Polynomi
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.layer import MARGIN
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.rows import RowWidths
+from hummingbird.mpc.protocols.rows import LiftedSquaredRows, RowWidths
 from hummingbird.ring import SCALE
 
 WIDEST = 8  # log2 of the largest ratio of variances: a table of 2^12 pieces
@@ -130,7 +130,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact
         y = n.times(y, 1 << -shift, -shift)
     product = max(read, found.value + 1 - found.cut, found.opened + 1 - found.cut)
     widths = RowWidths(found.value, found.opened, found.top, product, found.cut)
-    squares, times = n.lifted_rows(y, max(0, shift), widths)
+    squares, times = n.apply(LiftedSquaredRows(max(0, shift), widths), y)
     unit = length * (number * 2.0**-found.spread) ** 2
     total = squares + n.constant(unit * eps, 2 * found.fraction - SCALE)
     n.expects(total, rows.most * (1 + _SLACK), _WHAT, rows.least * (1 - _SLACK), unit)

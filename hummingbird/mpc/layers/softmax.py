@@ -20,6 +20,7 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, Shares
 from hummingbird.mpc.layers.hidden import filled
 from hummingbird.mpc.layers.layer import FLOOR, MARGIN
+from hummingbird.mpc.protocols.beaver import Times
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE, exponent_of
 
@@ -116,7 +117,7 @@ class Softmax(Comparing):
             inverse = n.times(inverse, 1 << more, more)
             numerator, inverse = n.cut(more, exp, inverse, top=found.lifted + more - MARGIN)
             left = self.fraction - found.reciprocal.scale  # bits that the product need not have
-        out = n.product(numerator, inverse.unsqueeze(0), max(1, self.read - left))
+        out = n.apply(Times(max(1, self.read - left)), numerator, inverse.unsqueeze(0))
         return n.times(out, 1 << left, left).movedim(0, self.dim).to(x.dtype)
 
     def _below(self, n: Arithmetic, x: Tensor, shown: Tensor | None = None) -> Tensor:

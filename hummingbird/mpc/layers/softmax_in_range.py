@@ -42,6 +42,7 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Spec
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.lifted_product import LiftedTimes
 from hummingbird.ring import SCALE
 
 LONGEST = 512  # places
@@ -178,7 +179,7 @@ class SoftmaxInRange(Comparing):
         exp, inverse, more = self._looked_up(n, values, found)
         up = _SPREAD - found.spread
         product = max(self.read - up, found.value, found.factor)
-        out = n.lifted_product(exp, more, inverse, (found.value, found.factor), product)
+        out = n.apply(LiftedTimes(more, found.value, found.factor, product), exp, inverse)
         out = n.times(out, 1, found.spread - found.turn)
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 

@@ -14,6 +14,7 @@ masked.py, gmw.py  ReLUs: the masked opening and HummingBird's carry tree
 thresholds.py      several comparisons from one masked opening
 step_tables.py     comparisons with a secret number by tables; table_choice.py: how many tables
 
+operation.py       an operation as the formulas of layers use it: result, run and price in one record
 comparison.py      what a layer that compares asks of a protocol; masked.py and gmw.py answer
 law.py             what their comparisons decide, without shares
 registry.py        the protocols that compare, by the name that users give

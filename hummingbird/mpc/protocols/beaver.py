@@ -7,7 +7,7 @@ as later layers look at (mpc/plan/rounding_plan.py). The bits of a share above a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import LIMIT, one_of, options, shape, width
 from hummingbird.mpc.correlations.request import Request, Shares
+from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.session.session import Session
 
 
@@ -117,6 +118,22 @@ def product_price(left: int, right: int, out: int, parties: int, bits: int = 64)
     return cost.opening(parties, packed(bits * left) + packed(bits * right), 8 * packed(bits * out))
 
 
+@dataclass(frozen=True)
+class Times(Operation):
+    """x y, element by element, with broadcasting; of shares of the result `bits` low bits are read."""
+
+    bits: int = 64
+
+    def plain(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def run(self, session: Session, x: Tensor, y: Tensor) -> Tensor:
+        return product(session, "mul", x, y, {}, self.bits)
+
+    def price(self, parties: int, x: Tensor, y: Tensor) -> Cost:
+        return product_price(x.numel(), y.numel(), (x * y).numel(), parties, self.bits)
+
+
 class SquareShares(NamedTuple):
     """Shares of a mask r and of r^2."""
 
@@ -162,6 +179,22 @@ def square(session: Session, x: Tensor, bits: int = 64) -> Tensor:
 def square_price(n: int, parties: int, bits: int = 64) -> Cost:
     """Price of `square` of n elements mod 2^bits: 1 round."""
     return cost.opening(parties, packed(bits * n), 8 * packed(bits * n))
+
+
+@dataclass(frozen=True)
+class ShiftedSquare(Operation):
+    """x (x + shift) for a public number and x with 16 bits of fraction: a product for the price of a square."""
+
+    shift: float
+
+    def plain(self, x: Tensor) -> Tensor:
+        return x * (x + self.shift)
+
+    def run(self, session: Session, x: Tensor) -> Tensor:
+        return square(session, x) + x * int(ring.encode(torch.tensor(self.shift, dtype=torch.float64)))
+
+    def price(self, parties: int, x: Tensor) -> Cost:
+        return square_price(x.numel(), parties)
 
 
 class RowShares(NamedTuple):
@@ -233,6 +266,25 @@ def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
     """
     opened_once = cost.opening(parties, 8 * n, 64 * rows + 8 * packed(bits * n))
     return opened_once + cost.opening(parties, packed(bits * rows))
+
+
+@dataclass(frozen=True)
+class SquaredRows(Operation):
+    """The sums of the squares of each row, the last dimension, which is kept; and a function for products of x with a
+    number for each row, of which `bits` low bits are read. One opening of x for both.
+    """
+
+    bits: int
+
+    def plain(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return x.square().sum(-1, keepdim=True), lambda factors: x * factors
+
+    def run(self, session: Session, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        rows = OpenedRows(session, x, self.bits)
+        return rows.squares(), rows.times
+
+    def price(self, parties: int, x: Tensor) -> Cost:
+        return rows_price(x.numel(), math.prod(x.shape[:-1]), parties, self.bits)
 
 
 def opened(session: Session, bits: int, *pairs: tuple[Tensor, Tensor]) -> list[Tensor]:

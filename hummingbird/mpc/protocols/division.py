@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hummingbird.cost import Cost
 from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.protocols.truncation import OFFSET, Quotients, truncate_price
 from hummingbird.mpc.session.session import Session
 
@@ -67,3 +68,19 @@ def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
 def divide_price(n: int, parties: int) -> Cost:
     """Price of `divide` on n values: that of a truncation."""
     return truncate_price(n, parties)
+
+
+@dataclass(frozen=True)
+class DividedBy(Operation):
+    """x, with 16 bits of fraction, divided by a public whole number."""
+
+    divisor: int
+
+    def plain(self, x: Tensor) -> Tensor:
+        return x / self.divisor
+
+    def run(self, session: Session, x: Tensor) -> Tensor:
+        return divide(session, x.reshape(-1), self.divisor).view(x.shape)
+
+    def price(self, parties: int, x: Tensor) -> Cost:
+        return divide_price(x.numel(), parties)

@@ -46,6 +46,7 @@ from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number, shape
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.session.session import Session
 
 
@@ -275,3 +276,24 @@ def dealt_bytes(right: int, out: int, value: int, factor: int, bits: int, cut: i
     """Bytes that are dealt of the masks of `right` factors, and of the products with them."""
     of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
     return 2 * packed(right * (bits - factor)) + sum(packed(out * width) for width in of_products)
+
+
+@dataclass(frozen=True)
+class LiftedTimes(Operation):
+    """x with `shift` fewer bits of fraction, times y, with broadcasting, both known to be small: opened in `value` and
+    `factor` bits, two of them above their magnitudes. Of shares of the result `bits` low bits are read.
+    """
+
+    shift: int
+    value: int
+    factor: int
+    bits: int
+
+    def plain(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def run(self, session: Session, x: Tensor, y: Tensor) -> Tensor:
+        return product(session, Operand(x, self.shift, self.value), Operand(y, 0, self.factor), self.bits)
+
+    def price(self, parties: int, x: Tensor, y: Tensor) -> Cost:
+        return price(x.numel(), y.numel(), (x * y).numel(), self.value, self.factor, self.bits, parties)

@@ -19,6 +19,8 @@ which is dealt for each value, and lambda^2 for each row.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -44,6 +46,7 @@ from hummingbird.mpc.protocols.lifted_product import (
     read,
     remaining,
 )
+from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.session.session import Session
 
 
@@ -160,3 +163,23 @@ def lifted_rows_price(
     squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)
     offline = squares + dealt_bytes(rows, n, value, factor, product + cut, cut)
     return cost.opening(parties, packed(n * value), 8 * offline) + cost.opening(parties, packed(rows * factor))
+
+
+@dataclass(frozen=True)
+class LiftedSquaredRows(Operation):
+    """`beaver.SquaredRows` of x with `shift` fewer bits of fraction; `widths`: bits of x, of the factors, and of what
+    is read of sums and products. Neither x nor the factors need to be in the whole ring.
+    """
+
+    shift: int
+    widths: RowWidths
+
+    def plain(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return x.square().sum(-1, keepdim=True), lambda factors: x * factors
+
+    def run(self, session: Session, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        rows = RowOpening(session, x, self.shift, self.widths)
+        return rows.squares(), rows.times
+
+    def price(self, parties: int, x: Tensor) -> Cost:
+        return lifted_rows_price(x.numel(), math.prod(x.shape[:-1]), *self.widths, parties)
