@@ -32,19 +32,19 @@ from hummingbird.graph.ops import (
 )
 from hummingbird.graph.ops.op import Op, Refused, Rule, Spelling
 
-_ROOMS: tuple[Any, ...] = (net, linear, norms, activations, pools, arithmetic, select, attention, encoder, recurrent)
-_ROOMS += (shapes, resize, public, elementwise)
-OPERATIONS: dict[str, Op] = {op.name: op for room in _ROOMS for op in getattr(room, "OPS", ())}
-REFUSED: list[Refused] = [refused for room in _ROOMS for refused in getattr(room, "REFUSED", ())]
-_SPELLINGS: list[Spelling] = [
+ROOMS: tuple[Any, ...] = (net, linear, norms, activations, pools, arithmetic, select, attention, encoder, recurrent)
+ROOMS += (shapes, resize, public, elementwise)
+OPERATIONS: dict[str, Op] = {op.name: op for room in ROOMS for op in getattr(room, "OPS", ())}
+REFUSED: list[Refused] = [refused for room in ROOMS for refused in getattr(room, "REFUSED", ())]
+SPELLINGS: list[Spelling] = [
     *(spelling for op in OPERATIONS.values() for spelling in op.spellings),
-    *(spelling for room in _ROOMS for spelling in getattr(room, "SPELLINGS", ())),
+    *(spelling for room in ROOMS for spelling in getattr(room, "SPELLINGS", ())),
 ]
 # Layers that may do nothing at inference, recognised by name where the library that holds them is not imported.
 _IDENTITY_NAMES = frozenset({"StochasticDepth", "DropPath"})
 
 _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
-    module: (spelling.rule, attributes) for spelling in _SPELLINGS for module, attributes in spelling.modules.items()
+    module: (spelling.rule, attributes) for spelling in SPELLINGS for module, attributes in spelling.modules.items()
 }
 
 
@@ -52,7 +52,7 @@ def _named(space: Any) -> dict[str, Rule]:
     """The rules of all names that torch, torch.nn.functional or a tensor has, in place or not."""
     return {
         form: spelling.rule
-        for spelling in _SPELLINGS
+        for spelling in SPELLINGS
         for name in spelling.names.split()
         for form in (name, name + "_")
         if hasattr(space, form)
@@ -62,21 +62,21 @@ def _named(space: Any) -> dict[str, Rule]:
 def _operators(prefix: str = "") -> dict[Any, Rule]:
     return {
         getattr(operator, prefix + name): spelling.rule
-        for spelling in _SPELLINGS
+        for spelling in SPELLINGS
         for name in spelling.operators.split()
         if hasattr(operator, prefix + name)
     }
 
 
 METHODS: dict[str, Rule] = _named(torch.Tensor) | {
-    name: spelling.rule for spelling in _SPELLINGS for name in spelling.methods.split()
+    name: spelling.rule for spelling in SPELLINGS for name in spelling.methods.split()
 }
 IN_PLACE_OPERATORS = _operators("i")
 FUNCTIONS: dict[Any, Rule] = {
     **{getattr(space, form): rule for space in (torch, F) for form, rule in _named(space).items()},
     **_operators(),
     **IN_PLACE_OPERATORS,
-    **{function: spelling.rule for spelling in _SPELLINGS for function in spelling.functions},
+    **{function: spelling.rule for spelling in SPELLINGS for function in spelling.functions},
 }
 
 # Other spellings of a parameter, in torch's functions and methods.
