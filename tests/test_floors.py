@@ -32,7 +32,7 @@ INSIDE = {"hybrid.gc"}  # folders with a floor of their own, below that of the p
 PRINTING = {
     "__main__.py",
     "selftest.py",
-    "mpc/dealer/command.py",
+    "rpc/programs.py",
     "he/service/command.py",
     "hybrid/command.py",
     "pir/serving/command.py",

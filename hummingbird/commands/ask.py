@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.rpc import options
 from hummingbird.rpc.options import positive
+from hummingbird.rpc.programs import run_client
 from hummingbird.serving.client import Client
 from hummingbird.structure import leaf
 
@@ -49,31 +48,32 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args)
     given, labels = options.inputs_of(args, args.images)
     count = len(given[0])
-    with Client(args.parties, timeout=args.timeout, **options.caller_of(args)) as client:
-        names = [part.name for part in client.service.outputs]
-        options.check_labels(args, names)
+    measured: dict[str, Any] = {}
+
+    def ask(client: Client, progress: Callable[..., Any]) -> Any:
         # Row numbers of a table that the net begins with stay whole; only the first input may hold such.
         inputs = [x if client.service.lookups and not place else x.float() for place, x in enumerate(given)]
-        started = time.perf_counter()
-        with tqdm(total=count, unit="image", leave=False) as bar:
-            results = client(*inputs, progress=bar.update)
-        seconds, parties = time.perf_counter() - started, len(client.addresses)
-    up, down = client.sent_bytes / count, client.received_bytes / count
-    rate = f"{count} images in {seconds:.2f} s, {count / seconds:,.1f} images/s"
-    print(f"{rate}; {up / 1e3:.2f} kB up and {down / 1e3:.2f} kB down per image, {parties} parties")
-    figures: dict[str, Any] = {
-        "images": count,
-        "parties": parties,
-        "seconds": seconds,
-        "bytes_up_per_image": up,
-        "bytes_down_per_image": down,
-    }
+        return client(*inputs, progress=progress)
+
+    def figures(client: Client, seconds: float) -> list[str]:
+        parties, up, down = len(client.addresses), client.sent_bytes / count, client.received_bytes / count
+        measured.update(images=count, parties=parties, seconds=seconds)
+        measured.update(bytes_up_per_image=up, bytes_down_per_image=down)
+        rate = f"{count} images in {seconds:.2f} s, {count / seconds:,.1f} images/s"
+        return [f"{rate}; {up / 1e3:.2f} kB up and {down / 1e3:.2f} kB down per image, {parties} parties"]
+
+    results, _ = run_client(
+        args,
+        Client(args.parties, timeout=args.timeout, **options.caller_of(args)),
+        count,
+        labels,
+        names=lambda client: [part.name for part in client.service.outputs],
+        ask=ask,
+        figures=figures,
+    )
     if labels is not None:
-        print(options.accuracy(leaf(results), labels))
         right = int((options.decided(leaf(results)) == labels).sum())
-        figures["accuracy_percent"] = 100 * right / len(labels)
-    if args.out is not None:
-        options.write_results(args.out, results)
+        measured["accuracy_percent"] = 100 * right / len(labels)
     if args.json is not None:
-        write_json(args.json, figures)
+        write_json(args.json, measured)
     return 0

@@ -21,6 +21,7 @@ from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of
 from hummingbird.rpc.options import count
+from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
@@ -136,8 +137,8 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
         # They last as long as a store, and a party would have to open its weights again for each set.
         hint = "public weights, a store of one set (no --keep), or a dealer"
         raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)
-    with ServiceProgram("keeper", ServiceConfig((), metrics=args.metrics, log=args.log)) as front:
-        _keep(args, what, front)
+    config = ServiceConfig((), metrics=args.metrics, log=args.log)
+    run_service("keeper", config, lambda front: ServiceParts(run=lambda: _keep(args, what, front)))
     return 0
 
 

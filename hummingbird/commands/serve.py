@@ -18,6 +18,7 @@ from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
 from hummingbird.ranks.elastic import refuse_dynamic
 from hummingbird.rpc.options import add_service, count, positive, service_of, shape
+from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
 from hummingbird.serving.figures import Figures
@@ -85,7 +86,9 @@ def run(args: argparse.Namespace) -> None:
         config = replace(config, metrics=None, log=None)
     most = config.limits
     limits = QueueLimits(requests=most.requests, requests_each=most.per_client, named=most.named)
-    with ServiceProgram("serve", config, second=False) as front:
+    loops: list[ReconnectLoop] = []
+
+    def parts(front: ServiceProgram) -> ServiceParts:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
 
         def begin() -> Party | Lane:
@@ -102,15 +105,18 @@ def run(args: argparse.Namespace) -> None:
             if place.lane == 0:
                 print(f"[{launch.name()}] {front.line}", flush=True)
 
-        lives = ReconnectLoop(methods, begin, front.told, begun, lambda reason: front.say("interrupted", reason=reason))
-        if place.lane == 0:
-            front.serve(methods.handlers())
-        try:
-            lives.run()
-        finally:
-            methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
+        interrupted = lambda reason: front.say("interrupted", reason=reason)  # noqa: E731
+        loops.append(ReconnectLoop(methods, begin, front.told, begun, interrupted))
+        stopped = UnavailableError("this service has stopped", hint="try again when it is back")
+        return ServiceParts(
+            [methods.handlers()] if place.lane == 0 else [],
+            stopping=lambda: methods.shut(stopped),
+            run=loops[0].run,
+        )
+
+    run_service("serve", config, parts, second=False)
     if place.rank == 0:
-        done = lives.counts
+        done = loops[0].counts
         padded = f", {done.padding} images of padding" if done.padding else ""
         print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
 

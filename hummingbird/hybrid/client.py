@@ -6,6 +6,7 @@ The image never leaves this process: the server sees X - r, under a mask r that 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from hummingbird.hybrid.message_stream import TIMEOUT, MessageStream, called
 from hummingbird.hybrid.session import set_up_data
 from hummingbird.hybrid.store import SlotError, Store, there_is
 from hummingbird.rpc import service
+from hummingbird.rpc.client import Retry
 
 IN_FLIGHT = 2
 TRIES = 8  # slots for one image, where the first are damaged
@@ -165,16 +167,14 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
     failed: called before another try.
     """
-    tries = 1
+    retry = Retry(math.inf, (0.0, 0.0), passing=(SlotError, NotFoundError), tries=TRIES)
     while True:
         try:
             return attempt()
         except (SlotError, NotFoundError) as error:
-            if tries == TRIES:
-                raise
+            retry.failed(error)  # which leaves no pause: another slot may serve now
             _log.warning("another slot is used: %s", error.what)
             failed()
-            tries += 1
 
 
 class _Supply:

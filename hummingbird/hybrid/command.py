@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from hummingbird.errors import InputError
 from hummingbird.hybrid.client import IN_FLIGHT, Connection, RemoteNet
@@ -26,9 +23,8 @@ from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
 from hummingbird.rpc import options
 from hummingbird.rpc.options import count, positive
-from hummingbird.rpc.server import ServiceConfig, ServiceProgram
-from hummingbird.rpc.service import Exchange, Method
-from hummingbird.structure import leaf, places
+from hummingbird.rpc.programs import ServiceParts, run_client, run_service, timed
+from hummingbird.structure import places
 
 _SERVER = """Offer a private net to clients, which have the images: two parties, no dealer.
 
@@ -43,7 +39,6 @@ _CLIENT = """Have a server compute the logits of images that it does not see, wi
 
 Slots that lack are dealt meanwhile. With --proxy the slots are a proxy's, which must not collude with the server:
 together they could read the images. Images are a .npy file of numbers (n, ...), scaled as the net was trained."""
-_BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 _PROXY = """Prepare slots for users, who then send masked images to the server, and nothing else to this proxy.
 
 The proxy sees no image and no result. It must not collude with the server: together they could read the images."""
@@ -58,82 +53,75 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     service = Service(model, args.store, disk=disk, days=args.session_days, idle=args.idle)
     # A name may have two calls that deal at a time, however large a slot is.
     limits = replace(config.limits, client_bytes=max(config.limits.client_bytes, 2 * service.dealing_bytes))
-    try:
-        run_service("gc-server", service.handlers(), replace(config, limits=limits), service.measure)
-    finally:
-        service.close()
+    parts = ServiceParts([service.handlers()], service.measure, close=service.close)
+    run_service("gc-server", replace(config, limits=limits), parts)
     return 0
-
-
-def run_service(
-    name: str,
-    handlers: Mapping[str, Method | Exchange],
-    config: ServiceConfig,
-    measure: Callable[[CollectorRegistry], object] = lambda registry: None,
-) -> None:
-    """Serve until SIGTERM or SIGINT; says that it is ready. measure: adds figures to the program's metrics."""
-    with ServiceProgram(name, config) as front:
-        measure(front.metrics.registry)
-        front.serve(handlers)
-        front.ready()
-        print(front.line, flush=True)
-        front.wait()
 
 
 def prepare(args: argparse.Namespace) -> int:
     """Deal slots, and print figures."""
     heap.keep()
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
-        started, before = time.perf_counter(), net.ready
-        with tqdm(total=args.images, unit="slot", leave=False, bar_format=_BAR) as bar:
-            net.prepare(args.images, bar.update)
-        seconds, sent = time.perf_counter() - started, sum(net.offline.values())
+        before = net.ready
+        _, seconds = timed(args.images, "slot", lambda progress: net.prepare(args.images, progress))
+        sent = sum(net.offline.values())
         size = sum(path.stat().st_size for path in args.store.glob("slot-*")) / max(1, net.ready)
         each = f"{sent / args.images / 1e6:.2f} MB sent and received, {size / 1e6:.2f} MB kept"
         print(f"{args.images} slots in {seconds:.2f} s, for each {each}; ready: {before + args.images}")
     return 0
 
 
-def run_client(args: argparse.Namespace) -> int:
+def ask_net(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the logits."""
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
         hint = "--store for slots of one's own, --proxy for those of a proxy"
         raise InputError("one of --store and --proxy is needed", where="gc-client", hint=hint)
-    logits = _own(args, images) if args.proxy is None else _proxied(args, images)
-    if labels is not None:
-        print(options.accuracy(leaf(logits), labels))
-    if args.out is not None:
-        options.write_results(args.out, logits)
+    (_ask_with_own if args.proxy is None else _ask_with_proxy)(args, images, labels)
     return 0
 
 
-def _own(args: argparse.Namespace, images: Tensor) -> Any:
-    """Logits with slots of one's own, and figures."""
-    with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
-        options.check_labels(args, [*places(net.plan.structure)])
-        ready, started = net.ready, time.perf_counter()
-        with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            logits = net(images, in_flight=args.in_flight, progress=bar.update)
-        seconds = time.perf_counter() - started
+def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
+    """Ask with slots of one's own."""
+    net = RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout)
+    ready = min(net.ready, len(images))
+
+    def figures(net: RemoteNet, seconds: float) -> list[str]:
         online, offline = sum(net.online.values()) / len(images), sum(net.offline.values())
-    print(f"{len(images)} images in {seconds:.2f} s, {min(ready, len(images))} of them with slots that were ready")
-    print(f"{online / 1e6:.3f} MB an image online; {offline / 1e6:.2f} MB for slots that were dealt meanwhile")
-    return logits
+        return [
+            f"{len(images)} images in {seconds:.2f} s, {ready} of them with slots that were ready",
+            f"{online / 1e6:.3f} MB an image online; {offline / 1e6:.2f} MB for slots that were dealt meanwhile",
+        ]
+
+    run_client(
+        args,
+        net,
+        len(images),
+        labels,
+        names=lambda net: places(net.plan.structure),
+        ask=lambda net, progress: net(images, in_flight=args.in_flight, progress=progress),
+        figures=figures,
+    )
 
 
-def _proxied(args: argparse.Namespace, images: Tensor) -> Any:
-    """Logits with slots of a proxy, and figures."""
-    with ProxiedNet(args.server, args.proxy, input=args.input, **options.caller_of(args), timeout=args.timeout) as net:
-        options.check_labels(args, [*places(net.plan.structure)])
-        started = time.perf_counter()
-        with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            logits = net(images, progress=bar.update)
-        seconds, each = time.perf_counter() - started, net.online.total() / len(images)
-    told = f"{each / 1e6:.4f} MB sent and received for each, {net.once.total() / 1e6:.4f} MB once"
-    print(f"{len(images)} images in {seconds:.2f} s, {told}")
-    return logits
+def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
+    """Ask with slots of a proxy."""
+
+    def figures(net: ProxiedNet, seconds: float) -> list[str]:
+        each = net.online.total() / len(images)
+        told = f"{each / 1e6:.4f} MB sent and received for each, {net.once.total() / 1e6:.4f} MB once"
+        return [f"{len(images)} images in {seconds:.2f} s, {told}"]
+
+    run_client(
+        args,
+        ProxiedNet(args.server, args.proxy, input=args.input, **options.caller_of(args), timeout=args.timeout),
+        len(images),
+        labels,
+        names=lambda net: places(net.plan.structure),
+        ask=lambda net, progress: net(images, progress=progress),
+        figures=figures,
+    )
 
 
 def serve_proxy(args: argparse.Namespace) -> int:
@@ -142,10 +130,7 @@ def serve_proxy(args: argparse.Namespace) -> int:
     config = options.service_of(args)
     with Connection(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as connection:
         proxy = Proxy(connection, args.slots)
-        try:
-            run_service("gc-proxy", proxy.handlers(), config)
-        finally:
-            proxy.close()
+        run_service("gc-proxy", config, ServiceParts([proxy.handlers()], close=proxy.close))
         if proxy.served:
             print(proxy.report())
     return 0
@@ -218,7 +203,7 @@ def add_client(commands: Any) -> None:
     options.add_images(sub, "logits")
     text = "images under way at a time (default: %(default)s)"
     sub.add_argument("--in-flight", type=count, default=IN_FLIGHT, metavar="N", help=text)
-    sub.set_defaults(run=run_client)
+    sub.set_defaults(run=ask_net)
 
 
 def add_proxy(commands: Any) -> None:

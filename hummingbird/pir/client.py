@@ -23,6 +23,7 @@ from hummingbird.pir.messages import keys_in_a_query, pack_query
 from hummingbird.pir.pair import Pair
 from hummingbird.pir.table import DTYPES, Facts, State
 from hummingbird.pir.table_server import TableServer
+from hummingbird.rpc.client import Retry
 from hummingbird.rpc.service import Tls
 
 _TRIES = 5
@@ -154,17 +155,14 @@ class Client:
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
         """State and records uint8 (n, record_bytes), checked, from one message each way."""
-        deadline, until = self._pair.deadline(), time.monotonic() + self._timeout
+        settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
             queries = [pack_query(self._decoder, keys) for keys in (keys0, keys1)]
             try:
                 answers = self._pair.ask(queries)
             except (OverloadError, UnavailableError) as error:
-                pause = error.retry_after if isinstance(error, OverloadError) else _PAUSE
-                if time.monotonic() + pause > until:
-                    raise
-                time.sleep(pause)
+                time.sleep(retry.failed(error))
                 continue
             parts = self._pair.unpacked(answers, len(places))
             statements = [
@@ -175,7 +173,7 @@ class Client:
             (state, zero, _), (other, one, _) = parts
             if state == other:
                 break
-            self._pair.wait(deadline, state, other)
+            self._pair.wait(settling, state, other)
         if state != self.state:  # updated, or started again, perhaps with another table
             self._pair.renew()
         records = self._decoded(zero, one, signs)

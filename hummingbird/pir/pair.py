@@ -15,6 +15,7 @@ from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.pir.messages import TableDescription, unpack_answer
 from hummingbird.pir.table import Facts, State
 from hummingbird.pir.table_server import TableServer, ask, connected, disconnect
+from hummingbird.rpc.client import Retry
 from hummingbird.rpc.service import Tls
 from hummingbird.version import VERSION
 
@@ -75,15 +76,13 @@ class Pair:
             hint = "make a new client for the new table"
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
-    def deadline(self) -> float:
-        """When two states can no longer be an update on its way, for `wait`."""
-        return time.monotonic() + self._settle
+    def settling(self) -> Retry:
+        """The time in which two states can be an update on its way, for `wait`."""
+        return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
-    def wait(self, deadline: float, zero: State, one: State) -> None:
-        """Wait a little for an update to reach both; AgreementError after the deadline."""
-        if time.monotonic() > deadline:
-            raise disagreement(self.links, "contents", zero, one)
-        time.sleep(_PAUSE)
+    def wait(self, settling: Retry, zero: State, one: State) -> None:
+        """Wait a little for an update to reach both; AgreementError when that time is over."""
+        time.sleep(settling.failed(disagreement(self.links, "contents", zero, one)))
 
     def check_states(self, zero: State, one: State) -> None:
         """AgreementError unless the two are equal."""
@@ -96,7 +95,7 @@ class Pair:
 
     def _agree(self) -> tuple[Facts, State]:
         """The facts and the state that both servers name."""
-        deadline = self.deadline()
+        settling = self.settling()
         while True:
             zero, one = descriptions(self.links, "pir.Client")
             for link, description in zip(self.links, (zero, one), strict=True):
@@ -106,7 +105,7 @@ class Pair:
             if zero.state == one.state:
                 self.signs = zero.signs, one.signs
                 return zero.facts, zero.state
-            self.wait(deadline, zero.state, one.state)
+            self.wait(settling, zero.state, one.state)
 
     def _check_facts(self, facts: Facts) -> None:
         if self._owned and not facts.table_id:

@@ -13,7 +13,6 @@ import asyncio
 import atexit
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent import futures
 from functools import cache
@@ -23,8 +22,9 @@ import grpc
 from grpc import aio
 
 from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.rpc.client import Patience
 from hummingbird.rpc.security import HEADER, Tls
-from hummingbird.rpc.service import PAUSE, PREFIX, Patience, channel_credentials, channel_options
+from hummingbird.rpc.service import PREFIX, channel_credentials, channel_options
 
 # The loop -------------------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class AsyncClient:
         """Return when the service has answered; keeps trying for `timeout` seconds. Raises as `connect`, and
         aio.UsageError once another coroutine has closed the channel.
         """
-        patience = Patience(self._address, time.monotonic() + timeout)
+        patience = Patience(self._address, timeout)
         while True:
             asked = asyncio.ensure_future(self.begin("Ping", b"", patience.glance))
             try:
@@ -147,8 +147,8 @@ class AsyncClient:
                 asked.result()
                 return
             except grpc.RpcError as error:
-                patience.bear(error)
-            await asyncio.sleep(PAUSE)
+                pause = patience.bear(error)
+            await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Disconnect; calls under way end."""

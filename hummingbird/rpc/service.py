@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.experimental
 
-from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
-from hummingbird.rpc.admission import BRIEF, MAX_MESSAGE, STOPPING, Admission, Call
+from hummingbird.errors import EnvironmentProblem, InputError, TrustError
+from hummingbird.rpc.admission import BRIEF, MAX_MESSAGE, Admission, Call
+from hummingbird.rpc.client import Patience
 from hummingbird.rpc.security import HEADER, Certificates, Tls, check_address
 from hummingbird.rpc.signals import check
-from hummingbird.rpc.status import explain
+from hummingbird.rpc.status import explain  # noqa: F401 - by which callers put the errors of `call` in words
 
 # A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
 # 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
@@ -37,7 +38,6 @@ _IDLE = 10.0  # seconds after which a thread without work ends
 _STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
 _HEALTH = "grpc.health.v1.Health"
 PREFIX = "/hummingbird/"  # of the names of methods
-PAUSE = 0.05  # seconds between attempts to reach a service
 _AGE_MS = 3_600_000  # of a connection: then its caller shows its certificate again
 _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
@@ -277,7 +277,7 @@ def connect(
     if token is not None:
         channel = grpc.intercept_channel(channel, _Token(token))
     try:
-        _wait_for_answer(channel, address, time.monotonic() + timeout)
+        _wait_for_answer(channel, address, timeout)
     except BaseException:
         channel.close()
         raise
@@ -358,49 +358,16 @@ class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _with
 
 
-def _wait_for_answer(channel: grpc.Channel, address: str, deadline: float) -> None:
-    patience = Patience(address, deadline)
+def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float) -> None:
+    patience = Patience(address, timeout)
     while True:
         try:
             call(channel, "Ping", b"", timeout=patience.glance)
             return
         except grpc.RpcError as error:
-            patience.bear(error)
+            pause = patience.bear(error)
         check()
-        time.sleep(PAUSE)
-
-
-class Patience:
-    """A caller's patience with a service that does not answer yet. deadline: monotonic time at which it gives up."""
-
-    def __init__(self, address: str, deadline: float) -> None:
-        self._address, self._deadline = address, deadline
-        self._closed = 0  # attempts
-
-    @property
-    def glance(self) -> float:
-        """Seconds for the next attempt."""
-        return min(max(self._deadline - time.monotonic(), 0.1), 10.0)
-
-    def bear(self, error: grpc.RpcError) -> None:
-        """Return where another attempt may help; raises as `connect` otherwise."""
-        details = str(error.details())
-        if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            raise explain(error, self._address) from None
-        if "handshake" in details.lower() or "verification" in details.lower():
-            hint = "both sides need certificates of one authority, the service's for the name in its address"
-            raise PeerError(f"TLS failed: {details}", where=self._address, hint=hint) from None
-        # A side that dislikes our certificate, or speaks TLS when we do not, closes without a word (TLS 1.3 lets
-        # it). So does one that is just going down: hence five times.
-        self._closed += "closed" in details.lower() or "reset" in details.lower()
-        if self._closed == 5:
-            hint = "does it expect TLS, a certificate of another authority than ours, or has it no room?"
-            raise PeerError(f"the connection is refused: {details}", where=self._address, hint=hint) from None
-        if time.monotonic() >= self._deadline:
-            if isinstance(told := explain(error, self._address), UnavailableError) and told.what == STOPPING:
-                raise told from None
-            hint = "is the service running, and is its address right?"
-            raise PeerError(f"nothing answers: {details}", where=self._address, hint=hint) from None
+        time.sleep(pause)
 
 
 def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:

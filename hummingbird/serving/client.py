@@ -18,7 +18,6 @@ is taken to another service, or asked again when the refusal says.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from hummingbird import inputs
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
 from hummingbird.rpc.async_client import compute, run, running
+from hummingbird.rpc.client import Retry
 from hummingbird.rpc.security import Tls
 from hummingbird.serving.description import MOST_PARTIES, ServiceDescription
 from hummingbird.serving.group import Joined, PartyGroup, difference
@@ -179,33 +179,19 @@ class Client:
         """The result of attempt(group, joint, seconds left) at the first group that serves and has room; again until
         the timeout.
         """
-        deadline, pause = time.monotonic() + self._timeout, _PAUSES[0]
-        rests = [0.0] * len(self._groups)  # until when a group is not asked again
-        failure: PeerError | None = None
+        retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
         while True:
-            at = min(range(len(rests)), key=lambda each: (rests[each], (each - self._at) % len(rests)))
-            if rests[at] > (now := time.monotonic()):
-                await asyncio.sleep(rests[at] - now)
+            at = retry.place
             try:
-                joint = await self._join(at, deadline - time.monotonic())
-                out = await attempt(self._groups[at], joint, deadline - time.monotonic())
+                joint = await self._join(at, retry.left)
+                out = await attempt(self._groups[at], joint, retry.left)
             except PeerError as error:
-                if failure is not None and time.monotonic() > deadline:
-                    raise failure from None  # which says more than that the time that it left was too short
-                if not isinstance(error, (UnavailableError, OverloadError)):
-                    raise
-                failure, rest = error, pause
-                if isinstance(error, OverloadError):
-                    rest = max(error.retry_after, _PAUSES[0])
-                else:
+                if isinstance(error, UnavailableError):
                     self._groups[at].forget()
-                    pause = min(2 * pause, _PAUSES[1])
-                rests[at] = time.monotonic() + rest
+                await asyncio.sleep(retry.failed(error))
             else:
                 self._at = at
                 return out
-            if max(time.monotonic(), min(rests)) > deadline:
-                raise failure
 
     async def _join(self, at: int, left: float) -> Joined:
         """The service of a group. UnavailableError or OverloadError if it does not serve, and there are others."""

@@ -13,6 +13,7 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import current
 from hummingbird.ranks.elastic import refuse_dynamic
 from hummingbird.rpc.admission import Limits
+from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.serving.dispatcher import unavailable
@@ -57,21 +58,26 @@ def serve(
     session = current()
     refuse_dynamic(listen)
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
-    with ServiceProgram("serve", config, second=False) as front:
+
+    def parts(front: ServiceProgram) -> ServiceParts:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
-        if session.lane == 0:
-            front.serve(methods.handlers())
-        how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
-        party = join(private, shape, session, table=table, restocked=methods.look, **how)
-        try:
-            methods.open(party)
-            threading.Thread(target=_drain, args=(front, methods), daemon=True).start()
-            party.run()
-            methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
-        except HummingbirdError as error:
-            methods.shut(unavailable(error))
-            party.close(unavailable(error))
-            raise
+
+        def run() -> None:
+            how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
+            party = join(private, shape, session, table=table, restocked=methods.look, **how)
+            try:
+                methods.open(party)
+                threading.Thread(target=_drain, args=(front, methods), daemon=True).start()
+                party.run()
+                methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
+            except HummingbirdError as error:
+                methods.shut(unavailable(error))
+                party.close(unavailable(error))
+                raise
+
+        return ServiceParts([methods.handlers()] if session.lane == 0 else [], run=run)
+
+    run_service("serve", config, parts, second=False)
 
 
 def _drain(front: ServiceProgram, methods: Methods) -> None:

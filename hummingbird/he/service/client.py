@@ -9,9 +9,7 @@ server full or stopping, repeats that turn and goes on.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +26,7 @@ from hummingbird.he.runtime.precision import Precision
 from hummingbird.he.service import messages
 from hummingbird.kernels.devices import find_device
 from hummingbird.rpc import service
+from hummingbird.rpc.client import Retry
 
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
@@ -129,7 +128,8 @@ class RemoteModel:
 
     def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
         """One turn, tried again while the server is away or full. share: images' worth of one ciphertext."""
-        deadline, pause, broken = math.inf, _PAUSES[0], 0
+        retry: Retry | None = None
+        broken = 0
         while True:
             attempt = _Attempt(run)
             try:
@@ -137,13 +137,11 @@ class RemoteModel:
                 return
             except (UnavailableError, OverloadError) as error:
                 attempt.take_back()
-                now = time.monotonic()
-                if attempt.heard or deadline == math.inf:  # since when the server is away or full
-                    deadline, pause, broken = now + self._timeout, _PAUSES[0], broken + attempt.heard
-                wait = error.retry_after if isinstance(error, OverloadError) else pause
-                if now + wait > deadline or broken > _REPEATS or not run.pause(wait):
+                broken += attempt.heard
+                if attempt.heard or retry is None:  # the server is away or full from now on
+                    retry = Retry(self._timeout, _PAUSES)
+                if broken > _REPEATS or not run.pause(retry.failed(error)):
                     raise
-                pause = min(2 * pause, _PAUSES[1])
                 with self._lock:
                     self.repeated += 1
 

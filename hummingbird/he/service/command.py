@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from tqdm import tqdm
 
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.runtime.client_spec import MODES, Public
@@ -20,8 +18,8 @@ from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
 from hummingbird.rpc import options
 from hummingbird.rpc.options import positive
-from hummingbird.rpc.server import ServiceProgram
-from hummingbird.structure import leaf, places
+from hummingbird.rpc.programs import ServiceParts, run_client, run_service
+from hummingbird.structure import places
 
 _SERVER = """Evaluate a net on ciphertexts for the clients that connect; sees no image and no result.
 
@@ -46,42 +44,35 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     print(model.report(), flush=True)
     memory = None if args.memory is None else int(args.memory * 1e9)
     service = Service(model.server, turns=args.turns, memory=memory, idle=args.idle)
-    with ServiceProgram("he-server", config) as front:
-        service.measure(front.metrics.registry)
-        front.serve(service.handlers())
-        front.ready()
-        print(front.line, flush=True)
-        front.wait()
+    run_service("he-server", config, ServiceParts([service.handlers()], service.measure))
     return 0
 
 
-def run_client(args: argparse.Namespace) -> int:
+def ask_net(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the outputs."""
     heap.keep()
     images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)
     where: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
-    with RemoteModel(args.server, **options.caller_of(args), **where) as model:
-        print(_describe(model.public))
-        options.check_labels(args, [*places(model.public.structure)])
-        started = time.perf_counter()
-        with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            outputs = model(images, in_flight=args.in_flight, progress=bar.update)
-        seconds = time.perf_counter() - started
-    up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
-    rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
-    print(f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image")
-    if model.repeated:
-        print(f"{model.repeated} turns were tried again: the server was away, or had no room")
-    print(summary(model.precision))
-    if labels is not None:
-        print(options.accuracy(leaf(outputs), labels))
-    if args.out is not None:
-        options.write_results(args.out, outputs)
+
+    def figures(model: RemoteModel, seconds: float) -> list[str]:
+        up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
+        rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
+        again = [f"{model.repeated} turns were tried again: the server was away, or had no room"]
+        lines = again if model.repeated else []
+        return [f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image", *lines, summary(model.precision)]
+
+    run_client(
+        args,
+        RemoteModel(args.server, **options.caller_of(args), **where),
+        len(images),
+        labels,
+        names=lambda model: places(model.public.structure),
+        ask=lambda model, progress: model(images, in_flight=args.in_flight, progress=progress),
+        figures=figures,
+        opening=lambda model: [_describe(model.public)],
+    )
     return 0
-
-
-_BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
 def _describe(public: Public) -> str:
@@ -145,4 +136,4 @@ def add_client(commands: Any) -> None:
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--timeout", type=positive, default=120.0, help="longest silence of the server, seconds")
     options.add_caller(sub)
-    sub.set_defaults(run=run_client)
+    sub.set_defaults(run=ask_net)

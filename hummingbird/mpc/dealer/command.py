@@ -30,7 +30,7 @@ from hummingbird.kernels.devices import find_device, processors
 from hummingbird.mpc.dealer.figures import Figures
 from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, handlers
 from hummingbird.rpc.options import add_service, count, service_of
-from hummingbird.rpc.server import ServiceProgram
+from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.service import check_address
 
 _NAME = "dealer"
@@ -64,7 +64,7 @@ def deal_on(threads: int | None) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of
-    `rpc.server.ServiceProgram`.
+    `rpc.programs.run_service`.
     """
     config = service_of(args)
     # A party may leave a stream unread for as long as its session may be idle.
@@ -73,20 +73,14 @@ def main(args: argparse.Namespace) -> int:
     deal_on(args.threads)
     parent = os.getppid()
     dealer = DealerService(parties=args.parties, device=find_device(args.device, "--device"))
-    with ServiceProgram(_NAME, config) as front:
-        front.metrics.registry.register(Figures(dealer))
-        front.serve(handlers(dealer))
-        front.ready()  # a dealer that answers can deal
-        try:
-            print(front.line, flush=True)
-        except BrokenPipeError:  # who started this dealer is gone
-            front.stop()
+    figures = Figures(dealer)
 
-        def look() -> None:
-            if args.sessions and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed()):
-                front.stop()
+    def over() -> bool:
+        """Whether the sessions are over, or who started this dealer is gone."""
+        return bool(args.sessions) and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed())
 
-        front.wait(look)
+    # A dealer that answers can deal: it is ready as soon as it listens.
+    run_service(_NAME, config, ServiceParts([handlers(dealer)], lambda registry: registry.register(figures), look=over))
     folder = Path(config.listen[0].removeprefix("unix:")).parent
     if args.sessions and folder.name.startswith(_FOLDER):
         # The parent removes the directory it has made, unless it was killed. Whatever else lies there stays.

@@ -22,7 +22,8 @@ from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
 from hummingbird.pir.table import Source
 from hummingbird.rpc import options
-from hummingbird.rpc.server import ServiceProgram
+from hummingbird.rpc.programs import ServiceParts, run_service
+from hummingbird.rpc.server import ServiceConfig
 
 DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
 
@@ -79,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Raises the errors of `rpc.server.ServiceProgram`, InputError for the table and
+    """Serve until SIGTERM or SIGINT. Raises the errors of `rpc.programs.run_service`, InputError for the table and
     keys, and PeerError if a worker process ends.
     """
     config = options.service_of(args)
@@ -88,7 +89,13 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
     keys = {name: read_key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    with ExitStack() as ends, ServiceProgram("pir-server", config) as front:
+    run_service("pir-server", config, lambda front: _parts(args, keys, config))
+    return 0
+
+
+def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
+    """The program's parts: the tables, opened, and their methods."""
+    with ExitStack() as ends:
         servers = _servers(args, keys)
         for server in servers:
             ends.callback(server.close)
@@ -99,20 +106,25 @@ def main(args: argparse.Namespace) -> int:
         for server in servers:
             offered.append(Methods(server, args.max_batch, args.max_wait / 1e3))
             ends.callback(offered[-1].close, config.grace)
-        front.metrics.registry.register(_figures(offered))
-        for methods, address in zip(offered, config.listen, strict=True):
-            front.serve(methods.handlers(), address)
-            ends.callback(_tell, args.party, methods)
-            facts, state = methods.server.facts, methods.server.state
-            print(f"pir-server party {args.party}: {facts.text()}, version {state.version}", flush=True)
-        front.ready()
-        print(front.line, flush=True)
-        try:
-            front.wait(lambda: _check(servers))
-        finally:
+        who, figures = f"pir-server party {args.party}", _figures(offered)
+
+        def stopping() -> None:
             for methods in offered:
                 methods.hurry()
-    return 0
+
+        def farewell() -> None:
+            for methods in reversed(offered):
+                print(f"{who}: {methods.metrics.line()}", flush=True)
+
+        return ServiceParts(
+            [methods.handlers() for methods in offered],
+            lambda registry: registry.register(figures),
+            lines=[f"{who}: {server.facts.text()}, version {server.state.version}" for server in servers],
+            look=lambda: _check(servers),
+            stopping=stopping,
+            farewell=farewell,
+            close=ends.pop_all().close,
+        )
 
 
 def _check(servers: Sequence[Server]) -> None:
@@ -129,10 +141,6 @@ def _figures(offered: Sequence[Methods]) -> Figures:
     }
     updates = offered[-1].server.updates
     return Figures(tables, lambda: 0 if updates is None else updates.journal_bytes)
-
-
-def _tell(party: int, methods: Methods) -> None:
-    print(f"pir-server party {party}: {methods.metrics.line()}", flush=True)
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:

@@ -360,11 +360,11 @@ def test_an_unread_stream_of_a_dealer_is_not_cut_off_before_its_session(monkeypa
     class Seen(BaseException):
         pass
 
-    def front(name: str, config: ServiceConfig) -> None:
+    def run(name: str, config: ServiceConfig, parts: object) -> None:
         found.append(config)
         raise Seen
 
-    monkeypatch.setattr(dealer_command, "ServiceProgram", front)
+    monkeypatch.setattr(dealer_command, "run_service", run)
     monkeypatch.setattr(dealer_command, "deal_on", lambda threads: None)
     parser = argparse.ArgumentParser()
     dealer_command.add_arguments(parser)
