@@ -10,13 +10,157 @@ the server's link has one. Up to `slots` images of one client share a batch, whi
 
 from __future__ import annotations
 
-from hummingbird.capacity.profile import Profile, Seconds
-from hummingbird.capacity.rounds import PARTS, amounts, check_images, digest, kind_of
-from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+
+import torch
+
+from hummingbird.capacity.profile import Measurement, Profile, Seconds
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep, check_count
+from hummingbird.errors import ConfigError
+from hummingbird.he.compile.convert import RANGE
+from hummingbird.he.compile.magnitudes import pattern
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.model import HEModel
+from hummingbird.he.runtime.operations import Linear
+from hummingbird.he.runtime.program import Plan
+from hummingbird.he.runtime.server import Server
+from hummingbird.he.runtime.spec_json import step_fields
+from hummingbird.he.service import messages
 from hummingbird.he.service.server import TURNS
+from hummingbird.kernels import heap
 from hummingbird.report import BANDWIDTH, RTT
+
+# A turn of encrypted inference as work: how much of it there is, and its seconds at a client and a server.
+#
+# A net's batch is some turns (he/runtime/rounds.py), and a row of a profile is one of them, in four parts: the client
+# encrypts, the server receives, evaluates, and the client decrypts, with what it then does in the clear. Each includes
+# packing its messages or unpacking them; no link is involved.
+
+PARTS = ("encrypt", "receive", "evaluate", "decrypt")
+
+
+def kind_of(public: Public) -> str:
+    """The rows that a net's seconds are composed of: those of its mode."""
+    return f"he {public.mode}"
+
+
+def check_images(public: Public, images: int) -> None:
+    """ConfigError unless one batch has room for so many images."""
+    check_count(images, "images", 1, "images")
+    if images > public.slots:
+        hint = f"at most {public.slots} images of one client share a batch"
+        raise ConfigError(f"a request of {images} images", where="images", hint=hint)
+
+
+def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
+    """How much of each kind of work turn `number` holds, for a batch of so many images.
+
+    Residues: sent, made by what is no linear layer, answered (masked, and divided by primes), returned. products: of
+    a residue and a weight. plain: values that the client packs and unpacks.
+    """
+    public, program = plan.public, plan.programs[number]
+    turn, forms, degree = public.turns[number], program.forms(), public.parameters.degree
+    products = made = 0
+    for register, operation in enumerate(program.operations, 1):
+        form = forms[register]
+        if isinstance(operation, Linear):
+            weights = sum(part.numel() for part in operation.parts)
+            products += weights * operation.places * form.size * form.primes * degree
+        else:
+            made += form.count * form.size * form.primes * degree
+    returned = sum(back.count * back.size * back.primes for back in turn.returns)
+    answered = sum(
+        forms[register].count * forms[register].size * forms[register].primes for register in program.returns
+    )
+    return {
+        "sent": float(turn.sent * len(public.parameters.primes) * degree),
+        "products": float(products),
+        "made": float(made),
+        "answered": float(answered * degree),
+        "returned": float(returned * degree),
+        "plain": float(images * (turn.sent + turn.returned)),
+        "turns": 1.0,
+    }
+
+
+def digest(plan: Plan, number: int, images: int) -> str:
+    """SHA-256 of what decides a turn's work: parameters, shapes, the client's steps and the images; no weights."""
+    public, program = plan.public, plan.programs[number]
+    last = public.last if number == len(public.turns) - 1 else ()
+    shapes = [[list(part.shape) for part in op.parts] for op in program.operations if isinstance(op, Linear)]
+    forms = [[form.count, form.size, form.primes] for form in program.forms()]
+    words = [public.mode, public.packing, public.parameters.degree, public.parameters.primes, images, number]
+    steps = [step_fields(public.steps[index]) for index in (*public.turns[number].steps, *last)]
+    text = json.dumps([words, steps, shapes, forms, amounts(plan, number, images)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measurement]:
+    """Measure batches of so many images, each turn a row, so many times after once to warm up, on torch's threads.
+
+    Errors of `check_images`, and of images that the plan's pseudo-random ones stand for.
+    """
+    public = plan.public
+    check_images(public, images)
+    heap.keep()
+    like = pattern(public.input_shape, public.input_range or RANGE).float()
+    batch = like.repeat(-(-images // len(like)), *[1] * len(public.input_shape))[:images]
+    client, server = Client(public), Server(plan)
+    found: list[dict[str, list[float]]] = [{part: [] for part in PARTS} for _ in public.turns]
+    for repeat in range(repeats + 1):
+        for kept, seconds in zip(found, _batch(client, server, batch), strict=True):
+            for part in PARTS if repeat else ():
+                kept[part].append(seconds[part])
+    return [
+        Measurement(
+            kind_of(public),
+            f"{name}, turn {number}",
+            digest(plan, number, images),
+            amounts(plan, number, images),
+            {part: tuple(samples) for part, samples in kept.items()},
+        )
+        for number, kept in enumerate(found)
+    ]
+
+
+def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[str, float]]:
+    """Seconds of each part of each turn of one batch."""
+    public, batch, found = client.public, client.begin(images), []
+    for number, turn in enumerate(public.turns):
+        seconds = dict.fromkeys(PARTS, 0.0)
+        work, uploads = server.turn(number), batch.uploads(number)
+        for first, stop in turn.up():
+            with _timed(seconds, "encrypt"):
+                packed = list(messages.pack_upload(public, next(uploads)))
+            with _timed(seconds, "receive"):
+                work.receive(messages.read_upload(public, number, first, stop, iter(packed).__next__))
+        next(uploads, None)  # a turn is complete when its slices have ended
+        downloads = work.downloads()
+        for first, stop, back in turn.down():
+            with _timed(seconds, "evaluate"):
+                packed = list(messages.pack_download(public, next(downloads)))
+            with _timed(seconds, "decrypt"):
+                batch.receive(messages.read_download(public, number, first, stop, back, iter(packed).__next__))
+        found.append(seconds)
+    with _timed(found[-1], "decrypt"):
+        batch.result()
+    return found
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Count the seconds of a block to a part."""
+    started = time.perf_counter()
+    yield
+    seconds[part] += time.perf_counter() - started
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 CLIENT, SERVER = "client", "server"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from hummingbird.capacity import solving
@@ -18,13 +19,61 @@ from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.result import Result
 from hummingbird.capacity.service_json import to_text
-from hummingbird.commands import plan_plot, plan_show, plan_sweep, plots
+from hummingbird.commands import plan_show, plan_sweep, plots
 from hummingbird.commands.files import check_writable, write_json, write_together
 from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of
 from hummingbird.commands.plan_service import add_service, service_of
+from hummingbird.commands.plots import drawing
 from hummingbird.commands.program import add_command
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
+
+# The picture of `plan run` and `plan solve`: how many requests take longer than so many seconds ----------------------
+
+_POINTS = 2000  # of a line, or dots
+
+
+def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
+    """Draw the share of requests that take longer than so long; above the limit latency as it grows.
+
+    goal: a figure such as p99, and its seconds.
+    """
+    pyplot = drawing()
+    figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
+    (_growing if found.overloaded else _shares)(axes, found)
+    if goal is not None:
+        axes.axvline(goal[1], color="black", linewidth=0.8, linestyle=":", label=f"goal: {goal[0]} of {goal[1]:g} s")
+    axes.set_title(found.service.name, fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, bbox_inches="tight", dpi=150)
+    pyplot.close(figure)
+
+
+def _shares(axes: Any, found: Result) -> None:
+    """The line of all requests, and the known figures with their intervals."""
+    seconds = found.latencies
+    even = np.linspace(0, len(seconds), _POINTS, endpoint=False, dtype=int)
+    last = len(seconds) - np.geomspace(1, len(seconds), _POINTS, dtype=int)  # on a logarithmic scale they count
+    places = np.union1d(even, last)
+    axes.plot(seconds[places], 1 - places / len(seconds), label=f"{len(seconds):,} requests", drawstyle="steps-pre")
+    for name, (value, low, high) in found.estimates.items():
+        if name.startswith("p"):
+            left, right = max(0.0, value - low), max(0.0, high - value)
+            share = 1 - float(name[1:]) / 100
+            axes.errorbar([value], [share], xerr=[[left], [right]], fmt="o", capsize=3, label=f"{name}: {value:.3g} s")
+    axes.set(xlabel="latency, seconds", ylabel="share of requests that take longer", yscale="log")
+
+
+def _growing(axes: Any, found: Result) -> None:
+    """Latency by the time of arrival, of the first run."""
+    arrived, latency = found.outcome.arrived[0], found.outcome.latency[0]
+    places = np.linspace(0, len(arrived), min(len(arrived), _POINTS), endpoint=False, dtype=int)
+    label = f"above the largest rate: {found.growth.value:.3g} s more each second"
+    axes.plot(latency[places], arrived[places], ".", markersize=2, label=label)
+    axes.set(xlabel="latency, seconds", ylabel="arrival, seconds")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 HELP = "Plan a private-inference service: latencies, what limits them, and the least that meets a goal."
 _DESCRIPTION = """Plan a private-inference service before it is paid for.
@@ -158,7 +207,7 @@ def _run(args: argparse.Namespace) -> int:
     money = [_money(cost)] if args.prices else []
     _out(args, figures, "\n\n".join([service.name, found.table(), *_warnings(found), *money]))
     if args.plot is not None:
-        plan_plot.latencies(found, args.plot)
+        latencies(found, args.plot)
     return 0
 
 
@@ -212,7 +261,7 @@ def _solve(args: argparse.Namespace) -> int:
         )
     _out(args, _solution(found), _answer(found, money=bool(args.prices)))
     if args.plot is not None:
-        plan_plot.latencies(found.run, args.plot, goal=(found.goal, found.most))
+        latencies(found.run, args.plot, goal=(found.goal, found.most))
     return 0
 
 

@@ -18,30 +18,150 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hummingbird import graph
-from hummingbird.bits import BitConfig
-from hummingbird.errors import ConfigError, InputError
-from hummingbird.hybrid.convert import PROTOCOL
+from hummingbird import graph, ranks
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.graph import calls, trace
+from hummingbird.graph.example import is_private, is_public
+from hummingbird.graph.example_shapes import alone, saved, settled
+from hummingbird.hybrid.convert import PROTOCOL, TracedNet
+from hummingbird.hybrid.ideal import Plain
+from hummingbird.hybrid.lowering import moved
+from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.simulation.cut import seeded, uniform_low
 from hummingbird.simulation.observe import check_images, magnitudes
+from hummingbird.structure import flatten, rebuild
 from hummingbird.version import VERSION
 from hummingbird.window_search.answers import fitting
 from hummingbird.window_search.budget import read_budget
-from hummingbird.window_search.cached import CachedEvaluator
-from hummingbird.window_search.called import called
-from hummingbird.window_search.cut import CutEvaluator
+from hummingbird.window_search.cached import Assignment, CachedEvaluator, layer_seed
 from hummingbird.window_search.find import search_bits
 from hummingbird.window_search.groups import group_layers
-from hummingbird.window_search.images import fingerprint
+from hummingbird.window_search.images import fingerprint, gathered
 from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
+from hummingbird.window_search.problem import ComparingLayer
 from hummingbird.window_search.questions import Progress
 from hummingbird.window_search.rounding import check_knobs
+
+# Scores of windows for two parties without a dealer: the whole numbers of `simulate(cut=True)`, weights rounded too.
+#
+# Everything is scored as in cached.py but the arithmetic: a plan is made for each assignment, and runs from the
+# start. A layer that an assignment leaves exact gets `WIDE` bits below its range: no gate takes 64, and these change
+# nothing.
+
+WIDE = 14  # bits: beside weights that are rounded to 1/55 of theirs, 2^-13 of a value's range is nothing
+LIMIT = 32  # of k: a share has no more bits, at the unit of a window or a finer one
+
+
+class CutEvaluator(CachedEvaluator):
+    """An `Evaluator` as `CachedEvaluator`; largest: for each comparing layer the largest |x|, in ring units.
+
+    Errors as of `CachedEvaluator` and `hybrid.make_plan`. Cost: the whole net on integers for every score.
+    """
+
+    def __init__(
+        self, net: nn.Module, images: Tensor, labels: Tensor | None, largest: Mapping[str, int], **options: Any
+    ) -> None:
+        self._traced = TracedNet(net, images.shape[1:])
+        self._range = max(abs(float(end)) for end in torch.aminmax(images))
+        outputs, steps = self._traced.outputs, self._traced.steps
+        derived = {steps[pool].name for pool in moved(steps).values()}  # as wide as the ReLU's window says
+        self.layers = [
+            ComparingLayer(name, outputs[name], most, LIMIT) for name, most in largest.items() if name not in derived
+        ]
+        self._wide: dict[str, BitWindow] = {}
+        for layer in self.layers:
+            k = layer.largest.bit_length() + 2
+            self._wide[layer.name] = BitWindow(k, max(0, k - WIDE))
+        self.plan(BitConfig())
+        super().__init__(net.cpu(), images, labels, **options)
+
+    def plan(self, config: BitConfig) -> Plain:
+        """The plan under these windows. ConfigError where there is none."""
+        windows = {name: config.window(name) for name in self._wide}
+        windows = {name: self._wide[name] if window == EXACT else window for name, window in windows.items()}
+        return Plain(self._traced.plan(BitConfig(EXACT, windows, input_range=self._range)))
+
+    def accepts(self, config: BitConfig) -> bool:
+        """Whether the net can be converted with these windows."""
+        try:
+            self.plan(config)
+        except ConfigError:
+            return False
+        return True
+
+    def _begin(self, windows: Assignment, question: str) -> None:
+        ranks.agree(lambda: {"question": question})
+        config = BitConfig(EXACT, dict(zip(self._windows.names, windows, strict=True)))
+        self._plain = None if all(window == EXACT for window in windows) else self.plan(config)
+
+    def _ran(self, number: int, seed: int) -> Tensor:
+        images, public = self._inputs[number]
+        if self._plain is None:
+            return self._exact(images, public).cpu()
+        plan = self._plain.plan
+        low = uniform_low(plan, len(images), seeded(layer_seed(seed, "shares", number)))
+        return plan.decode(self._plain(plan.encode(images), low))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+# Inputs of many calls as a search runs them: the net's one tensor, an image in each row, and its public inputs.
+
+
+class Called(NamedTuple):
+    """A net that is traced without an example, its inputs (N, ...), public ones in order, and labels (N, ...)."""
+
+    net: nn.Module
+    images: Tensor
+    public: list[Tensor]
+    labels: Tensor | None
+
+
+def called(net: nn.Module, images: Any, labels: Tensor | None, example: Any) -> Called:
+    """The inputs of N calls; images: as `Study` takes them. example: as for `convert_model`, None: the images are.
+
+    Raises InputError for inputs unlike the example's, ModelError as `settled`.
+    """
+    if alone(example):
+        images, labels = gathered(images, labels)
+        if not isinstance(images, Tensor) or images.dim() < 2 or not len(images):
+            return Called(net, images, [], labels)  # which is refused
+        return Called(settled(net, images[:1], custom=tuple(CUSTOM)), images, [], labels)
+    if not isinstance(images, dict) and not (isinstance(images, (tuple, list)) and _tensors(images)):
+        images, labels = gathered(images, labels)
+        images = _in_place(example, images)
+    net = saved(net, example, custom=tuple(CUSTOM))
+    steps = trace(net, custom=tuple(CUSTOM))
+    arguments, named = ((), images) if isinstance(images, dict) else (tuple(images), {})
+    given = calls.inputs(steps, arguments, named, is_private)
+    if steps[0].attrs["shape"][0] is not None:
+        what = "forward() depends on how many images there are"
+        raise ModelError([Problem("net", what, "write it for any number of images")])
+    return Called(net, given.packed(), given.public, labels)
+
+
+def _tensors(values: Any) -> bool:
+    return all(isinstance(value, Tensor) or not is_private(value) for value in values) and len(values) > 1
+
+
+def _in_place(example: Any, images: Tensor) -> Any:
+    """The example's arguments with these images in the place of its one private tensor."""
+    structure, leaves = flatten(example, is_private, is_public)
+    if sum(map(is_private, leaves)) != 1:
+        hint = "images=(x, y), or a dict by name: all inputs in the places that they have in the example"
+        raise InputError("one tensor of images for a net of several private inputs", where="images", hint=hint)
+    return rebuild(structure, iter([images if is_private(leaf) else leaf for leaf in leaves]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 OBJECTIVES = ("bits", "bytes", "seconds")
 CRITERIA = ("agreement", "accuracy")

@@ -36,8 +36,8 @@ from tqdm import tqdm
 
 from hummingbird import convert_model
 from hummingbird.bits import EXACT, BitWindow
-from hummingbird.capacity import lookups, rounds, shipped
-from hummingbird.capacity.measure import measure, samples
+from hummingbird.capacity import encrypted, lookups, shipped
+from hummingbird.capacity.nets import measure, samples
 from hummingbird.capacity.profile import STEADY, Measurement, Profile, spread
 from hummingbird.commands.files import check_outputs, write_together
 from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
@@ -154,7 +154,7 @@ def rows(args: argparse.Namespace) -> Iterator[Measurement]:
     if SERVICES in args.only:
         yield from calibrated_rows(max(1, args.repeats // 4))
     if args.protocol == "he":
-        yield from rounds.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
+        yield from encrypted.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
     elif (args.model or args.saved) and args.protocol != "crypten":
         yield measure("the net", private_net(args), args.input, args.parties, args.repeats)
 

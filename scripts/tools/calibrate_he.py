@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import he
+from hummingbird.capacity.encrypted import measure
 from hummingbird.capacity.profile import Measurement
-from hummingbird.capacity.rounds import measure
 
 Nets = dict[str, tuple[nn.Module, tuple[int, ...]]]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hummingbird import he as encrypted
 from hummingbird.__main__ import main
 from hummingbird.capacity import Compute, Phase, Rounds, Send, he
+from hummingbird.capacity.encrypted import PARTS, amounts, digest, measure
 from hummingbird.capacity.profile import Measurement, Profile
-from hummingbird.capacity.rounds import PARTS, amounts, digest, measure
 from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError
 from hummingbird.he import HEModel

@@ -13,8 +13,7 @@ from hummingbird import convert_model
 from hummingbird.bits import BitWindow
 from hummingbird.capacity import Hosts, Phase, Rounds, Send, Service
 from hummingbird.capacity.limit import capacity_of, loads
-from hummingbird.capacity.measure import amounts, digest, measure
-from hummingbird.capacity.nets import gmw, masked
+from hummingbird.capacity.nets import amounts, digest, gmw, masked, measure
 from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.commands.program import machine
 from hummingbird.cost import FREE

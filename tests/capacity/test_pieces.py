@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from hummingbird.capacity import pieces, recurrence
+from hummingbird.capacity import engines, pieces
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential
 from hummingbird.capacity.replay import Singles
@@ -36,7 +36,7 @@ def long_case(seed: int) -> tuple[System, Load, Draws] | None:
     system, load = replace(system, queue=None), replace(load, patience=None)
     try:
         system.check_tokens(system.per_request * load.sizes())
-        recurrence._check(system, load, draws)
+        engines._check(system, load, draws)
     except ConfigError:
         return None
     return (system, load, draws) if pieces.of_each(system, load) > 1 else None
@@ -49,7 +49,7 @@ def test_pieces_give_every_bit_of_the_whole() -> None:
     for case in filter(None, map(long_case, range(150))):
         system, load, draws = case
         need = system.per_request * load.sizes()
-        same(recurrence.simulate(*case), Singles(system, load, draws, need).run(), f"{system}")
+        same(engines.simulate(*case), Singles(system, load, draws, need).run(), f"{system}")
         marks = (system.store, system.tokens == 0, system.tokens is None, system.workers > 1, system.slots > 1)
         for name, there in zip(
             seen, (*marks, draws.session is not None, system.kept, load.size is not None), strict=True
@@ -61,7 +61,7 @@ def test_pieces_give_every_bit_of_the_whole() -> None:
 @pytest.mark.usefixtures("small")
 def test_pieces_agree_with_simpy() -> None:
     for number, case in enumerate(filter(None, map(long_case, range(500, 530)))):
-        simpy_alike(recurrence.simulate(*case), *case, f"{number}: {case[0]}")
+        simpy_alike(engines.simulate(*case), *case, f"{number}: {case[0]}")
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: Draws) -> tuple[int, LoadOutcome]:
@@ -75,7 +75,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: 
 
     with monkeypatch.context() as patched:
         patched.setattr(Singles, "_serve", served)
-        found = recurrence.simulate(system, load, draws)
+        found = engines.simulate(system, load, draws)
     return steps, found
 
 

@@ -33,7 +33,7 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner
 from hummingbird.mpc.session import session as sessions
-from hummingbird.simulation.exact import Parties
+from hummingbird.simulation.simulate import Parties
 from tests.fuzz.bounds import walk
 from tests.fuzz.make import Recipe, recipe
 

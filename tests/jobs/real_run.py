@@ -19,7 +19,7 @@ from hummingbird.crypten.adapter import from_share, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.session import launch
 from hummingbird.prg import SEED_BYTES, derive
-from hummingbird.simulation.exact import dealer_seeds, input_shares
+from hummingbird.simulation.simulate import dealer_seeds, input_shares
 from tests.support.operations import norm
 from tests.support.patience import HANG
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import hummingbird
-from hummingbird.serving.batches import Batches
+from hummingbird.serving.worker import Batches
 from models import get_model
 
 _SLICE, _IMAGE = 4, (1, 8, 8)

@@ -22,8 +22,7 @@ from hummingbird.mpc.session.gathering import Gathering
 from hummingbird.mpc.session.shared_port import listen
 from hummingbird.prg import new_seed
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher
-from hummingbird.serving.lane_link import LaneLink, reach
-from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
+from hummingbird.serving.lane_server import Invitation, LaneLink, LaneServer, RemoteDispatcher, reach
 from hummingbird.serving.message import Request
 from hummingbird.serving.request_queue import QueuedRequest
 from hummingbird.serving.scheduler import Action, Decision

@@ -9,8 +9,7 @@ import torch
 
 from hummingbird.channel.channel import Channel
 from hummingbird.serving.message import joined, pack_answer
-from hummingbird.serving.worker import Worker
-from hummingbird.serving.zero_shares import ZeroShares
+from hummingbird.serving.worker import Worker, ZeroShares
 from tests.serving.test_message import SERVICE
 from tests.support.parties import channels, together
 from tests.support.serving import biases

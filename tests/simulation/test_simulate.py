@@ -24,7 +24,7 @@ from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT
 from hummingbird.mpc.protocols.masked import MaskedLaw
 from hummingbird.mpc.session import session as sessions
-from hummingbird.simulation import exact
+from hummingbird.simulation import simulate
 from models import get_model
 from tests.jobs import real_run
 from tests.simulation.test_compare import FALSE_ALARM, allowed, every_u
@@ -366,23 +366,23 @@ def test_exact_is_a_real_run_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = succeed(["-m", "tests.jobs.real_run"], 2)
     net, x = real_run.make()
     shares: list[list[Any]] = [[], []]
-    share_of = exact.share_of
+    share_of = simulate.share_of
 
     def noted(out: Any) -> Tensor:
         session = sessions.current()
         shares[session.rank].append(share_of(out).tolist())
         return share_of(out)
 
-    monkeypatch.setattr(exact, "share_of", noted)
+    monkeypatch.setattr(simulate, "share_of", noted)
     for protocol in ("masked", "gmw"):
-        states, exchange = [hashlib.blake2b() for _ in ended], exact._Seat.exchange
+        states, exchange = [hashlib.blake2b() for _ in ended], simulate._Seat.exchange
 
         def hashed(seat: Any, *tensors: Tensor, states: Any = states, exchange: Any = exchange) -> Any:
             return real_run.watched(lambda *sent: exchange(seat, *sent), states[seat.rank])(*tensors)
 
         shares[:] = [[], []]
         with monkeypatch.context() as patched:
-            patched.setattr(exact._Seat, "exchange", hashed)
+            patched.setattr(simulate._Seat, "exchange", hashed)
             twin = hummingbird.simulate(net, real_run.BITS, protocol, mode="exact", seed=real_run.SEED)
             for _ in range(real_run.CALLS):
                 twin(x)

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from hummingbird.window_search.choose import Item, _Relaxed, least_sums
+from hummingbird.window_search.budgeted import Item, _Relaxed, least_sums
 
 Tables = Sequence[Sequence[Item]]
 

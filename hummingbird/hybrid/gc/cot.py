@@ -21,17 +21,71 @@ holds these objects keeps account of numbers; `numbers` says how many a call tak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from hummingbird import cost, prg
 from hummingbird.errors import AgreementError, InputError
-from hummingbird.hybrid.gc import base_ot, trees
+from hummingbird.hybrid.gc import base_ot
 from hummingbird.hybrid.gc.relu import new_delta
 from hummingbird.kernels import cot, pack_bits
 from hummingbird.kernels.checks import check_range, check_tensor
-from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, TREES
+from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, SEED, TREES
+
+# Trees of 16 leaves, of which the receiver of a set-up knows all and the sender all but one --------------------------
+#
+# A node, 16 bytes, has two children, both halves of BLAKE2b(node): child s of node p on level l is node p + s 2^l below
+# it, so that bit l of a leaf's number is the turn on level l (Goldreich, Goldwasser and Micali, 1986). The sender lacks
+# the leaf at delta_j. On each level it learns, by one base OT with the choice 1 - bit l of delta_j, the sum of the
+# children on the other side of its path, and so the one among them that it cannot compute.
+
+LEVELS = 4
+
+
+def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
+    """Grow trees from their roots, uint8 (32, 16): leaves uint8 (32, 16, 16), and for each level the sums of its left
+    and of its right children, uint8 (32, 4, 2, 16).
+    """
+    nodes, sums = roots[:, None], []
+    for _ in range(LEVELS):
+        left, right = _children(nodes)
+        sums.append(torch.stack([_sum(left), _sum(right)], 1))
+        nodes = torch.cat([left, right], 1)
+    return nodes, torch.stack(sums, 1)
+
+
+def puncture(bits: Tensor, sums: Tensor) -> Tensor:
+    """Find all leaves but those at delta_j, each at place x ^ delta_j; place 0 is zero: uint8 (32, 16, 16).
+
+    bits: uint8 (32, 4), of delta_j. sums: uint8 (32, 4, 16), those on the side 1 - bit of each level. Nothing branches
+    on a bit. Node x stands at place x ^ delta_j on every level: place 0 is the path, place 2^l what a level brings.
+    """
+    nodes = torch.zeros(TREES, 1, SEED, dtype=torch.uint8)
+    for level in range(LEVELS):
+        left, right = _children(nodes)
+        turn = bits[:, level, None, None] > 0
+        on, off = torch.where(turn, right, left), torch.where(turn, left, right)  # the path's side, the other
+        on[:, 0], off[:, 0] = 0, 0  # their parent is the path's node, which is not known
+        off[:, 0] = sums[:, level] ^ _sum(off)
+        nodes = torch.cat([on, off], 1)
+    return nodes
+
+
+def _children(nodes: Tensor) -> tuple[Tensor, Tensor]:
+    data = nodes.numpy().tobytes()
+    seeds = [data[at : at + SEED] for at in range(0, len(data), SEED)]
+    both = b"".join([prg.derive(seed, "children", size=2 * SEED) for seed in seeds])
+    pairs = torch.frombuffer(bytearray(both), dtype=torch.uint8).view(*nodes.shape[:2], 2, SEED)
+    return pairs[:, :, 0], pairs[:, :, 1]
+
+
+def _sum(nodes: Tensor) -> Tensor:
+    return reduce(torch.bitwise_xor, nodes.unbind(1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 _HINT = "both sides need the same net, options and release"
 
@@ -126,14 +180,14 @@ class SetUp:
         keys = self._chooser.keys(reply[: cost.BASE_OT_ANSWER])
         hidden = torch.frombuffer(bytearray(reply[cost.BASE_OT_ANSWER :]), dtype=torch.uint8).view(BLOCK, 2, -1)
         sums = torch.where(self._bits[:, None] > 0, hidden[:, 0], hidden[:, 1]) ^ keys
-        return Sender(self._delta, trees.puncture(self._bits.view(TREES, -1), sums.view(TREES, -1, trees.SEED)))
+        return Sender(self._delta, puncture(self._bits.view(TREES, -1), sums.view(TREES, -1, SEED)))
 
 
 def accept(message: bytes) -> tuple[Receiver, bytes]:
     """Answer a sender's set-up: the receiver, and the reply, of 4,128 bytes; InputError for what is no such message."""
     answer, keys = base_ot.answer(message)
-    roots = prg.fresh().bytes(TREES * trees.SEED).view(TREES, -1)
-    leaves, sums = trees.grow(roots)
+    roots = prg.fresh().bytes(TREES * SEED).view(TREES, -1)
+    leaves, sums = grow(roots)
     return Receiver(leaves), answer + (sums.view_as(keys) ^ keys).numpy().tobytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -9,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird.bits import EXACT, BitConfig, Rows
-from hummingbird.graph import OPS, Step
-from hummingbird.mpc.functions import splines
+from hummingbird.bits import EXACT, BitConfig, BitWindow, Rows
+from hummingbird.cost import FREE
+from hummingbird.graph import OPS, Ref, Step
+from hummingbird.mpc.functions import smooth, splines
+from hummingbird.mpc.functions.tabulated import Tabulated
+from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
-from hummingbird.mpc.layers import softmax_in_range
 from hummingbird.mpc.layers.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.layers.constants import AddConstant, Constant, Pad, Scale
 from hummingbird.mpc.layers.embedding import Embedding, SharePublic
-from hummingbird.mpc.layers.layer import FLOOR, Combine, Layer, Local
+from hummingbird.mpc.layers.layer import FLOOR, Combine, Layer, Local, Spec
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.layers.norms import Norm
 from hummingbird.mpc.layers.pooling import AdaptiveMaxPool, MaxPool
@@ -28,12 +31,66 @@ from hummingbird.mpc.layers.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.layers.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
 from hummingbird.mpc.plan.columns import Halved
-from hummingbird.mpc.plan.rounding_plan import Built
-from hummingbird.mpc.plan.smooth_choice import smooth_layer
+from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.ring import SCALE
+
+# Which form of a smooth function moves the fewest bits: a table of polynomials, or a spline of comparisons.
+#
+# A table (tabulated.py) takes one round and few bits of the parties, and kilobytes of the dealer for each value. A
+# spline (smooth.py) on the same masked comparisons takes some 24 step tables and a product: more of the parties, some
+# five more rounds, and less than half of all bits. With aim "throughput" the cheaper is taken, by the price of a value
+# between an input and an output, where no more than 2^(FINE - 16) is left undecided: that enters a spline squared,
+# below 2^-15, so splines are as exact as tables, which the plaintext twin has (docs/limits.md). In coarser windows
+# tables remain.
+
+FINE = 8  # the lowest bit that decides, at most
+_PARTIES, _VALUES = 2, 1 << 14  # of the prices that are compared: the same whoever asks, as parties plan alike
+
+
+def smooth_layer(name: str, comparison: Comparison) -> Layer:
+    """The layer of "sigmoid", "tanh", "silu", "gelu-none" or "gelu-tanh"."""
+    window, aim = comparison.window, comparison.aim
+    if not comparison.looks_up:
+        return spline(name, comparison)
+    tables = aim.name == "latency" or comparison.drops or window.q or window.low > FINE
+    if tables or not _splines_move_less(name, comparison.name, window, aim):
+        return Tabulated(name, comparison)
+    return spline(name, comparison)
+
+
+def spline(name: str, comparison: Comparison) -> Layer:
+    """The function as a spline."""
+    if name in ("sigmoid", "tanh"):
+        return activations.Smooth(name, smooth.squashing(name), comparison)
+    return activations.EvenSmooth(name, smooth.even(name), comparison)
+
+
+@functools.cache
+def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableChoice) -> bool:
+    """Whether a spline's bits of all parties and the dealer, counted as the aim does, are fewer."""
+
+    def moved(make: Callable[[str, Comparison], Layer]) -> float:
+        def build(step: Step) -> Built:
+            if step.op != "smooth":
+                return Built(None, None, SCALE if step.op == "output" else 62, step.op == "output")
+            layer = make(name, named(protocol)(window, aim=aim))
+            return Built(layer, None, layer.input_limit, layer.whole_input)
+
+        steps = [Step("x", "input", (), {}), Step("f", "smooth", (Ref(0),), {}), Step("y", "output", (Ref(1),), {})]
+        total, plan = FREE, Planner(build, protocol).plan(steps)
+        for step in plan:
+            if isinstance(step.layer, Layer):
+                specs = [Spec((_VALUES,), plan[ref.index].scale) for ref in step.inputs]
+                total += step.layer.cost(specs, _PARTIES)
+        return _PARTIES * total.bits + aim.dealer * total.offline_bits + ROUND_BITS * _VALUES * total.rounds
+
+    return moved(spline) < moved(Tabulated)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 # What `register_converter` has been taught: module type -> builder of its private form.
 CUSTOM: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}

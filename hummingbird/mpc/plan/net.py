@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hummingbird import cost
 from hummingbird.channel import interleave, meter
 from hummingbird.cost import FREE, Cost
 from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
@@ -24,13 +27,36 @@ from hummingbird.graph.rowwise import rowwise
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer, Spec
-from hummingbird.mpc.plan import microbatch, public_inputs
+from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.structure import Structure
 from hummingbird.version import VERSION
+
+# Public inputs of a call: every party brings them, and all compare digests before anything is computed.
+
+
+def agree(session: Session, names: Sequence[str], values: Sequence[Tensor]) -> None:
+    """Compare public inputs with the other parties (1 round); AgreementError, at every party, names both sides."""
+    session.agree("public inputs", {name: _digest(x) for name, x in zip(names, values, strict=True)})
+
+
+def agreement_cost(names: Sequence[str], parties: int) -> Cost:
+    """Cost of `agree`: a text of the names, and of 64 digits for each."""
+    return cost.opening(parties, len(json.dumps(dict.fromkeys(names, "0" * 64)).encode()))
+
+
+def _digest(x: Tensor) -> str:
+    array = x.detach().cpu().contiguous()
+    state = hashlib.sha256(f"hummingbird-public-1 {array.dtype} {tuple(array.shape)};".encode())
+    state.update(array.numpy().astype(array.numpy().dtype.newbyteorder("<")).tobytes())
+    return state.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -201,7 +227,7 @@ class PrivateNet(nn.Module):
             elements = value.numel() if isinstance(value, Tensor) else 0
             cost, variant, breadth = FREE, "", elements
             if step.name in self._agreed[:1]:
-                cost = public_inputs.agreement_cost(self._agreed, parties)
+                cost = agreement_cost(self._agreed, parties)
             if isinstance(step.layer, Layer):
                 specs = [
                     Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
@@ -260,8 +286,8 @@ class PrivateNet(nn.Module):
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
         self._check(x, progress)
         if self._agreed:
-            with meter.layer(self._agreed[0], "public", public_inputs.agreement_cost(self._agreed, session.parties)):
-                public_inputs.agree(session, self._agreed, public)
+            with meter.layer(self._agreed[0], "public", agreement_cost(self._agreed, session.parties)):
+                agree(session, self._agreed, public)
         work = self.begin(x, public)
         outputs: list[Any] = [None] * len(work)
         together = min(microbatch.in_flight(session.device), len(work))

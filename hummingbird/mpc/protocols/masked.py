@@ -181,9 +181,7 @@ def _compare(
     return opened, both[:, 0] ^ torch.stack([plain(share) for share in bits])
 
 
-def relu_price(
-    n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False
-) -> Cost:
+def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False) -> Cost:
     """Price of `relu` on n values: k + 2 bits for each, in 2 rounds for one table; with `whole` no carry is dealt."""
     price = thresholds.relus_price(n, k, m, ring, parties, tables)
     return replace(price, offline_bits=price.offline_bits - 8 * packed(n * (ring - k))) if whole else price

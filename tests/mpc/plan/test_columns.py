@@ -21,7 +21,7 @@ from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.simulation.exact import Parties
+from hummingbird.simulation.simulate import Parties
 from tests.support.covering import covering
 
 COLUMNS = 6

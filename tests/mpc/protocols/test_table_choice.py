@@ -16,7 +16,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.graph import trace
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.plan import smooth_choice
+from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.protocols import masked, table_choice
 from hummingbird.mpc.protocols.masked import Masked
@@ -202,7 +202,7 @@ def test_throughput_moves_no_more_than_latency_and_than_gmw_where_smooth_functio
         return parties * price.bits + dealer * price.offline_bits + ROUND_BITS * price.rounds * 256
 
     assert found.aims[aim] == found.total and counted(found.total) <= counted(found.aims["latency"]) * (1 + 1e-9)
-    coarse = window is not None and window.m > smooth_choice.FINE
+    coarse = window is not None and window.m > builders.FINE
     assert coarse or counted(found.total) < counted(found.beside["gmw"])
     assert coarse or dealer < 1 or "the fewest bytes in all" not in str(found)
 

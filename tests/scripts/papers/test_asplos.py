@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from hummingbird import convert_model
-from hummingbird.capacity.measure import measure
+from hummingbird.capacity.nets import measure
 from hummingbird.capacity.profile import Profile
 from hummingbird.commands.program import machine
 from scripts.papers import asplos, asplos_queues
