@@ -130,6 +130,15 @@ def test_a_party_alone_sends_nothing(name: str) -> None:
     assert (price.rounds, price.bits) == (0, 0)
 
 
+@pytest.mark.parametrize("parties", [1, 2, 3])
+def test_crypten_has_the_products_and_truncations_of_the_protocols(parties: int) -> None:
+    for n in (1, 8, 1000):
+        product, cut = beaver.product_price(n, n, n, parties), truncate_price(n, parties)
+        assert cost.crypten_mul(n, parties) == product + cut
+        assert cost.crypten_square(n, parties) == beaver.square_price(n, parties) + cut
+        assert cost.crypten_relu(n, parties) == cost.crypten_ltz(n, parties) + product
+
+
 def test_no_bits_no_cost() -> None:
     assert gmw.relu_price(1000, 0, 16, 2) == FREE and maximum(1000, 9, lambda n: gmw.relu_price(n, 0, 0, 3)) == FREE
     assert gmw.drelu_price(1000, 1, 2) == FREE  # the top bit of the shares' xor is the sign: local

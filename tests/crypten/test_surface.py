@@ -18,7 +18,7 @@ import hummingbird
 from hummingbird import ring
 from hummingbird.crypten import adapter
 from hummingbird.errors import DealerError, EnvironmentProblem
-from hummingbird.mpc.functions import division
+from hummingbird.mpc.protocols import division
 from hummingbird.mpc.protocols.division import Division, quotients
 from hummingbird.mpc.protocols.truncation import truncate_price
 from hummingbird.ring import SCALE

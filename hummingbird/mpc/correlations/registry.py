@@ -26,8 +26,8 @@ from hummingbird.mpc.protocols import (
 
 # A request from another process is of a kind that one of these modules defines.
 MODULES = (
-    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows, thresholds, truncation),
-    *(weight_mask, provider),
+    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows),
+    *(thresholds, truncation, weight_mask, provider),
 )
 _NAMES = {module.__name__ for module in MODULES}
 KINDS = {kind: found for kind, found in REGISTERED.items() if found.__module__ in _NAMES}
