@@ -13,12 +13,15 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from hummingbird.errors import AgreementError, HummingbirdError, PeerError
+from hummingbird import records
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.mpc.session.launch import reason_of
 from hummingbird.rpc.trust import check_own_folder
 
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 30  # bytes of a head, and of a body
+_FIELDS = records.mapping(records.anything(), 16)
+_SIZES = records.many(records.whole(0, _MOST), 1 << 24)
 _LAST = 2.0  # seconds for the other side to take the reason of a failure
 _FAILED = "failed"
 _ASK = "its own output says why"
@@ -58,17 +61,24 @@ class LaneLink:
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
-            fields = json.loads(self._read(length))
-            kind, sizes = fields.pop("kind"), fields.pop("sizes")
-            if not (isinstance(kind, str) and all(type(size) is int for size in sizes)):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            fields = records.read(self._read(length), _FIELDS, name="message", most=_MOST)
+            kind = records.of(fields.pop("kind", None), records.text(64), name="message")
+            sizes = records.of(fields.pop("sizes", None), _SIZES, name="message")
+        except InputError:
             what = f"{self.other} sent something else than a message"
             raise AgreementError(what, where=self._mine, hint="install the same release everywhere") from None
         if kind == _FAILED:
             what, _, hint = str(fields.get("reason")).partition("\nhint: ")
             raise PeerError(f"{self.other} stopped: {what}", where=self._mine, hint=hint or _ASK)
         return Message(kind, fields, [self._read(size) for size in sizes])
+
+    def field(self, message: Message, name: str, kind: records.Kind) -> Any:
+        """A field of a message of the other side; AgreementError for one that is missing, or of another kind."""
+        hint = "install the same release everywhere"
+        value = message.fields.get(name)
+        return records.of(
+            value, kind, name=f"{name} of {self.other}", where=self._mine, hint=hint, error=AgreementError
+        )
 
     def ask(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> Message:
         """Send a message, and receive the answer."""
