@@ -17,20 +17,22 @@ import json
 import math
 import os
 import re
-import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hummingbird import records
 from hummingbird.errors import ConfigError
+from hummingbird.records import field as record_field
 
 FORMAT = "hummingbird-bits"
 VERSION = 3
-_READ = (1, 2, VERSION)  # the first version knows no q, the second no rows
 _WHOLE = 16  # bits of fraction of a value at rest, `ring.SCALE`: all that q can round away
 _DEEPEST = 32  # of provenance: far below what Python's own stack allows
+_MOST_TEXT, _MOST_LAYERS = 16 << 20, 1 << 16  # bytes of a file
+_NUMBER = records.anything("a number")  # what is made of it looks at it
 
 
 @dataclass(frozen=True, order=True)
@@ -41,9 +43,9 @@ class BitWindow:
     Raises ConfigError for anything else, and for windows of which q leaves no bit.
     """
 
-    k: int
-    m: int
-    q: int = 0
+    k: int = record_field(_NUMBER)
+    m: int = record_field(_NUMBER)
+    q: int = record_field(_NUMBER, missing=True, default=0)
 
     def __post_init__(self) -> None:
         if not all(type(number) is int for number in (self.k, self.m, self.q)):
@@ -90,9 +92,9 @@ class Rows:
     0 < least; it has no sum. Raises ConfigError for numbers that are not finite, least >= most, and a sum below 1.
     """
 
-    least: float
-    most: float
-    sum: float | None = None
+    least: float = record_field(_NUMBER)
+    most: float = record_field(_NUMBER)
+    sum: float | None = record_field(_NUMBER, left_out=True, default=None)
 
     def __post_init__(self) -> None:
         given = {"least": self.least, "most": self.most} | ({} if self.sum is None else {"sum": self.sum})
@@ -111,6 +113,8 @@ class Rows:
 
 
 EXACT = BitWindow(64, 0)
+_LAYERS = records.mapping(records.record(BitWindow), _MOST_LAYERS)
+_PROVENANCE = records.mapping(records.anything(), _MOST_LAYERS, 1 << 16)
 _SHOWN = 12  # lines of windows in a repr, and of rows
 
 
@@ -261,53 +265,45 @@ class BitConfig:
                 stacklevel=4,
             )
 
+    def plain(self) -> dict[str, Any]:
+        """The file's content (docs/bit-config.md), values of JSON."""
+        layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
+        file = BitsFile(
+            default=self.default,
+            layers=layers,
+            input_range=self.input_range,
+            rows=rows,
+            provenance=self.provenance,
+        )
+        return records.plain(file)
+
     def to_json(self) -> str:
         """The file's text (docs/bit-config.md)."""
-        layers = {name: asdict(window) for name, window in sorted(self.layers.items())}
-        data = {
-            "format": FORMAT,
-            "version": VERSION,
-            "default": asdict(self.default),
-            "layers": layers,
-            **({} if self.input_range is None else {"input_range": self.input_range}),
-            **({"rows": {name: _written(rows) for name, rows in sorted(self.rows.items())}} if self.rows else {}),
-            "provenance": self.provenance,
-        }
-        return json.dumps(data, indent=2) + "\n"
+        return json.dumps(self.plain(), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "bit configuration") -> BitConfig:
         """Parse `to_json`'s text; ConfigError for another format, another version, unknown keys or wrong windows."""
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"not a JSON file: {error}", where=where) from None
-        except RecursionError:
-            raise ConfigError("not such a file: its values are nested too deeply", where=where) from None
+        data = records.parse(text, most=_MOST_TEXT, deepest=_DEEPEST + 8, **_how(where))
+        return cls.from_plain(data, where=where)
+
+    @classmethod
+    def from_plain(cls, data: Any, *, where: str = "bit configuration") -> BitConfig:
+        """The configuration in the content of a file; errors of `from_json`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ConfigError(
                 f"not a {FORMAT} file", where=where, hint='the first key must be "format": "hummingbird-bits"'
             )
         version = data.get("version")
-        if type(version) is not int or version not in _READ:
+        if type(version) is not int or version not in _FILES:
             raise ConfigError(
                 f"bit configuration version {version!r}, this release reads versions 1 to {VERSION}",
                 where=where,
                 hint="write it again with this release",
             )
-        known = {"k", "m", "q"} if version > 1 else {"k", "m"}
-        extra = set(data) - {"format", "version", "default", "layers", "input_range", "provenance"}
-        extra -= {"rows"} if version > 2 else set()
-        layers, rows = data.get("layers", {}), data.get("rows", {})
-        if extra or not all(isinstance(value, dict) for value in (layers, rows, data.get("provenance", {}))):
-            raise ConfigError(f"unknown or malformed keys {sorted(extra) or 'layers, rows, provenance'}", where=where)
-        default = _window(data.get("default", {"k": 64, "m": 0}), known, f"{where}: default")
-        windows = {name: _window(value, known, f"{where}: {name}") for name, value in layers.items()}
-        assumed = {name: _rows(value, f"{where}: rows: {name}") for name, value in rows.items()}
-        try:
-            return cls(default, windows, data.get("provenance", {}), data.get("input_range"), assumed)
-        except ConfigError as error:
-            raise ConfigError(error.what, where=f"{where}: {error.where}", hint=error.hint) from None
+        kind = records.through(records.record(_FILES[version]), lambda file: file.config, lambda config: config)
+        config: BitConfig = records.of(data, kind, **_how(where))
+        return config
 
     def save(self, path: str | Path) -> None:
         """Write `to_json()` to a file."""
@@ -353,30 +349,65 @@ def _instead_of(path: str) -> str:
     return "a file that prepare, find-bits or BitConfig.save has written; is the path right, and may this user read it?"
 
 
-def _window(value: Any, known: set[str], where: str) -> BitWindow:
-    """The window of a file's object; q may be left out."""
-    if not isinstance(value, dict) or not {"k", "m"} <= set(value) <= known:
-        form = ", ".join(f'"{key}": ...' for key in sorted(known))
-        raise ConfigError(f"a window is {{{form}}}, got {reprlib.repr(value)}", where=where)
-    try:
-        return BitWindow(**value)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=where, hint=error.hint) from None
+@dataclass(frozen=True, kw_only=True)
+class BitsFile:
+    """A configuration, in the order of its text. What makes windows, rows and configurations looks at the numbers."""
+
+    format: str = records.constant(FORMAT)
+    version: int = record_field(records.one_of((2, VERSION)), default=VERSION)
+    default: BitWindow = record_field(records.record(BitWindow), missing=True, default=EXACT)
+    layers: Mapping[str, BitWindow] = record_field(_LAYERS, missing=True, default_factory=dict)
+    input_range: float | None = record_field(records.anything("a number"), left_out=True, default=None)
+    rows: Mapping[str, Rows] = record_field(
+        records.mapping(records.record(Rows), _MOST_LAYERS), left_out=True, default_factory=dict
+    )
+    provenance: Mapping[str, Any] = record_field(_PROVENANCE, missing=True, default_factory=dict)
+
+    @property
+    def config(self) -> BitConfig:
+        """The configuration itself; ConfigError for what cannot be one."""
+        return BitConfig(self.default, self.layers, self.provenance, self.input_range, self.rows)
 
 
-def _rows(value: Any, where: str) -> Rows:
-    """The rows of a file's object; sum may be left out."""
-    if not isinstance(value, dict) or not {"least", "most"} <= set(value) <= {"least", "most", "sum"}:
-        what = f'rows are {{"least": ..., "most": ..., "sum": ...}}, got {reprlib.repr(value)}'
-        raise ConfigError(what, where=where)
-    try:
-        return Rows(**value)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=where, hint=error.hint) from None
+def _none(value: Any) -> NoReturn:
+    raise records.Fault(f"is a field of version {VERSION}")
 
 
-def _written(rows: Rows) -> dict[str, float]:
-    return {key: value for key, value in asdict(rows).items() if value is not None}
+@dataclass(frozen=True, kw_only=True)
+class BitsFile2(BitsFile):
+    """A configuration of version 2, which has no rows."""
+
+    rows: Mapping[str, Rows] = record_field(records.Kind("nothing", _none), left_out=True, default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WindowFile1:
+    """A window of version 1, which has no q."""
+
+    k: int = record_field(_NUMBER)
+    m: int = record_field(_NUMBER)
+
+
+_WINDOW1 = records.through(records.record(WindowFile1), lambda file: BitWindow(file.k, file.m), lambda window: window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsFile1(BitsFile2):
+    """A configuration of version 1, whose windows have no q."""
+
+    version: int = record_field(records.one_of((1,)), default=1)
+    default: BitWindow = record_field(_WINDOW1, missing=True, default=EXACT)
+    layers: Mapping[str, BitWindow] = record_field(
+        records.mapping(_WINDOW1, _MOST_LAYERS), missing=True, default_factory=dict
+    )
+
+
+_FILES: dict[int, type[BitsFile]] = {1: BitsFile1, 2: BitsFile2, VERSION: BitsFile}
+
+
+def _how(where: str) -> dict[str, Any]:
+    hint = "a file that prepare, find-bits or BitConfig.save has written"
+    return {"name": "bit configuration", "where": where, "hint": hint, "error": ConfigError}
 
 
 def _short(fingerprint: Any) -> str:

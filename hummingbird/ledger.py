@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hummingbird import records
 from hummingbird.disk import Appended
-from hummingbird.errors import DealerError, DiskError, HummingbirdError
+from hummingbird.errors import DealerError, DiskError, HummingbirdError, InputError
 
 
 def beginning(set_id: str) -> bytes:
@@ -30,10 +31,10 @@ def _line(entry: dict[str, object]) -> bytes:
 
 def _parse(line: bytes) -> dict[str, object]:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        entry = None
-    return entry if isinstance(entry, dict) else {}
+        entry: dict[str, object] = records.read(line, records.mapping(records.anything(), 8), name="line")
+    except InputError:
+        return {}
+    return entry
 
 
 def _lines(data: bytes) -> list[bytes]:

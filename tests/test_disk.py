@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from hummingbird import disk
 from tests.support.disk import Order
+from tests.test_floors import FILES, PACKAGE, imported, parsed
 
 
 def refusing(*_: object) -> int:
@@ -96,3 +98,36 @@ def test_a_file_is_one_process_alone(tmp_path: Path) -> None:
     disk.Appended(tmp_path / "a").close()
     with pytest.raises(FileNotFoundError):
         disk.Appended(tmp_path / "b")
+
+
+def by_hand(source: str) -> list[str]:
+    """Calls that flush, rename or lock files, as `hummingbird.disk` does."""
+    tree = parsed(source)
+    found = [f"line {line}: {name}" for name, line in imported(tree) if name.split(".")[0] == "fcntl"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if node.attr in {"rename", "renames", "fsync", "fdatasync", "lockf"} or text == "os.replace":
+                found.append(f"line {node.lineno}: {text}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "replace":
+            words = [word.arg for word in node.keywords]
+            if (len(node.args), words) in ((1, []), (0, ["target"])):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")  # Path.replace: that of texts takes two
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_disk_flushes_renames_and_locks_files(path: Path) -> None:
+    source = path.read_text()
+    found = by_hand(source)
+    if path == PACKAGE / "disk.py":
+        assert {"fcntl", "os.fsync", "os.replace"} <= {use.split(": ")[1] for use in found}
+        return
+    assert [use for use in found if "disk.rename" not in use] == []
+
+
+def test_the_test_of_files_can_fail() -> None:
+    for line in ("import fcntl", "from fcntl import flock", "os.fsync(f)", "os.replace(a, b)", "a.rename(b)"):
+        assert by_hand(line), line
+    assert by_hand("os.rename(a, b)") and by_hand("path.replace(other)") and by_hand("path.replace(target=other)")
+    assert not by_hand("text.replace('a', 'b')") and not by_hand("os.open(path, os.O_RDONLY)")

@@ -10,26 +10,27 @@ and the error of such a composition is what it makes of each measured row when t
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hummingbird import kernels
+from hummingbird import kernels, records
 from hummingbird.capacity.service import Compute, check_count, check_number
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.fitting import nonnegative
+from hummingbird.records import field
 from hummingbird.version import VERSION as RELEASE
 
 FORMAT = "hummingbird-profile"
 VERSION = 1
 _MOST_TEXT = 64 << 20  # bytes
 _MOST_FACTORS = 256
+_NUMBER = records.anything("a number")  # what makes a record of these looks at it
 STEADY = 0.25  # the largest spread of a measurement: beyond that the machine was busy with something else
 
 
@@ -40,11 +41,11 @@ class Measurement:
     amounts: of each kind of work in it. seconds: samples by part, as in "compute", "expand", "deal".
     """
 
-    kind: str
-    name: str
-    digest: str
-    amounts: Mapping[str, float]
-    seconds: Mapping[str, tuple[float, ...]]
+    kind: str = field(records.text(1024))
+    name: str = field(records.text(1024))
+    digest: str = field(records.text(1024))
+    amounts: Mapping[str, float] = field(records.mapping(_NUMBER, 1024))
+    seconds: Mapping[str, tuple[float, ...]] = field(records.mapping(records.many(_NUMBER, 1 << 20), 1024))
 
     def __post_init__(self) -> None:
         for name, amount in self.amounts.items():
@@ -122,8 +123,19 @@ class Profile:
 
     def to_text(self) -> str:
         """The profile as JSON."""
-        data = {"machine": dict(self.machine), "threads": self.threads, "rows": [asdict(row) for row in self.rows]}
-        return json.dumps({"format": FORMAT, "version": VERSION, **data}, indent=1) + "\n"
+        file = ProfileFile(machine=self.machine, threads=self.threads, rows=self.rows)
+        return records.write(file, indent=1) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileFile:
+    """A profile, in the order of its text."""
+
+    format: str = records.constant(FORMAT)
+    version: int = records.constant(VERSION)
+    machine: Mapping[str, str] = field(records.mapping(records.anything(), 256))
+    threads: int = field(_NUMBER)
+    rows: tuple[Measurement, ...] = field(records.many(records.record(Measurement), 1 << 20))
 
 
 def command(kind: str) -> str:
@@ -167,39 +179,27 @@ def load(path: str | PathLike[str]) -> Profile:
 def from_text(text: str, where: str) -> Profile:
     """Parse `Profile.to_text`; InputError as `load`."""
     hint = "python -m scripts.tools.calibrate --json profile.json writes one"
-    if len(text) > _MOST_TEXT:
-        raise InputError(f"a profile of {len(text)} characters", where=where, hint=hint)
-    try:
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-            raise InputError(f"no {FORMAT}", where=where, hint=hint)
-        if (version := data.pop("version", None)) != VERSION:
-            what = f"version {str(version)[:32]} of the format, this release reads {VERSION}"
-            raise InputError(what, where=where, hint=hint)
-        if unknown := sorted(set(data) - {"machine", "threads", "rows"}):
-            raise InputError(f"unknown field {unknown[0]!r}", where=where, hint=hint)
-        _check_machine(data["machine"], where)
-        return Profile(data["machine"], data["threads"], tuple(_row(row) for row in data["rows"]))
-    except ConfigError as error:
-        raise InputError(error.what, where=f"{where}: {error.where}", hint=error.hint) from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"no profile: {type(error).__name__} {str(error)[:200]}", where=where, hint=hint) from None
+    how: Any = {"name": "profile", "where": where, "hint": hint}
+    data = records.parse(text, most=_MOST_TEXT, **how)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise InputError(f"no {FORMAT}", where=where, hint=hint)
+    if (version := data.get("version")) != VERSION:
+        what = f"version {str(version)[:32]} of the format, this release reads {VERSION}"
+        raise InputError(what, where=where, hint=hint)
+    found = records.of(data, ProfileFile, **how)
+    _check_machine(found.machine, where)
+    kind = records.through(records.anything(), lambda file: Profile(file.machine, file.threads, file.rows), str)
+    profile: Profile = records.of(found, kind, **how)
+    return profile
 
 
 def _check_machine(machine: Mapping[str, Any], where: str) -> None:
     """InputError unless the measurements are those of this release and of the kernels that are active here."""
     for name, has, here in (
-        ("release", machine["hummingbird"], RELEASE),
-        ("kernels", machine["kernels"], kernels.active()),
+        ("release", machine.get("hummingbird"), RELEASE),
+        ("kernels", machine.get("kernels"), kernels.active()),
     ):
         if has != here:
             what = f"measured with {name} {str(has)[:32]}, here are {name} {here}"
             hint = "calibrate again with what is here: python -m scripts.tools.calibrate --json profile.json"
             raise InputError(what, where=where, hint=hint)
-
-
-def _row(data: Mapping[str, Any]) -> Measurement:
-    seconds = {part: tuple(samples) for part, samples in data["seconds"].items()}
-    if set(data) != {"kind", "name", "digest", "amounts", "seconds"}:
-        raise ValueError(f"the fields of a row are {sorted(data)}")
-    return Measurement(data["kind"], data["name"], data["digest"], dict(data["amounts"]), seconds)

@@ -7,13 +7,13 @@ Source: kvgarimella/characterizing-private-inference (MIT; measurements alone).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from hummingbird import records
 from hummingbird.capacity.units import Units
 from hummingbird.errors import ConfigError
 
@@ -100,7 +100,7 @@ class PublishedProfile:
 def asplos23() -> PublishedProfile:
     """The authors' measurements, an Atom of 4 cores as client and a server of 32; shipped with the package."""
     text = resources.files("hummingbird.capacity").joinpath("profiles/asplos23.json").read_text(encoding="utf-8")
-    return parse(json.loads(text))
+    return parse(records.read(text, records.mapping(records.anything(), 16), name="profile", where="asplos23.json"))
 
 
 def parse(data: Mapping[str, Any]) -> PublishedProfile:

@@ -13,10 +13,12 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from hummingbird import records
 from hummingbird.capacity.sharing import Flow, shares
 from hummingbird.errors import ConfigError
+from hummingbird.records import field
 
 
 def check_number(value: object, where: str, least: float, unit: str, *, above: bool = False) -> None:
@@ -39,13 +41,20 @@ def check_name(value: object, where: str) -> None:
         raise ConfigError(f"{value!r} is no name", where=where, hint="some printable characters")
 
 
+_NUMBER = records.anything("a number")  # what makes a record of these looks at it
+_ROLE = records.text(1024)
+_LINK = records.through(
+    _NUMBER, lambda rate: math.inf if rate is None else rate, lambda rate: None if rate == math.inf else rate
+)
+
+
 @dataclass(frozen=True)
 class Prices:
     """Prices of a host: of a core for an hour, of 10^9 bytes sent, of 10^9 bytes stored for a month of 730 hours."""
 
-    core_hour: float = 0.0
-    gb_sent: float = 0.0
-    gb_month: float = 0.0
+    core_hour: float = field(_NUMBER, missing=True, default=0.0)
+    gb_sent: float = field(_NUMBER, missing=True, default=0.0)
+    gb_month: float = field(_NUMBER, missing=True, default=0.0)
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
@@ -56,11 +65,11 @@ class Prices:
 class Host:
     """A machine: cores, bytes of its store of tokens, bits per second of its link up and down (inf: no limit)."""
 
-    cores: int = 1
-    store: float = 0
-    up: float = math.inf
-    down: float = math.inf
-    prices: Prices = Prices()
+    cores: int = field(_NUMBER, missing=True, default=1)
+    store: float = field(_NUMBER, missing=True, default=0)
+    up: float = field(_LINK, missing=True, default=math.inf)
+    down: float = field(_LINK, missing=True, default=math.inf)
+    prices: Prices = field(records.record(Prices), missing=True, default=Prices())
 
     def __post_init__(self) -> None:
         check_count(self.cores, "cores", 1, "cores")
@@ -92,9 +101,9 @@ class Hosts:
 class Compute:
     """Core-seconds on a host, on at most `width` of its cores at a time."""
 
-    host: str
-    core_seconds: float
-    width: int = 1
+    host: str = field(_ROLE)
+    core_seconds: float = field(_NUMBER)
+    width: int = field(_NUMBER, missing=True, default=1)
 
     def __post_init__(self) -> None:
         check_number(self.core_seconds, "core_seconds", 0, "seconds")
@@ -105,9 +114,9 @@ class Compute:
 class Send:
     """Bytes from one host's link up to another's link down."""
 
-    source: str
-    target: str
-    bytes: float
+    source: str = field(_ROLE)
+    target: str = field(_ROLE)
+    bytes: float = field(_NUMBER)
 
     def __post_init__(self) -> None:
         check_number(self.bytes, "bytes", 0, "bytes")
@@ -239,7 +248,7 @@ class Service:
     refill: Phase | None = None
     session: Phase | None = None
     transit: Phase | None = None
-    token_bytes: Mapping[str, int] = field(default_factory=dict)
+    token_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refill_tokens: int = 1
     request_tokens: int = 1
     workers: int = 1

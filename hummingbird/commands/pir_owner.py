@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from hummingbird import disk
+from hummingbird import disk, records
 from hummingbird.commands.files import check_writable
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir.batching.plan import Plan
@@ -167,10 +167,14 @@ def _update(args: argparse.Namespace) -> int:
     return 0
 
 
+_ANSWER = records.mapping(records.anything(), 256)
+
+
 def _metrics(args: argparse.Namespace) -> int:
     links = connected(args.servers, timeout=args.timeout, where="pir-owner metrics", **_caller(args))
     try:
-        found = [json.loads(data) for data in ask(links, [b"", b""], "Metrics", "pir-owner metrics")]
+        told = ask(links, [b"", b""], "Metrics", "pir-owner metrics")
+        found = [records.read(data, _ANSWER, name="metrics", where="pir-owner metrics") for data in told]
         described = descriptions(links, "pir-owner metrics")
     finally:
         disconnect(links)

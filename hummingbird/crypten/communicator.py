@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird import cost
+from hummingbird import cost, records
 from hummingbird.channel import meter
 from hummingbird.channel.channel import MAX_TEXT, Channel
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
+
+_DEEPEST = 256  # lists and dictionaries in each other
 
 
 def _plain(x: Any) -> Tensor:
@@ -30,8 +32,8 @@ def _to_json(obj: Any) -> str:
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:
         text = json.dumps(obj)
-        same = json.loads(text) == obj
-    except (TypeError, ValueError):
+        same = records.read(text, records.anything(), name="object", most=len(text), deepest=_DEEPEST) == obj
+    except (TypeError, ValueError, InputError):
         same = False
     if not same:
         raise InputError(
@@ -260,7 +262,5 @@ class PartyCommunicator:
 
 
 def _from_json(data: bytes, src: int) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise AgreementError(f"party {src} sent an object that is no JSON text", where="crypten.communicator") from None
+    how: Any = {"where": "crypten.communicator", "error": AgreementError}
+    return records.read(data, records.anything(), name=f"object of party {src}", deepest=_DEEPEST, **how)

@@ -7,7 +7,6 @@ Whether the parts of a step fit together is for others to say (`schema.check`).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +15,7 @@ from torch import Tensor
 from hummingbird.graph.steps import Ref
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
-MOST_DEPTH = 32  # of nested lists and objects
 MOST_NAME = 512  # characters
-
-
-def check_text(text: str | bytes, most: int) -> None:
-    """ValueError for a text of more than `most` bytes, or nested too deeply: said before it is parsed."""
-    if len(text) > most:
-        raise ValueError(f"{len(text)} bytes, {most} are the most")
-    depth = 0
-    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text if isinstance(text, str) else text.decode())
-    for bracket in re.findall(r"[\[\]{}]", bare):
-        depth += 1 if bracket in "[{" else -1
-        if depth > MOST_DEPTH:
-            raise ValueError(f"nested more than {MOST_DEPTH} deep")
 
 
 def check_name(name: Any, number: int) -> str:

@@ -63,7 +63,7 @@ class DataSide:
         """
         secret = bfv.Secret.new()
         session = self.store.header.session
-        link.send("opening", messages.opening(self._digest, session=session, first=self._first))
+        link.send("opening", messages.OfflineOpening(plan=self._digest, session=session, first=self._first).pack())
         link.send("key", secret.public().to_bytes())
         for _ in range(count):
             slot = self.store.deal()
@@ -137,10 +137,13 @@ class DataSide:
         share = link.receive("logits", messages.words_bytes(output.count, output.ring))
         return reduced(slot.share + messages.unpack(share, output.shape, output.ring), output.ring)
 
-    def open(self, link: MessageStream, slot: Slot, **fields: str) -> None:
-        """Begin an online call."""
+    def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
+        """Begin an online call; ticket, input: of a proxy's user."""
         session = self.store.header.session
-        link.send("opening", messages.opening(self._digest, session=session, slot=slot.number, **fields))
+        opening = messages.OnlineOpening(
+            plan=self._digest, session=session, slot=slot.number, ticket=ticket, input=input
+        )
+        link.send("opening", opening.pack())
 
     def answer(self, link: MessageStream, slot: Slot) -> None:
         """One message each way for every layer of gates, each answered once."""

@@ -15,19 +15,22 @@ so that nothing is believed. Integers mod 2^k travel as `kernels.pack_words` of 
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.kernels.shares import pack_words, unpack_words
 from hummingbird.kernels.shares.packing import bytes_of
 from hummingbird.prg import SEED_BYTES
+from hummingbird.records import field
 from hummingbird.version import VERSION
 
 FORMAT = 1
+INPUTS = ("shares", "switched")  # of a proxy's user: X - r, or X encrypted
 DONE = b"+"
 NUMBER_BYTES = 8
 END = bytes([255]) * NUMBER_BYTES  # in the place of a slot's number
@@ -38,21 +41,64 @@ MOST_OPENING = 4096  # bytes
 _HINT = "the bytes were damaged, or come from another program or release"
 
 
-def opening(plan: str = "", **fields: Any) -> bytes:
+@dataclass(frozen=True, kw_only=True)
+class Opening:
     """The first message of a call. plan: its digest, empty before it is known."""
-    return json.dumps({"format": FORMAT, "release": VERSION, "plan": plan, **fields}).encode()
+
+    format: int = records.constant(FORMAT)
+    release: str = records.constant(VERSION)
+    plan: str = field(records.text(2 * DIGEST_BYTES), default="")
+
+    def pack(self) -> bytes:
+        """The opening as JSON."""
+        return records.write(self).encode()
 
 
-def read_opening(data: bytes, plan: str, us: str, them: str) -> dict[str, Any]:
-    """The fields of an opening; AgreementError, naming both sides, for another format, release or plan.
+@dataclass(frozen=True, kw_only=True)
+class SessionOpening(Opening):
+    """The model's side's answer to an opening: the session that it has begun."""
+
+    session: str = field(records.digits(SESSION_BYTES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineOpening(SessionOpening):
+    """first: the first slot that the data's side may still use."""
+
+    first: int = field(records.whole())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineOpening(SessionOpening):
+    """The slot of an image; of a proxy also the ticket of the user who brings it, and the kind of its input."""
+
+    slot: int = field(records.whole())
+    ticket: str | None = field(records.maybe(records.digits(TICKET_BYTES)), left_out=True, default=None)
+    input: str | None = field(records.maybe(records.one_of(INPUTS)), left_out=True, default=None)
+
+    def __post_init__(self) -> None:
+        if (self.ticket is None) != (self.input is None):
+            raise malformed("a ticket and its input belong together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserOpening(Opening):
+    """A user's request for a slot at a proxy. input: of `INPUTS`."""
+
+    input: str = field(records.one_of(INPUTS))
+
+
+T = TypeVar("T", bound=Opening)
+
+
+def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T:
+    """An opening of this kind; AgreementError, naming both sides, for another format, release or plan.
 
     plan: the digest that must be the other side's too; empty: any. us, them: the sides, as errors name them.
     InputError for anything malformed.
     """
-    try:
-        fields: Any = json.loads(data) if len(data) <= MOST_OPENING else None
-    except (ValueError, RecursionError):
-        fields = None
+    how: Any = {"name": "message", "where": "hybrid", "hint": _HINT}
+    fields = records.parse(data, most=MOST_OPENING, **how)
     if not isinstance(fields, dict):
         raise malformed("an opening that is no JSON object")
     theirs, release = fields.get("format"), str(fields.get("release"))[:32]
@@ -61,7 +107,7 @@ def read_opening(data: bytes, plan: str, us: str, them: str) -> dict[str, Any]:
         raise AgreementError(what, where="hybrid", hint="install the same release on both sides")
     if plan:
         check_plan(str(fields.get("plan")), plan, us, them)
-    return fields
+    return records.of(fields, kind, **how)
 
 
 def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
@@ -69,22 +115,6 @@ def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
     if theirs != ours:
         what = f"{them} works by plan {theirs[:12]}, {us} by plan {ours[:12]}: another net, windows or weights"
         raise AgreementError(what, where="hybrid", hint="prepare again in another folder: a new session begins")
-
-
-def text_of(fields: dict[str, Any], name: str, size: int) -> str:
-    """A field of `size` bytes in hexadecimal digits; InputError for anything else."""
-    text = fields.get(name)
-    if not isinstance(text, str) or len(text) != 2 * size or not set(text) <= set("0123456789abcdef"):
-        raise malformed(f"no {name}")
-    return text
-
-
-def number_of(fields: dict[str, Any], name: str) -> int:
-    """A field that is a whole number from 0 to 2^63 - 1; InputError for anything else."""
-    number = fields.get(name)
-    if type(number) is not int or not 0 <= number < 1 << 63:
-        raise malformed(f"no {name}")
-    return number
 
 
 def words_bytes(count: int, ring: int) -> int:

@@ -14,21 +14,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import InputError
-from hummingbird.graph.steps import refs
+from hummingbird.graph.steps import Ref, refs
+from hummingbird.records import field
 from hummingbird.structure import TENSOR, Structure, rebuild
 
 MOST_RING = 32  # bits of a share: what a garbled row and the encryption hold
 WIDTHS = range(2, 25)  # bits that a gate takes
 GARBLERS = ("data", "model")
+MOST_SIZE = 1 << 24  # of anything that a step names
 LOCAL = frozenset({"sum", "cut", "sum_pool", "taps", "rows", "cat", "reshape", "permute", "pad"})
+
+
+def tuples(value: Any) -> Any:
+    """Lists as tuples, and lists in them."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as lists, and those in them: the inverse of `tuples`."""
+    return list(map(_lists, value)) if isinstance(value, tuple) else value
+
+
+def _sizes(count: int, least: int = 0) -> records.Kind:
+    return records.row(*[records.whole(least, MOST_SIZE)] * count)
+
+
+UNIT = records.real(2.0**-128, 2.0**128, above=True)
+_REF = records.through(records.whole(0, MOST_SIZE), Ref, lambda ref: ref.index)
+ATTR = records.through(records.anything(), tuples, _lists)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +64,13 @@ class Step:
     several results in a row has their structure and their shapes.
     """
 
-    name: str
-    op: str
-    inputs: tuple[Any, ...]
-    shape: tuple[int, ...]
-    ring: int
-    unit: float
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = field(records.text(1024, 1, printable=True))
+    op: str = field(records.text(32))
+    inputs: tuple[Any, ...] = field(records.many(_REF, 1 << 12))
+    shape: tuple[int, ...] = field(records.many(records.whole(1, MOST_SIZE), 8))
+    ring: int = field(records.whole(1, MOST_RING))
+    unit: float = field(UNIT)
+    attrs: Mapping[str, Any] = field(records.mapping(ATTR, 8), default_factory=dict)
 
     def __str__(self) -> str:
         said = ", ".join([*map(str, self.inputs), *(f"{key}={value}" for key, value in self.attrs.items())])
@@ -68,12 +90,12 @@ class Linear(Step):
     in which the input's shares are read too. stride, padding, dilation: (rows, columns).
     """
 
-    image: tuple[int, int, int] = (1, 1, 1)
-    weight: tuple[int, int, int, int] = (1, 1, 1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-    groups: int = 1
+    image: tuple[int, int, int] = field(_sizes(3, 1), default=(1, 1, 1))
+    weight: tuple[int, int, int, int] = field(_sizes(4, 1), default=(1, 1, 1, 1))
+    stride: tuple[int, int] = field(_sizes(2, 1), default=(1, 1))
+    padding: tuple[int, int] = field(_sizes(2), default=(0, 0))
+    dilation: tuple[int, int] = field(_sizes(2, 1), default=(1, 1))
+    groups: int = field(records.whole(1, MOST_SIZE), default=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +105,8 @@ class Gate(Step):
     kind: "relu", or "lift", which only takes the number to the ring of the next layers. ring: of the result.
     """
 
-    kind: str = "relu"
-    width: int = 2
+    kind: str = field(records.one_of(("relu", "lift")), default="relu")
+    width: int = field(records.whole(WIDTHS.start, WIDTHS.stop - 1), default=2)
 
 
 S = TypeVar("S", bound=Step)

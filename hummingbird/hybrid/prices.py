@@ -50,16 +50,16 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
     """A proxy's user before its first image, by method; of the plan it needs the ends alone."""
     digest = "0" * (2 * DIGEST_BYTES)
-    found = {"Public": len(messages.opening()), "Public: answer": len(proxy_view(plan, digest))}
+    found = {"Public": len(messages.Opening().pack()), "Public: answer": len(proxy_view(plan, digest))}
     if kind == "switched":
-        found |= {"Key": len(messages.opening(digest)), "Key: answer": KEY_BYTES}
+        found |= {"Key": len(messages.Opening(plan=digest).pack()), "Key: answer": KEY_BYTES}
         found |= {"Keys": DIGEST_BYTES + KEYS_BYTES, "Keys: answer": TICKET_BYTES}
     return found
 
 
 def user(plan: Plan, kind: str) -> dict[str, int]:
     """One image of a proxy's user, by method: `Slot` to the proxy, `Input` to the model's side."""
-    asked = len(messages.opening("0" * (2 * DIGEST_BYTES), input=kind))
+    asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)
     share = _bytes(plan.output)
     return {

@@ -83,17 +83,15 @@ class Proxy:
             self.served[kind] += 1
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        messages.read_opening(data, "", _US, _THEM)
+        messages.read_opening(data, "", _US, _THEM, messages.Opening)
         return self._text
 
     def _key(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        messages.read_opening(data, self._connection.digest, _US, _THEM)
+        messages.read_opening(data, self._connection.digest, _US, _THEM, messages.Opening)
         return self._public
 
     def _slot(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        kind = messages.read_opening(data, self._connection.digest, _US, _THEM).get("input")
-        if kind not in INPUTS:
-            raise messages.malformed("no input")
+        kind = messages.read_opening(data, self._connection.digest, _US, _THEM, messages.UserOpening).input
         name = caller_name(context)
         self._users.enter(name)
         try:

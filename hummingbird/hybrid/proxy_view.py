@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from hummingbird import records
 from hummingbird.hybrid import messages
-from hummingbird.hybrid.plan import Plan, Step
-from hummingbird.hybrid.plan_json import are_results, tuples
+from hummingbird.hybrid.plan import ATTR, MOST_RING, UNIT, Plan, Step
+from hummingbird.hybrid.plan_json import DEEPEST, are_results
+from hummingbird.records import field
 
 MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
+_END = records.row(
+    records.many(records.whole(1, MOST_VALUES), 4, 1), records.whole(1, MOST_RING), UNIT, records.mapping(ATTR, 2)
+)
+_End = tuple[tuple[int, ...], int, float, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ProxyView:
+    """Digest of the plan, the largest |x| of an image, and of its ends shape, ring, unit and attributes."""
+
+    plan: str = field(records.digits(messages.DIGEST_BYTES))
+    input_range: float = field(UNIT)
+    input: _End = field(_END)
+    output: _End = field(_END)
+
+    def __post_init__(self) -> None:
+        shape, _, _, attrs = self.output
+        if self.input[3] or (attrs and not are_results(attrs, shape)):
+            raise messages.malformed("results that do not fit their structure")
 
 
 def proxy_view(plan: Plan, digest: str) -> bytes:
     """The parts of a plan that a user must know, JSON."""
-    fields = {name: [list(step.shape), step.ring, step.unit, dict(step.attrs)] for name, step in _ends(plan).items()}
-    return json.dumps({"plan": digest, "input_range": plan.input_range, **fields}).encode()
+    ends = [(step.shape, step.ring, step.unit, dict(step.attrs)) for step in (plan.input, plan.output)]
+    return records.write(ProxyView(digest, plan.input_range, *ends)).encode()
 
 
 def read_proxy_view(data: bytes) -> tuple[Plan, str]:
     """A plan that has its ends only, and its digest; InputError for anything malformed."""
-    try:
-        fields: Any = json.loads(data) if len(data) <= messages.MOST_OPENING else None
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise messages.malformed("a proxy's description that is no JSON object")
-    digest = messages.text_of(fields, "plan", messages.DIGEST_BYTES)
-    steps, largest = tuple(_step(name, fields.get(name)) for name in ("input", "output")), fields.get("input_range")
-    if not isinstance(largest, float) or not _is_unit(largest):
-        raise messages.malformed("no input_range")
-    return Plan(steps, "data", largest), digest
-
-
-def _ends(plan: Plan) -> dict[str, Step]:
-    return {"input": plan.input, "output": plan.output}
-
-
-def _step(name: str, field: Any) -> Step:
-    right = isinstance(field, list) and len(field) == 4 and isinstance(field[0], list) and 0 < len(field[0]) <= 4
-    right = right and all(type(size) is int and 0 < size <= MOST_VALUES for size in field[0])
-    right = right and (field[3] == {} or (name == "output" and _is_output(field)))
-    if not right or type(field[1]) is not int or not 1 <= field[1] <= 32 or not _is_unit(field[2]):
-        raise messages.malformed(f"no {name}")
-    return Step(name, name, (), tuple(field[0]), field[1], field[2], {key: tuples(x) for key, x in field[3].items()})
-
-
-def _is_output(field: list[Any]) -> bool:
-    return isinstance(field[3], dict) and are_results(field[3], tuple(field[0]))
-
-
-def _is_unit(value: Any) -> bool:
-    return type(value) is float and 2.0**-128 < value < 2.0**128
+    hint = "the bytes were damaged, or come from another program or release"
+    view = records.read(
+        data, ProxyView, name="message", most=messages.MOST_OPENING, deepest=DEEPEST, where="hybrid", hint=hint
+    )
+    ends = {"input": view.input, "output": view.output}
+    return Plan(tuple(Step(name, name, (), *end) for name, end in ends.items()), "data", view.input_range), view.plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
@@ -32,6 +32,7 @@ MAX_CALLS = 2 * WORKERS  # calls at work
 _RETRY = 5.0  # seconds after which a client that found no room may try again
 _US, _THEM = "the model's side", "the data's side"
 _SECRET = "seed"
+S = TypeVar("S", bound=messages.SessionOpening)
 
 
 class Service:
@@ -91,7 +92,7 @@ class Service:
     # Methods ----------------------------------------------------------------------------------------------------------
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        messages.read_opening(data, "", _US, _THEM)
+        messages.read_opening(data, "", _US, _THEM, messages.Opening)
         return self._text
 
     def _call(
@@ -117,18 +118,18 @@ class Service:
         self._sessions.begin(owner, make)
 
     def _offline(self, link: MessageStream, owner: str) -> None:
-        with self._opened(link, owner) as (store, fields):
-            store.discard_before(messages.number_of(fields, "first"))
+        with self._opened(link, owner, messages.OfflineOpening) as (store, opening):
+            store.discard_before(opening.first)
             self._side.prepare(link, store, lambda: self._sessions.room(owner, self._side.slot_bytes))
 
     def _online(self, link: MessageStream, owner: str) -> None:
-        with self._opened(link, owner) as (store, fields):
+        with self._opened(link, owner, messages.OnlineOpening) as (store, opening):
             try:
-                online = self._side.begin(link, store, messages.number_of(fields, "slot"))
+                online = self._side.begin(link, store, opening.slot)
             except SlotError as error:
                 raise NotFoundError(error.what, where=WHERE, hint=error.hint) from None
-            if "ticket" in fields:
-                self._users.serve(link, fields, online.infer)
+            if opening.ticket is not None:
+                self._users.serve(link, opening.ticket, opening.input or messages.INPUTS[0], online.infer)
                 return
             step, output = self._plan.input, self._plan.output
             given = link.receive("input", messages.words_bytes(step.count, step.ring))
@@ -136,11 +137,11 @@ class Service:
             link.send("logits", messages.pack(online.infer(x), output.ring))
 
     @contextmanager
-    def _opened(self, link: MessageStream, owner: str) -> Iterator[tuple[Store, dict[str, Any]]]:
-        """The store that an opening names, which is this client's, and the opening's fields."""
-        fields = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM)
-        with self._sessions.use(messages.text_of(fields, "session", messages.SESSION_BYTES), owner) as store:
-            yield store, fields
+    def _opened(self, link: MessageStream, owner: str, kind: type[S]) -> Iterator[tuple[Store, S]]:
+        """The store that an opening names, which is this client's, and the opening."""
+        opening = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM, kind)
+        with self._sessions.use(opening.session, owner) as store:
+            yield store, opening
 
 
 def _claim(folder: Path) -> tuple[Appended, bytes]:

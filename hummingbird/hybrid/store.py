@@ -24,7 +24,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ from typing import Any
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
-from hummingbird import disk, ledger
+from hummingbird import disk, ledger, records
 from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.ledger import Ledger
 from hummingbird.prg import SEED_BYTES, derive
+from hummingbird.records import field
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 from hummingbird.version import VERSION
 
@@ -58,13 +59,13 @@ class Header:
     the model's side the name of the client that began it; empty for one without a name, and at the data's side.
     """
 
-    side: str
-    session: str
-    plan: str
-    owner: str = ""
-    format: str = FORMAT
-    format_version: int = FORMAT_VERSION
-    hummingbird_version: str = VERSION
+    side: str = field(records.one_of(("data", "model")))
+    session: str = field(records.digits(16))
+    plan: str = field(records.text(128))
+    owner: str = field(records.text(1024), default="")
+    format: str = records.constant(FORMAT)
+    format_version: int = records.constant(FORMAT_VERSION)
+    hummingbird_version: str = records.constant(VERSION)
 
 
 class Store:
@@ -105,7 +106,7 @@ class Store:
             write(folder / MATERIAL, [body, _mac(seed, "material", 0, body)])
             for name in (DEALT, USED):
                 write(folder / name, [ledger.beginning(header.session)])
-            fields = asdict(header)
+            fields = records.plain(header)
             text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1).encode()
             write(folder / HEADER, [text])
         except OSError as error:
@@ -264,15 +265,13 @@ def _read_header(folder: Path) -> tuple[Header, bytes]:
     if not there_is(folder):
         raise StoreError("there is no session here", where=str(folder), hint="prepare one first")
     try:
-        fields = json.loads((folder / HEADER).read_bytes())
-        seed = (folder / SEED).read_bytes()
-        named: dict[str, Any] = fields if isinstance(fields, dict) else {}
-        digest = str(named.pop("digest", ""))
-        sound = len(seed) == SEED_BYTES and hmac.compare_digest(digest.encode(), _digest(named, seed).encode())
+        text, seed = (folder / HEADER).read_bytes(), (folder / SEED).read_bytes()
     except OSError as error:
         raise _damaged(folder, str(error.strerror)) from None
-    except (ValueError, RecursionError):
-        raise _damaged(folder, "it is not JSON") from None
+    how: Any = {"name": "header", "where": str(folder / HEADER), "hint": _NEW, "error": StoreError}
+    named = records.of(records.parse(text, **how), records.mapping(records.anything(), 16), **how)
+    digest = str(named.pop("digest", ""))
+    sound = len(seed) == SEED_BYTES and hmac.compare_digest(digest.encode(), _digest(named, seed).encode())
     found = named.get("format"), named.get("format_version"), named.get("hummingbird_version")
     if found != (FORMAT, FORMAT_VERSION, VERSION):
         what = f"this is {' '.join(str(part)[:40] for part in found)}, this release reads "
@@ -280,10 +279,7 @@ def _read_header(folder: Path) -> tuple[Header, bytes]:
         raise StoreError(what, where=str(folder / HEADER), hint=_NEW)
     if not sound:
         raise _damaged(folder, "header and seed do not fit each other")
-    texts = [named.get(name) for name in ("side", "session", "plan", "owner")]
-    if not all(isinstance(text, str) for text in texts) or len(named) != len(Header.__dataclass_fields__):
-        raise _damaged(folder, "its fields are others")
-    return Header(**named), seed
+    return records.of(named, Header, **how), seed
 
 
 def _damaged(folder: Path, what: str) -> StoreError:

@@ -60,12 +60,14 @@ class ProxiedNet:
         self._channels = {"proxy": service.connect(proxy, tls, timeout, token=token)}
         try:
             self._channels["server"] = service.connect(server, tls, timeout, token=token)
-            self.plan, self._digest = read_proxy_view(self._call(self.once, "proxy", "Public", messages.opening()))
+            self.plan, self._digest = read_proxy_view(
+                self._call(self.once, "proxy", "Public", messages.Opening().pack())
+            )
             if max(self.plan.input.count, self.plan.output.count) > MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])
             self._image, self._secret = Image(self.plan.input), bfv.Secret.new()
             if input == "switched":
-                public = self._call(self.once, "proxy", "Key", messages.opening(self._digest), KEY_BYTES)
+                public = self._call(self.once, "proxy", "Key", messages.Opening(plan=self._digest).pack(), KEY_BYTES)
                 keys = bytes.fromhex(self._digest) + keys_of(self._secret, public)
                 self._name = self._call(self.once, "server", "Keys", keys, messages.TICKET_BYTES)
         except BaseException:
@@ -103,7 +105,7 @@ class ProxiedNet:
     def _infer(self, x: Tensor) -> Tensor:
         step, output = self.plan.input, self.plan.output
         size = messages.words_bytes(output.count, output.ring)
-        asked = messages.opening(self._digest, input=self._input)
+        asked = messages.UserOpening(plan=self._digest, input=self._input).pack()
         slot = self._call(self.online, "proxy", "Slot", asked, SLOT_HEAD + size)
         ticket, seed, first = slot[: messages.TICKET_BYTES], slot[SLOT_HEAD - SEED_BYTES : SLOT_HEAD], slot[SLOT_HEAD:]
         if self._input == "switched":

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 from torch import Tensor
@@ -26,7 +25,7 @@ from hummingbird.prg import new_seed
 from hummingbird.rpc.admission import caller_name
 from hummingbird.rpc.service import Method
 
-INPUTS = ("shares", "switched")
+INPUTS = messages.INPUTS
 MOST_KEYS = 256  # users' keys that are kept, 1.3 MB each
 USER_SECONDS = 30.0  # for a user who has its ticket to bring its input
 _US, _USER = "the model's side", "the user"
@@ -82,15 +81,12 @@ class ConnectedUsers:
             del self._waiting[ticket]
         return met.bring(body, self._idle)
 
-    def serve(self, link: MessageStream, fields: dict[str, Any], infer: Callable[[Tensor], Tensor]) -> None:
+    def serve(self, link: MessageStream, ticket: str, kind: str, infer: Callable[[Tensor], Tensor]) -> None:
         """Run the call of a proxy that waits for its user. infer: the share of the logits, from X - r, with a slot that
         is marked as used.
 
         Errors of `infer`, which the user hears of too; PeerError where no user comes.
         """
-        ticket, kind = messages.text_of(fields, "ticket", messages.TICKET_BYTES), fields.get("input")
-        if kind not in INPUTS:
-            raise messages.malformed("no input")
         step, output = self._plan.input, self._plan.output
         with self._expected(ticket, self._sizes[kind]) as met:
             link.send("done", messages.DONE)

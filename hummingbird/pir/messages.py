@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import InputError
 from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.table import Facts, State
+from hummingbird.records import field
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 from hummingbird.rpc.service import MAX_MESSAGE
 from hummingbird.version import VERSION
@@ -38,32 +40,22 @@ _OVERHEAD = 1024  # more than the headers of any frame here
 class TableDescription:
     """A server's description of itself."""
 
-    party: int
-    facts: Facts
-    state: State
-    signs: bool  # its answers
-    release: str = VERSION
+    party: int = field(records.whole(0, 1))
+    facts: Facts = field(records.record(Facts))
+    state: State = field(records.record(State))
+    signs: bool = field(records.flag())  # its answers
+    release: str = field(records.text(256), default=VERSION)
 
     def pack(self) -> bytes:
         """The description as JSON."""
-        state = {"version": self.state.version, "digest": self.state.digest.hex()}
-        fields = {"party": self.party, "release": self.release, "signs": self.signs, "state": state}
-        return json.dumps({**fields, "facts": asdict(self.facts)}).encode()
+        fields = records.plain(self)
+        return json.dumps({name: fields[name] for name in ("party", "release", "signs", "state", "facts")}).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> TableDescription:
         """InputError for anything else than a description."""
-        try:
-            fields = json.loads(data)
-            version, digest = fields["state"]["version"], bytes.fromhex(fields["state"]["digest"])
-            party, signs, release = fields["party"], fields["signs"], fields["release"]
-            facts = Facts(**fields["facts"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise InputError("malformed description", hint="is this a pir-server?") from None
-        types = type(version) is int and type(signs) is bool and isinstance(release, str)
-        if not types or not 0 <= version < 1 << 63 or len(digest) != 16 or type(party) is not int:
-            raise InputError("malformed description", hint="is this a pir-server?")
-        return cls(party, facts, State(version, digest), signs, release[:32])
+        found = records.read(data, cls, name="description", hint="is this a pir-server?")
+        return replace(found, release=found.release[:32])
 
 
 def as_bytes(data: bytes) -> Tensor:

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hummingbird import disk
+from hummingbird import disk, records
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS, MOST_ROWS
+from hummingbird.records import field
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
 MAX_RECORD = 1 << 20
@@ -61,11 +62,11 @@ class Facts:
     with its own proof; dim counts the numbers of all (a plan's row and its companions).
     """
 
-    rows: int
-    dim: int
-    dtype: str
-    table_id: str = ""
-    parts: int = 1
+    rows: int = field(records.whole(1, MOST_ROWS))
+    dim: int = field(records.whole(1, MAX_RECORD))
+    dtype: str = field(records.one_of([*DTYPES]))
+    table_id: str = field(records.text(32), missing=True, default="")
+    parts: int = field(records.whole(1, MAX_RECORD), missing=True, default=1)
 
     def __post_init__(self) -> None:
         numbers = all(type(n) is int and n > 0 for n in (self.rows, self.dim, self.parts))
@@ -114,8 +115,8 @@ def _is_hex(text: str) -> bool:
 class State:
     """The contents a server answers from: the number of updates made, and a digest of table and updates."""
 
-    version: int
-    digest: bytes
+    version: int = field(records.whole())
+    digest: bytes = field(records.hexadecimal(_DIGEST))
 
     def after(self, digest: bytes) -> State:
         """The state that an update leads to. digest: SHA-256 of the message as its owner signed it."""
@@ -168,7 +169,7 @@ class Source:
         A file of this name is replaced at the end, so that a table can be saved over the one that it is mapped from.
         """
         entry = {"dtype": "U8", "shape": list(self.records.shape), "data_offsets": [0, self.records.size]}
-        own = json.dumps({"version": self.version, **asdict(self.facts)})
+        own = json.dumps({"version": self.version, **records.plain(self.facts)})
         header = json.dumps({"__metadata__": {_OWN: own}, "records": entry}).encode()
         header += b" " * (-len(header) % 8)
         rows = (part.tobytes() for _, part in self.parts(0, self.facts.rows))
@@ -213,15 +214,29 @@ def _open_npy(path: Path) -> Source:
     return Source(facts, 0, array.view(np.uint8).reshape(facts.rows, facts.row_bytes))
 
 
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str = field(records.text(16))
+    shape: tuple[int, ...] = field(records.many(records.whole(), 64))
+    data_offsets: tuple[int, int] = field(records.row(records.whole(), records.whole()))
+
+
+_ENTRIES = records.mapping(records.anything(), 1 << 20, 1 << 16)
+_TEXTS = records.mapping(records.text(_HEADER_LIMIT), 1 << 16, 1 << 16)
+_VERSION = records.whole(0, (1 << 62) - 1)
+
+
 def _open_safetensors(path: Path, tensor: str | None) -> Source:
-    total = path.stat().st_size
+    total, how = path.stat().st_size, dict[str, Any](where=str(path), hint="was it copied completely?")
     with open(path, "rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(_HEADER_LIMIT, total - 8):
             raise ValueError("its header is cut off")
-        header = json.loads(file.read(length))
-    metadata = header.pop("__metadata__", {})
+        header = records.read(file.read(length), _ENTRIES, name="header", most=_HEADER_LIMIT, **how)
+    metadata = records.of(header.pop("__metadata__", {}), _TEXTS, name="metadata", **how)
     if tensor is None and len(header) != 1:
         hint = f"name one of: {', '.join(sorted(header))[:300]}"
         raise InputError(f"the file holds {len(header)} tensors", where=str(path), hint=hint)
@@ -229,22 +244,23 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
     if name not in header:
         hint = f"it holds: {', '.join(sorted(header))[:300]}"
         raise InputError(f"no tensor {name!r} in the file", where=str(path), hint=hint)
-    dtype, shape, (begin, end) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
-    if dtype not in _SAFE or len(shape) != 2 or not all(type(n) is int and n > 0 for n in (*shape, end)):
+    entry = records.of(header[name], TensorEntry, name="header", **how)
+    dtype, shape, (begin, end) = entry.dtype, entry.shape, entry.data_offsets
+    if dtype not in _SAFE or len(shape) != 2 or not all(shape):
         hint = f"two dimensions, types: {', '.join(_SAFE)}"
         what = f"tensor {name[:80]!r} of {str(dtype)[:20]} with shape {str(shape)[:80]} is no table"
         raise InputError(what, where=str(path), hint=hint)
     size = math.prod(shape) * _SAFE[dtype].itemsize
-    if type(begin) is not int or begin < 0 or end - begin != size or 8 + length + end > total:
+    if end - begin != size or 8 + length + end > total:
         raise ValueError(f"tensor {name[:80]!r} is cut off, or its offsets do not fit its shape")
     version = 0
     if _OWN in metadata and name == "records":
-        fields = json.loads(metadata[_OWN])
-        version = fields.pop("version")
-        facts = Facts(**fields)
-        if type(version) is not int or not 0 <= version < 1 << 62 or shape != [facts.rows, facts.record_bytes]:
+        fields = records.read(metadata[_OWN], _ENTRIES, name="metadata", **how)
+        version = records.of(fields.pop("version", None), _VERSION, name="version", **how)
+        facts = records.of(fields, Facts, name="facts", **how)
+        if shape != (facts.rows, facts.record_bytes):
             raise ValueError("its metadata does not fit its records")
     else:
         facts = Facts(shape[0], shape[1], str(_SAFE[dtype]).removeprefix("torch."))
-    records = np.memmap(path, np.uint8, "c", offset=8 + length + begin, shape=(facts.rows, facts.record_bytes))
-    return Source(facts, version, records)
+    mapped = np.memmap(path, np.uint8, "c", offset=8 + length + begin, shape=(facts.rows, facts.record_bytes))
+    return Source(facts, version, mapped)

@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from hummingbird import records
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.rpc.signals import Stop
@@ -60,7 +61,7 @@ class Job:
                     if self._store.check([f"lives/{rank}"]):
                         silent.remove(rank)
                     elif self._store.check([f"ended/{rank}"]):
-                        what, hint = json.loads(self._store.get(f"ended/{rank}"))
+                        what, hint = records.read(self._store.get(f"ended/{rank}"), _REASON, name="reason")
                         told = f"rank {rank} of {self.size} ended: {what}", hint
                 time.sleep(0.02)
         except RuntimeError:
@@ -72,6 +73,7 @@ class Job:
         return PeerError(what, where=f"rank {self.rank}", hint=hint)
 
 
+_REASON = records.row(records.text(1 << 20), records.text(1 << 20))
 _job: Job | None = None
 _jobs = 0  # of this process, each with names of its own in the store
 

@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import AgreementError
 from hummingbird.ranks.job import current, first, part, size
 
+_FACTS = records.mapping(records.text(1 << 30), 1 << 16, 1 << 16)
 _SHOWN = 80  # characters of a value in an error
 
 
@@ -69,7 +71,7 @@ def agree(facts: Callable[[], Mapping[str, Any]]) -> None:
         return
     lengths = [int(length) for length in _gathered(torch.tensor([len(text)]))]
     padded = torch.frombuffer(bytearray(text.ljust(max(lengths))), dtype=torch.uint8)
-    told = [json.loads(found.numpy().tobytes()) for found in _gathered(padded)]
+    told = [records.read(found.numpy().tobytes(), _FACTS, name="facts", most=1 << 30) for found in _gathered(padded)]
     different = []
     for name in sorted({name for one in told for name in one}):
         values = [one.get(name, "nothing") for one in told]

@@ -10,16 +10,18 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.bits import BitConfig
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Step, step_json
 from hummingbird.graph.schema import check
 from hummingbird.mpc.protocols.registry import PROTOCOLS
+from hummingbird.records import field
 from hummingbird.version import VERSION as RELEASE
 
 FORMAT = "hummingbird-net"
@@ -29,6 +31,53 @@ _MOST_TEXT = 16 << 20  # bytes; a net of 200 steps has 100 kB
 _MOST_STEPS = 1 << 16
 _MOST_PARTIES = 1 << 16
 _MOST_TENSORS = 1 << 31  # elements in all: a party without the weights makes zeros of these shapes
+
+
+_STEP = records.row(
+    *(records.text(step_json.MOST_NAME, printable=True), records.text(64), records.anything()),
+    records.mapping(records.anything(), 256),
+)
+
+
+def _whose(value: Any) -> str | int:
+    found: str | int = "public" if value == "public" else records.whole(0, _MOST_PARTIES - 1).read(value)
+    return found
+
+
+_WHOSE = records.Kind("public, or a party", _whose)
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """Type and shape of one of the net's tensors."""
+
+    dtype: str = field(records.one_of([*DTYPES]))
+    shape: tuple[int, ...] = field(records.many(records.whole(0, _MOST_TENSORS), 16))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetText:
+    """The net in its file: a step is its name, operation, inputs and attributes, which `step_json` reads."""
+
+    steps: tuple[tuple[Any, ...], ...] = field(records.many(_STEP, _MOST_STEPS))
+    tensors: dict[str, WeightSpec] = field(
+        records.mapping(records.record(WeightSpec), _MOST_STEPS, step_json.MOST_NAME)
+    )
+    weights: str | int = field(_WHOSE)
+    protocol: str = field(records.one_of([*PROTOCOLS]))
+    bits: dict[str, Any] = field(records.anything("a bit configuration"))
+    seal: str = field(records.digits(32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetFile:
+    """The file: who wrote it, and a digest of the net."""
+
+    format: str = records.constant(FORMAT)
+    version: int = records.constant(VERSION)
+    hummingbird: str = field(records.text(256))
+    digest: str = field(records.text(256))
+    net: NetText = field(records.record(NetText))
 
 
 @dataclass(frozen=True)
@@ -65,94 +114,79 @@ class NetDescription:
         """The file's text. TypeError for a step that holds what JSON has no form for."""
         net = self._net()
         own = {"format": FORMAT, "version": VERSION, "hummingbird": RELEASE, "digest": _digest(net)}
-        return json.dumps({**own, "net": net}) + "\n"
+        return json.dumps({**own, "net": net}, allow_nan=False) + "\n"
 
     def _net(self) -> dict[str, Any]:
         names = {id(tensor): name for name, tensor in self.tensors.items()}
 
-        def fields(step: Step) -> list[Any]:
+        def fields(step: Step) -> tuple[Any, ...]:
             inputs, attrs = (step_json.plain(value, lambda x: names[id(x)]) for value in (step.inputs, step.attrs))
-            return [step.name, step.op, inputs, attrs]
+            return step.name, step.op, inputs, attrs
 
-        return {
-            "steps": [fields(step) for step in self.steps],
-            "tensors": {
-                name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        text = NetText(
+            steps=tuple(fields(step) for step in self.steps),
+            tensors={
+                name: WeightSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
                 for name, tensor in self.tensors.items()
             },
-            "weights": self.weights,
-            "protocol": self.protocol,
-            "bits": json.loads(self.bits.to_json()),
-            "seal": self.seal,
-        }
+            weights=self.weights,
+            protocol=self.protocol,
+            bits=self.bits.plain(),
+            seal=self.seal,
+        )
+        return records.plain(text)
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> NetDescription:
         """Parse `to_json`'s text; InputError, naming the file `where`, for anything else."""
+        how: dict[str, Any] = {"name": "saved net", "where": where, "hint": "was it copied completely?"}
+        data = records.parse(text, most=_MOST_TEXT, **how)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise InputError(f"not a {FORMAT} file", where=where, hint="hummingbird.save writes one")
+        if data.get("version") != VERSION:
+            release = str(data.get("hummingbird"))[:32]
+            what = f"saved in version {str(data.get('version'))[:32]} of the format, by release {release}"
+            hint = f"save the net again with release {RELEASE}, which reads version {VERSION}"
+            raise InputError(what, where=where, hint=hint)
+        file = records.of(data, NetFile, **how)
+        if file.digest != _digest(data["net"]):
+            what = "changed since it was saved: its digest is another one"
+            raise InputError(what, where=where, hint="copy it again from where it was saved")
         try:
-            step_json.check_text(text, _MOST_TEXT)
-            data = json.loads(text, parse_constant=_no_constant)
-            if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise InputError(f"not a {FORMAT} file", where=where, hint="hummingbird.save writes one")
-            if data["version"] != VERSION:
-                release = str(data.get("hummingbird"))[:32]
-                what = f"saved in version {str(data['version'])[:32]} of the format, by release {release}"
-                hint = f"save the net again with release {RELEASE}, which reads version {VERSION}"
-                raise InputError(what, where=where, hint=hint)
-            net = data["net"]
-            if data["digest"] != _digest(net) or set(data) != {"format", "version", "hummingbird", "digest", "net"}:
-                what = "changed since it was saved: its digest is another one"
-                raise InputError(what, where=where, hint="copy it again from where it was saved")
-            return cls._of(net, where)
+            return cls._of(file.net)
         except HummingbirdError as error:
-            place = where if error.where in ("", where) else f"{where}: {error.where}"
-            raise InputError(error.what, where=place, hint=error.hint) from None
+            raise InputError(
+                error.what, where=f"{where}: {error.where}" if error.where else where, hint=error.hint
+            ) from None
         except step_json.MALFORMED as error:
             what = f"no net that was saved: {type(error).__name__} {str(error)[:200]}"
             raise InputError(what, where=where, hint="was it copied completely?") from None
 
     @classmethod
-    def _of(cls, net: dict[str, Any], where: str) -> NetDescription:
-        steps, tensors, weights, protocol, bits, seal = (
-            net.pop(key) for key in ("steps", "tensors", "weights", "protocol", "bits", "seal")
-        )
-        if net or len(steps) > _MOST_STEPS:
-            raise ValueError(f"fields {sorted(net)}, {len(steps)} steps")
-        if weights != "public" and step_json.whole(weights) >= _MOST_PARTIES:
-            raise ValueError(f"weights of party {str(weights)[:32]}")
-        if protocol not in PROTOCOLS or not isinstance(seal, str) or len(bytes.fromhex(seal)) != 32:
-            raise ValueError("its protocol, or its seal")
-        shaped = {step_json.check_name(name, -1): _shaped(**entry) for name, entry in tensors.items()}
+    def _of(cls, net: NetText) -> NetDescription:
+        shaped = {step_json.check_name(name, -1): _shaped(spec) for name, spec in net.tensors.items()}
         if sum(tensor.numel() for tensor in shaped.values()) > _MOST_TENSORS:
             raise ValueError("too many weights")
-        read = tuple(_step(number, shaped, *entry) for number, entry in enumerate(steps))
+        read = tuple(_step(shaped, *entry) for entry in net.steps)
         used = {id(value) for step in read for value in step.attrs.values() if isinstance(value, Tensor)}
         if len(used) != len(shaped):
             raise ValueError("tensors that no step has")
         check(read)
-        config = BitConfig.from_json(json.dumps(bits), where="bits")
-        return cls(read, shaped, weights, protocol, config, seal)
+        config = BitConfig.from_plain(net.bits, where="bits")
+        return cls(read, shaped, net.weights, net.protocol, config, net.seal)
 
 
-def _shaped(dtype: str, shape: list[Any]) -> Tensor:
+def _shaped(spec: WeightSpec) -> Tensor:
     """A tensor on the meta device."""
-    sizes = [step_json.whole(size) for size in shape]
-    if len(sizes) > 16 or math.prod(sizes) > _MOST_TENSORS or max(sizes, default=0) > _MOST_TENSORS:
-        raise ValueError(f"a tensor of shape {str(sizes)[:80]}")
-    return torch.empty(sizes, dtype=DTYPES[dtype], device="meta")
+    if math.prod(spec.shape) > _MOST_TENSORS:
+        raise ValueError(f"a tensor of shape {str(spec.shape)[:80]}")
+    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta")
 
 
-def _step(number: int, tensors: dict[str, Tensor], name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
-    name = step_json.check_name(name, number)
-    if not isinstance(op, str):
-        raise ValueError(f"the operation of step {number}")
+def _step(tensors: dict[str, Tensor], name: str, op: str, inputs: Any, attrs: dict[str, Any]) -> Step:
     read = {key: step_json.read(value, tensors.__getitem__) for key, value in attrs.items()}
     return Step(name, op, step_json.read(inputs), read)
 
 
 def _digest(net: Any) -> str:
     return hashlib.sha256(json.dumps(net, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"the number {name}")

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import InputError
 from hummingbird.saving.description import NetDescription
 
@@ -81,10 +82,10 @@ def zeros(saved: NetDescription) -> dict[str, Tensor]:
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
     """The file's words on itself; none for another program's."""
     try:
-        words = json.loads(metadata.get(_OWN, "{}"))
-    except RecursionError:
-        words = {}
-    return {key: str(value) for key, value in words.items()} if isinstance(words, dict) else {}
+        words = records.read(metadata.get(_OWN, "{}"), records.mapping(records.anything(), 16), name="metadata")
+    except InputError as error:
+        raise ValueError(error.what) from None
+    return {key: str(value) for key, value in words.items()}
 
 
 def _check_words(words: Mapping[str, str], saved: NetDescription, path: Path) -> None:

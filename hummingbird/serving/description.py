@@ -10,15 +10,17 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import AgreementError, PeerError
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.lookups.dpf import MOST_ROWS
+from hummingbird.records import field
 from hummingbird.structure import Structure, read, rebuild, tensors
 from hummingbird.version import VERSION
 
@@ -26,8 +28,11 @@ DIGEST_BYTES = 16
 MOST_PARTIES = 64
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16
-_MOST_TENSORS, _MOST_NAME = 1 << 10, 1 << 8  # inputs or results; characters
+_DEEPEST = 64  # lists in each other: two for each container in the results
+_MOST_TENSORS = 1 << 10  # inputs or results
 _LATEST = 1e11  # seconds since 1970
+_HINT = "is this a party of `hummingbird serve`?"
+_NAME = records.through(records.text(128), lambda text: bytes.fromhex(text).hex(), str)
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ class TensorSpec:
     rows: of the table that an input's numbers are looked up in; 0: its numbers are shared themselves.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    rows: int = 0
+    name: str = field(records.text(1 << 8))
+    shape: tuple[int, ...] = field(records.many(records.whole(1, _MOST_VALUES), 8))
+    rows: int = field(records.whole(0, MOST_ROWS), default=0)
 
     @property
     def values(self) -> int:
@@ -62,20 +67,20 @@ class ServiceDescription:
     second is then the weights of these rows (hummingbird/lookup.py).
     """
 
-    release: str
-    net: str
-    session: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    form: Structure
-    limit: float | None
-    scale: int
-    bits: int
-    result_scale: int
-    result_bits: int
-    parties: int
-    most: int
-    rowwise: bool
+    release: str = field(records.text(32))
+    net: str = field(_NAME)
+    session: str = field(_NAME)
+    inputs: tuple[TensorSpec, ...] = field(records.many(records.record(TensorSpec), _MOST_TENSORS, 1))
+    outputs: tuple[TensorSpec, ...] = field(records.many(records.record(TensorSpec), _MOST_TENSORS, 1))
+    form: Structure = field(records.through(records.anything(), read, lambda form: form))
+    limit: float | None = field(records.maybe(records.real(above=True)))
+    scale: int = field(records.whole(0, 62))
+    bits: int = field(records.whole(1, 64))
+    result_scale: int = field(records.whole(0, 62))
+    result_bits: int = field(records.whole(1, 64))
+    parties: int = field(records.whole(1, MOST_PARTIES))
+    most: int = field(records.whole(1, 1 << 20))
+    rowwise: bool = field(records.flag())
 
     @cached_property
     def digest(self) -> bytes:
@@ -123,7 +128,15 @@ class ServiceDescription:
 
     def answer(self, rank: int, clock: float) -> bytes:
         """The answer of party `rank` to Describe; clock: its time, seconds since 1970."""
-        return json.dumps({"rank": rank, "clock": clock, **asdict(self)}).encode()
+        return json.dumps({**records.plain(_Party(rank, clock)), **records.plain(self)}).encode()
+
+
+@dataclass(frozen=True)
+class _Party:
+    """The party that answers, and its time in seconds since 1970."""
+
+    rank: int = field(records.whole(0, MOST_PARTIES - 1))
+    clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
 
 
 @dataclass(frozen=True)
@@ -137,83 +150,39 @@ class Described:
     @classmethod
     def read(cls, answer: bytes, where: str) -> Described:
         """Parse `ServiceDescription.answer`; PeerError for anything else, AgreementError for another release."""
-        try:
-            if len(answer) > _MOST_TEXT:
-                raise ValueError(f"{len(answer)} bytes")
-            values = json.loads(answer)
-            rank, clock = _whole(values.pop("rank"), 0, MOST_PARTIES - 1), float(values.pop("clock"))
-            if not 0 <= clock < _LATEST:
-                raise ValueError("clock")
-            release = str(values["release"])[:32]
-            if release != VERSION:
-                what = f"the party runs hummingbird {release}, this client {VERSION}"
-                raise AgreementError(what, where=where, hint="install the same release everywhere")
-            return cls(rank, clock, _checked(values))
-        except (ValueError, TypeError, KeyError, RecursionError, AttributeError, OverflowError) as error:
-            what = f"a malformed description: {type(error).__name__} {str(error)[:100]}"
-            raise PeerError(what, where=where, hint="is this a party of `hummingbird serve`?") from None
+        how: Any = {"name": "description", "where": where, "hint": _HINT, "error": PeerError}
+        text = records.parse(answer, most=_MOST_TEXT, deepest=_DEEPEST, **how)
+        values = records.of(text, records.mapping(records.anything(), 64), **how)
+        release = str(values.get("release", VERSION))[:32]
+        if release != VERSION:
+            what = f"the party runs hummingbird {release}, this client {VERSION}"
+            raise AgreementError(what, where=where, hint="install the same release everywhere")
+        own = records.of({name: values.pop(name) for name in ("rank", "clock") if name in values}, _Party, **how)
+        service = records.of(values, ServiceDescription, **how)
+        _check(service, where)
+        return cls(own.rank, own.clock, service)
 
 
-def _checked(values: dict[str, Any]) -> ServiceDescription:
-    names = {field.name for field in fields(ServiceDescription)}
-    if set(values) != names:
-        raise ValueError(f"fields {sorted(set(values) ^ names)[:4]}")
-    inputs, outputs = _parts(values["inputs"]), _parts(values["outputs"])
-    form = read(values["form"])
-    if tensors(form) != len(outputs):
-        raise ValueError("form")
-    if any(part.rows for part in (*inputs[1:], *outputs)) or (
-        inputs[0].rows and (len(inputs) < 2 or inputs[0].shape != inputs[1].shape or values["parties"] != 2)
-    ):
-        raise ValueError("lookups")
-    limit = None if values["limit"] is None else float(values["limit"])
-    if limit is not None and not 0 < limit < math.inf:
-        raise ValueError("limit")
-    if not isinstance(values["rowwise"], bool):
-        raise ValueError("rowwise")
-    return ServiceDescription(
-        release=values["release"],
-        net=bytes.fromhex(values["net"]).hex(),
-        session=bytes.fromhex(values["session"]).hex(),
-        inputs=inputs,
-        outputs=outputs,
-        form=form,
-        limit=limit,
-        scale=_whole(values["scale"], 0, 62),
-        bits=_whole(values["bits"], 1, 64),
-        result_scale=_whole(values["result_scale"], 0, 62),
-        result_bits=_whole(values["result_bits"], 1, 64),
-        parties=_whole(values["parties"], 1, MOST_PARTIES),
-        most=_whole(values["most"], 1, 1 << 20),
-        rowwise=values["rowwise"],
-    )
-
-
-def _parts(values: Any) -> tuple[TensorSpec, ...]:
-    if not 1 <= len(values) <= _MOST_TENSORS:
-        raise ValueError("number of tensors")
-    parts = []
-    for value in values:
-        name, shape = value["name"], tuple(_whole(size, 1, _MOST_VALUES) for size in value["shape"])
-        if (
-            set(value) != {"name", "shape", "rows"}
-            or not isinstance(name, str)
-            or len(name) > _MOST_NAME
-            or len(shape) > 8
-        ):
-            raise ValueError("tensors")
-        parts.append(TensorSpec(name, shape, _whole(value["rows"], 0, MOST_ROWS)))
-    if sum(part.values for part in parts) > _MOST_VALUES or len({part.name for part in parts}) < len(parts):
-        raise ValueError("shapes")
-    return tuple(parts)
+def _check(service: ServiceDescription, where: str) -> None:
+    """PeerError for parts that do not fit each other."""
+    inputs, outputs = service.inputs, service.outputs
+    first, looked_up = inputs[0], any(part.rows for part in (*inputs[1:], *outputs))
+    if first.rows and not looked_up:
+        looked_up = len(inputs) < 2 or first.shape != inputs[1].shape or service.parties != 2
+    wrong = [
+        what
+        for what, found in (
+            ("its results do not fit their form", tensors(service.form) != len(outputs)),
+            ("its lookups do not fit its inputs", looked_up),
+            ("it has too many values", max(sum(x.values for x in parts) for parts in (inputs, outputs)) > _MOST_VALUES),
+            ("a name stands twice", any(len({x.name for x in parts}) < len(parts) for parts in (inputs, outputs))),
+        )
+        if found
+    ]
+    if wrong:
+        raise PeerError(f"malformed description: {wrong[0]}", where=where, hint=_HINT)
 
 
 def _packed(parts: Sequence[TensorSpec]) -> tuple[int, ...]:
     """The shape of one image of these together."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)
-
-
-def _whole(value: Any, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"the number {str(value)[:20]}")
-    return value

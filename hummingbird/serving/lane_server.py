@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hummingbird.errors import AgreementError, HummingbirdError, PeerError
+from hummingbird import records
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.mpc.session.gathering import PATIENCE
 from hummingbird.mpc.session.launch import reason_of
 from hummingbird.mpc.session.session import Session
@@ -27,7 +28,7 @@ from hummingbird.rpc.security import check_address, check_own_folder
 from hummingbird.rpc.signals import check
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import LocalDispatcher
-from hummingbird.serving.message import Request
+from hummingbird.serving.message import ID_BYTES, Request
 from hummingbird.serving.scheduler import Action, Decision
 
 # A connection between two lanes of one party: messages over a Unix socket in a folder of this user alone.
@@ -38,6 +39,8 @@ from hummingbird.serving.scheduler import Action, Decision
 
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 30  # bytes of a head, and of a body
+_FIELDS = records.mapping(records.anything(), 16)
+_SIZES = records.many(records.whole(0, _MOST), 1 << 24)
 _LAST = 2.0  # seconds for the other side to take the reason of a failure
 _FAILED = "failed"
 _ASK = "its own output says why"
@@ -77,17 +80,24 @@ class LaneLink:
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
-            fields = json.loads(self._read(length))
-            kind, sizes = fields.pop("kind"), fields.pop("sizes")
-            if not (isinstance(kind, str) and all(type(size) is int for size in sizes)):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            fields = records.read(self._read(length), _FIELDS, name="message", most=_MOST)
+            kind = records.of(fields.pop("kind", None), records.text(64), name="message")
+            sizes = records.of(fields.pop("sizes", None), _SIZES, name="message")
+        except InputError:
             what = f"{self.other} sent something else than a message"
             raise AgreementError(what, where=self._mine, hint="install the same release everywhere") from None
         if kind == _FAILED:
             what, _, hint = str(fields.get("reason")).partition("\nhint: ")
             raise PeerError(f"{self.other} stopped: {what}", where=self._mine, hint=hint or _ASK)
         return Message(kind, fields, [self._read(size) for size in sizes])
+
+    def field(self, message: Message, name: str, kind: records.Kind) -> Any:
+        """A field of a message of the other side; AgreementError for one that is missing, or of another kind."""
+        hint = "install the same release everywhere"
+        value = message.fields.get(name)
+        return records.of(
+            value, kind, name=f"{name} of {self.other}", where=self._mine, hint=hint, error=AgreementError
+        )
 
     def ask(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> Message:
         """Send a message, and receive the answer."""
@@ -150,6 +160,18 @@ def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
 # ---------------------------------------------------------------------------------------------------------------------
 
 _LOOK = 0.5  # seconds between two looks for a lane that has failed
+_AMOUNT = records.through(records.text(64), float, str)  # infinite without a limit, NaN where nobody knows
+_IDS = records.many(records.hexadecimal(ID_BYTES), 1 << 20)
+_DECISION = records.row(records.hexadecimal(ID_BYTES), records.one_of([*map(int, Action)]), records.whole())
+_DECISIONS = records.many(
+    records.through(
+        _DECISION,
+        lambda row: Decision(row[0], Action(row[1]), row[2]),
+        lambda decision: (decision.id, int(decision.action), decision.detail),
+    ),
+    1 << 20,
+)
+_INVITATION = records.row(records.text(4096), records.text(4096))
 
 
 class LaneServer:
@@ -167,7 +189,7 @@ class LaneServer:
         try:
             path, server = listen(folder, "desk")
             with server:
-                session.gathering.told("desk", json.dumps([path, service.session]))
+                session.gathering.told("desk", json.dumps(_INVITATION.plain((path, service.session))))
                 self._gather(server)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -220,7 +242,7 @@ class LaneServer:
         except HummingbirdError as error:
             link.fail(error)
             raise
-        self._desk.slots[lane] = hello.fields["slots"]
+        self._desk.slots[lane] = link.field(hello, "slots", _AMOUNT)
         # What a lane does between two questions, other lanes of its number wait for: they miss it if it hangs.
         return lane, LaneLink(connection, self._name(0), self._name(lane), None)
 
@@ -228,7 +250,7 @@ class LaneServer:
         """Ask the desk what a lane asks, until it leaves."""
         try:
             while (question := link.receive()).kind != "bye":
-                if question.fields.pop("ending"):
+                if link.field(question, "ending", records.flag()):
                     self._desk.end()
                 self._answer(lane, link, question)
             link.close()
@@ -242,15 +264,18 @@ class LaneServer:
     def _answer(self, lane: int, link: LaneLink, question: Message) -> None:
         kind, fields, bodies = question
         if kind == "next":
-            decisions, last = self._desk.next(lane, **fields)
-            link.send("list", decisions=_words(decisions), last=last)
+            idle, room = (link.field(question, name, _AMOUNT) for name in ("idle", "room"))
+            decisions, last = self._desk.next(lane, idle, room)
+            link.send("list", decisions=_DECISIONS.plain(decisions), last=last)
         elif kind == "take":
-            decisions = _decisions(fields.pop("decisions"))
-            requests = self._desk.take(lane, decisions, **fields)
+            decisions = [*link.field(question, "decisions", _DECISIONS)]
+            last, slots = link.field(question, "last", records.flag()), link.field(question, "slots", _AMOUNT)
+            requests = self._desk.take(lane, decisions, last, slots)
             link.send("requests", [request.to_bytes(self._service, self._session.rank) for request in requests])
         elif kind == "finish":
-            ids = [bytes.fromhex(id) for id in fields.pop("ids")]
-            self._desk.finish(lane, list(zip(ids, bodies, strict=True)), **fields)
+            ids = link.field(question, "ids", _IDS)
+            images, padding = (link.field(question, name, records.whole()) for name in ("images", "padding"))
+            self._desk.finish(lane, list(zip(ids, bodies, strict=True)), images, padding)
             link.send("done")
         else:
             raise AgreementError(f"{link.other} asks {kind[:40]!r}", where=self._name(0))
@@ -277,12 +302,9 @@ class Invitation:
     def wait(cls, session: Session) -> Invitation:
         """Lane 0's invitation, at another lane of its party; PeerError if it fails before."""
         text = session.gathering.told("desk")
-        try:
-            path, name = json.loads(text)
-            return cls(str(path), str(name))
-        except ValueError:
-            what = f"lane 0 of this party has told {text[:40]!r}"
-            raise AgreementError(what, where=session.place.name, hint="install the same release everywhere") from None
+        where, hint = session.place.name, "install the same release everywhere"
+        path, name = records.read(text, _INVITATION, name="invitation", where=where, hint=hint, error=AgreementError)
+        return cls(path, name)
 
 
 class RemoteDispatcher:
@@ -297,21 +319,25 @@ class RemoteDispatcher:
         lane_0 = place.name_of(place.party * place.lanes)
         check_address(f"unix:{invitation.path}", None)
         self._link = reach(invitation.path, place.name, lane_0, session.channel.timeout)
-        self._link.ask("hello", lane=place.lane, service=service.digest.hex(), slots=slots)
+        self._link.ask("hello", lane=place.lane, service=service.digest.hex(), slots=_AMOUNT.plain(slots))
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
         """See `Desk`."""
-        fields = self._ask("next", idle=idle, room=room).fields
-        return _decisions(fields["decisions"]), fields["last"]
+        told = self._ask("next", idle=_AMOUNT.plain(idle), room=_AMOUNT.plain(room))
+        decisions, last = (
+            self._link.field(told, "decisions", _DECISIONS),
+            self._link.field(told, "last", records.flag()),
+        )
+        return [*decisions], last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
         """See `Desk`."""
-        bodies = self._ask("take", decisions=_words(decisions), last=last, slots=slots).bodies
+        bodies = self._ask("take", decisions=_DECISIONS.plain(decisions), last=last, slots=_AMOUNT.plain(slots)).bodies
         return [Request.read(body, self._service, self._rank) for body in bodies]
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
         """See `Desk`."""
-        ids = [id.hex() for id, _ in answers]
+        ids = _IDS.plain([id for id, _ in answers])
         self._ask("finish", [answer for _, answer in answers], ids=ids, images=images, padding=padding)
 
     def _ask(self, kind: str, bodies: Sequence[bytes] = (), **fields: object) -> Message:
@@ -329,11 +355,3 @@ class RemoteDispatcher:
     def fail(self, error: BaseException) -> None:
         """Say why this lane stops, and leave; never raises."""
         self._link.fail(error)
-
-
-def _words(decisions: Sequence[Decision]) -> list[tuple[str, int, int]]:
-    return [(id.hex(), int(action), detail) for id, action, detail in decisions]
-
-
-def _decisions(words: Sequence[tuple[str, int, int]]) -> list[Decision]:
-    return [Decision(bytes.fromhex(id), Action(action), detail) for id, action, detail in words]

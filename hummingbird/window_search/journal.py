@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hummingbird import disk, ranks
+from hummingbird import disk, ranks, records
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-search"
 VERSION = 2
+_LINE = records.mapping(records.anything(), 64)
 _NUMBERS = {"coarse": 1, "full": 2}  # that an answer holds
 
 
@@ -47,7 +48,8 @@ class Journal:
                     self._begin(self.path, fingerprint)
             except OSError as error:
                 raise _unkept(self.path, error) from None
-        self._answers = json.loads(ranks.told(lambda: json.dumps(self._answers).encode()))
+        told = ranks.told(lambda: json.dumps(self._answers).encode())
+        self._answers = [*records.read(told, records.many(_LINE, 1 << 30), name="answers", most=1 << 32)]
 
     @staticmethod
     def _begin(path: Path, fingerprint: str) -> None:
@@ -108,11 +110,8 @@ def _unkept(path: Path, error: OSError) -> ConfigError:
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        hint = "name the file that the search has written"
-        raise ConfigError("not a line of a search's state", where=where, hint=hint)
+    hint = "name the file that the search has written"
+    value: dict[str, Any] = records.read(
+        line, _LINE, name="line of a search's state", most=64 << 20, where=where, hint=hint, error=ConfigError
+    )
     return value

@@ -83,7 +83,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "an unknown field": (lambda d: d.update(colour=1), "unknown field 'colour'"),
     "a field of a host": (lambda d: d["hosts"]["client"].update(gpus=1), "unknown field 'gpus'"),
     "a field of a step": (lambda d: d["request"]["steps"][0].update(colour=1), "unknown field 'colour'"),
-    "no request": (lambda d: d.pop("request"), "no field request"),
+    "no request": (lambda d: d.pop("request"), "no field 'request'"),
     "work on an unknown host": (
         lambda d: d["refill"]["steps"][0]["compute"].update(host="moon"),
         "unknown host moon",
@@ -93,7 +93,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "a cycle": (lambda d: d["request"]["steps"][0].update(after=["both"]), "a cycle"),
     "after nothing": (lambda d: d["request"]["steps"][0].update(after=["tea"]), "waits for tea"),
     "one name twice": (lambda d: d["request"]["steps"][0].update(name="both"), "two steps named both"),
-    "notes of numbers": (lambda d: d.update(notes=[1]), "no list of texts"),
+    "notes of numbers": (lambda d: d.update(notes=[1]), "notes[0] is 1, not a text"),
     "two works": (lambda d: d["request"]["steps"][0].update(rounds=2), "a step with send, rounds"),
     "no work": (lambda d: d["request"]["steps"][0].pop("send"), "a step with no work"),
     "negative bytes": (lambda d: d["request"]["steps"][0]["send"].update(bytes=-1), "-1 is no number of bytes"),
@@ -108,10 +108,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "tokens without a refill": (lambda d: d.pop("refill"), "without a refill"),
     "a refill without tokens": (lambda d: d.pop("token_bytes"), "without a refill"),
     "a token in halves": (lambda d: d["token_bytes"].update(client=1.5), "1.5 bytes of a token"),
-    "steps that are no list": (lambda d: d["request"].update(steps={}), "no lists"),
+    "steps that are no list": (
+        lambda d: d["request"].update(steps={}),
+        "request.steps is an object of 0 fields, not a list",
+    ),
     "a host that is a number": (lambda d: d["hosts"].update(client=3), "not an object"),
     "a factor of nothing": (lambda d: d["request"].update(factors=[0]), "0 is no number"),
-    "no host in a step": (lambda d: d["refill"]["steps"][0]["compute"].pop("host"), "missing"),
+    "no host in a step": (lambda d: d["refill"]["steps"][0]["compute"].pop("host"), "compute has no field 'host'"),
     "a price below nothing": (lambda d: d["hosts"]["client"]["prices"].update(gb_sent=-1), "-1 is no number of money"),
 }
 

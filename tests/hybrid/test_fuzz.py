@@ -132,12 +132,11 @@ def sides_of(garbler: str) -> Sides:
     step, output, x = made.plan.input, made.plan.output, made.plan.encode(images(1).float())
 
     def offline(link: MessageStream) -> None:
-        messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them")
+        messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them", messages.OfflineOpening)
         at_model.prepare(link, theirs)
 
     def online(link: MessageStream) -> None:
-        fields = messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them")
-        messages.number_of(fields, "slot")
+        messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them", messages.OnlineOpening)
         given = link.receive("input", messages.words_bytes(step.count, step.ring))
         share = at_model.begin(link, theirs, 0).infer(messages.unpack(given, step.shape, step.ring))
         link.send("logits", messages.pack(share, output.ring))
@@ -224,8 +223,8 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
     text = description.describe(made, seed)
     return {
         "opening": (
-            [messages.opening(DIGEST, session="ab" * 16, slot=3)],
-            lambda data: messages.number_of(messages.read_opening(data, DIGEST, "us", "them"), "slot"),
+            [messages.OnlineOpening(plan=DIGEST, session="ab" * 16, slot=3).pack()],
+            lambda data: messages.read_opening(data, DIGEST, "us", "them", messages.OnlineOpening),
         ),
         "description": ([text], description.read),
         "ends": ([proxy_view.proxy_view(made.plan, DIGEST)], proxy_view.read_proxy_view),

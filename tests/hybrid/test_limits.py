@@ -42,7 +42,7 @@ def named(
 def slots_for(net: RemoteNet, offered: Service, slots: int) -> Iterator[bytes]:
     """All that a call says that has so many slots dealt after the first, in zeros, whatever it is told."""
     numbering, side = offered._side.numbering, offered._side
-    yield messages.opening(net.digest, session=net.side.store.header.session, first=0)
+    yield messages.OfflineOpening(plan=net.digest, session=net.side.store.header.session, first=0).pack()
     key = bfv.Secret.new().public().to_bytes()
     asked = [bytes(layer.up) for layer in side.layers.values()]
     if net.plan.garbler == "model":

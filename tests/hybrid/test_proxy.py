@@ -82,7 +82,7 @@ def test_users_have_the_logits_for_few_bytes(tmp_path: Path, garbler: str) -> No
     made, x = model(garbler), images(4).float()
     with proxied(made, tmp_path) as (server, address, offered), ProxiedNet(server, address, timeout=HANG) as net:
         assert close(net(x[:2]), made, x[:2])
-        plan, opening = made.plan, len(messages.opening("0" * 64, input="shares"))
+        plan, opening = made.plan, len(messages.UserOpening(plan="0" * 64, input="shares").pack())
         shares = 2 * messages.words_bytes(plan.output.count, plan.output.ring)
         each = opening + 32 + 48 + messages.words_bytes(plan.input.count, plan.input.ring) + shares
         assert net.online.total() == 2 * each
@@ -135,7 +135,7 @@ def test_images_whose_noise_would_tell_of_their_user_are_refused(
 
 def slot_of(address: str, digest: str, **caller: str) -> bytes:
     """A slot that a user asks for."""
-    return asked(address, "Slot", messages.opening(digest, input="shares"), **caller)
+    return asked(address, "Slot", messages.UserOpening(plan=digest, input="shares").pack(), **caller)
 
 
 def bring(server: str, request: bytes) -> bytes:

@@ -294,7 +294,10 @@ def test_a_silent_client_ends_its_call_and_burns_its_slot_alone(tmp_path: Path) 
                 with pytest.raises(PeerError, match="nothing came for 1 s, awaited: input"):
                     link.receive("bits", 1)
             with net.call("Offline", net.offline) as link:
-                link.send("opening", messages.opening(net.digest, session=net.side.store.header.session, first=0))
+                link.send(
+                    "opening",
+                    messages.OfflineOpening(plan=net.digest, session=net.side.store.header.session, first=0).pack(),
+                )
                 with pytest.raises(PeerError, match="nothing came for 1 s, awaited: key"):
                     link.receive("reply", 1)
             until(lambda: offered._calls.taken == 0, "both calls to end")

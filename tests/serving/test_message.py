@@ -180,7 +180,7 @@ def test_rows_are_looked_up_at_two_parties_with_a_weight_for_each() -> None:
         replace(looked, inputs=(weights, rows)),
         replace(looked, outputs=(replace(rows, name="result"),)),
     ):
-        with pytest.raises(PeerError, match="malformed description: ValueError lookups"):
+        with pytest.raises(PeerError, match="malformed description: its lookups do not fit its inputs"):
             Described.read(wrong.answer(0, 1.0), "here")
 
 

@@ -34,7 +34,7 @@ from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Kept
-from hummingbird.mpc.dealer.server import DealerService, _Message, handlers
+from hummingbird.mpc.dealer.server import CorrectRequest, DealerService, _read, handlers
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.session import meeting, rendezvous
 from hummingbird.mpc.session.lanes import LanePosition
@@ -179,9 +179,7 @@ def dealers() -> dict[str, Parser]:
     asked = [json.dumps({**session, "first": 0, "wait": 1.5, "requests": [item]}).encode() for item in items]
 
     def requests(data: bytes) -> None:
-        message = _Message(data)
-        message.requests()
-        message.integer("first", 0, 1 << 62), message.seconds("wait"), message.hex("token", 16)
+        _read(data, CorrectRequest)
 
     def answer(data: bytes) -> object:
         client = DealerClient.__new__(DealerClient)

@@ -14,14 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import InputError
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.he.scheme.params import Parameters
+from hummingbird.records import field
 
 SLICE = 256  # ciphertexts
 MOST_SCALE = 60  # and least, negated
+MOST_STEPS = 1 << 12  # of a net; the largest in the benchmarks has some 200
+MOST_DIMENSIONS = 16
+MOST_PRIMES = 65
+MOST_GAIN = 1 << 1000  # float64 has room for it
 MOST_MESSAGE = ((1 << 30) - NOISE - 0.5) * (1 - 2.0**-40)  # of what is encrypted, before it is rounded
+
+
+_STEP = records.whole(0, MOST_STEPS)
+_SHAPE = records.many(records.whole(), MOST_DIMENSIONS)
+_SCALE = records.whole(-MOST_SCALE, MOST_SCALE)
+_DIGITS = records.text(4096, 1)
+_UNIT = records.through(
+    records.row(_DIGITS, _DIGITS),
+    lambda parts: Fraction(*map(int, parts)),
+    lambda unit: (str(unit.numerator), str(unit.denominator)),
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +48,9 @@ class EncryptedInput:
     typical: the root mean square that the plan was made for; 0 where the client chooses a scale for each image.
     """
 
-    value: int
-    shape: tuple[int, ...]
-    typical: float = 0.0
+    value: int = field(_STEP)
+    shape: tuple[int, ...] = field(_SHAPE)
+    typical: float = field(records.real(), default=0.0)
 
     @property
     def count(self) -> int:
@@ -51,19 +68,19 @@ class Return:
     noise: predicted error of the integers, a deviation. relative: what comes on top, as a part of a typical value.
     """
 
-    value: int
-    shape: tuple[int, ...]
-    rows: int
-    places: int
-    tile: int
-    last: bool
-    size: int
-    primes: int
-    unit: Fraction
-    gains: tuple[int, ...]
-    one_gain: int
-    noise: float
-    relative: float
+    value: int = field(_STEP)
+    shape: tuple[int, ...] = field(_SHAPE)
+    rows: int = field(records.whole(1))
+    places: int = field(records.whole(1))
+    tile: int = field(records.whole(1))
+    last: bool = field(records.flag())
+    size: int = field(records.whole(2, MOST_PRIMES))
+    primes: int = field(records.whole(1, MOST_PRIMES))
+    unit: Fraction = field(_UNIT)
+    gains: tuple[int, ...] = field(records.many(records.whole(0, MOST_GAIN - 1), MOST_STEPS))
+    one_gain: int = field(records.whole(0, MOST_GAIN - 1))
+    noise: float = field(records.real())
+    relative: float = field(records.real())
 
     @property
     def count(self) -> int:
@@ -99,12 +116,12 @@ class Round:
     the constant 1, at each image's scale, where `one`; of zero where `zero`, with which the server masks its answer.
     """
 
-    steps: tuple[int, ...]
-    sends: tuple[EncryptedInput, ...]
-    returns: tuple[Return, ...]
-    one: bool
-    scale: int | None
-    usual: int
+    steps: tuple[int, ...] = field(records.many(_STEP, MOST_STEPS))
+    sends: tuple[EncryptedInput, ...] = field(records.many(records.record(EncryptedInput), MOST_STEPS))
+    returns: tuple[Return, ...] = field(records.many(records.record(Return), MOST_STEPS))
+    one: bool = field(records.flag())
+    scale: int | None = field(records.maybe(_SCALE))
+    usual: int = field(_SCALE)
 
     @property
     def zero(self) -> bool:

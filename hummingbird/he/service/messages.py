@@ -17,18 +17,20 @@ client.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.rounds import Download, Return, Upload
+from hummingbird.he.runtime.rounds import MOST_STEPS, Download, Return, Upload
 from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.prg import SEED_BYTES
+from hummingbird.records import field
 from hummingbird.rpc.service import CHUNK
 from hummingbird.version import VERSION
 
@@ -36,26 +38,33 @@ FORMAT = 2  # of the messages, and of what a seed expands to
 _HINT = "the bytes were damaged, or come from another program or release"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TurnOpening:
+    """The first message of a client's call. digest: of the description that it works by, empty before it has one."""
+
+    format: int = records.constant(FORMAT)
+    release: str = records.constant(VERSION)
+    digest: str = field(records.text(64), default="")
+    turn: int = field(records.whole(0, MOST_STEPS), default=0)
+
+
 def opening(digest: str = "", turn: int = 0) -> bytes:
-    """The first message of a client's call."""
-    return json.dumps({"format": FORMAT, "release": VERSION, "digest": digest, "turn": turn}).encode()
+    """A `TurnOpening` as JSON."""
+    return records.write(TurnOpening(digest=digest, turn=turn)).encode()
 
 
 def read_opening(data: bytes, turns: int) -> tuple[str, int]:
     """Digest and turn; AgreementError, naming both sides, for another format, InputError for anything malformed."""
-    try:
-        fields: Any = json.loads(data)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise malformed("an opening that is no JSON object")
-    theirs, release, turn = fields.get("format"), str(fields.get("release"))[:32], fields.get("turn")
+    how: Any = {"name": "message", "where": "he", "hint": _HINT}
+    fields = records.of(records.parse(data, **how), records.mapping(records.anything(), 16), **how)
+    theirs, release = fields.get("format"), str(fields.get("release"))[:32]
     if theirs != FORMAT:
         what = f"the client ({release}) speaks format {str(theirs)[:32]}, the server ({VERSION}) format {FORMAT}"
         raise AgreementError(what, where="he", hint="install the same release on both sides")
-    if not isinstance(turn, int) or isinstance(turn, bool) or not 0 <= turn < turns:
-        raise malformed(f"turn {str(turn)[:32]} of {turns}")
-    return str(fields.get("digest")), turn
+    found = records.of({**fields, "release": VERSION}, TurnOpening, **how)
+    if found.turn >= turns:
+        raise malformed(f"turn {found.turn} of {turns}")
+    return found.digest, found.turn
 
 
 def digest(public: bytes) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hummingbird import disk
+from hummingbird import disk, records
 from hummingbird.errors import InputError
 
 FILE = Path(__file__).with_name("sizes.json")
@@ -46,13 +46,14 @@ _CHOICES = {
     "num_warps": (1, 2, 4, 8),
     "num_stages": (2, 3),
 }
+_CARDS = records.mapping(records.mapping(records.mapping(records.whole(1), 16), 64), 1 << 10)
 _tried: dict[str, Sizes] = {}  # what `tune` is trying
 
 
 @functools.cache
 def stored() -> dict[str, dict[str, Sizes]]:
     """Sizes by card and kernel, as the file has them."""
-    found: dict[str, dict[str, Sizes]] = json.loads(FILE.read_text())
+    found: dict[str, dict[str, Sizes]] = records.read(FILE.read_bytes(), _CARDS, name="sizes", where=str(FILE))
     return found
 
 

@@ -8,7 +8,6 @@ what is not, by the same thread on demand.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -18,13 +17,14 @@ import grpc
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError, InputError, PeerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, expand, layout, received
 from hummingbird.mpc.dealer import supplies
-from hummingbird.mpc.dealer.server import SESSION_BYTES
+from hummingbird.mpc.dealer.server import SESSION_BYTES, CorrectRequest, JoinAnswer, JoinRequest, SessionRequest
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
 from hummingbird.prg import CIPHERS
 from hummingbird.rpc import service
@@ -133,23 +133,20 @@ class DealerClient:
 
     # Messages, in the background thread after joining ----------------------------------------------------------------
 
-    def _message(self, **fields: Any) -> bytes:
-        return json.dumps({"session": self._session.hex(), "token": self._token.hex(), **fields}).encode()
+    def _message(self) -> bytes:
+        return records.write(SessionRequest(self._session, self._token)).encode()
 
     def _join(self) -> tuple[bytes, bytes]:
-        fields = {"session": self._session.hex(), "rank": self.rank, "parties": self.parties, "version": VERSION}
-        fields["cipher"] = self._cipher
+        asked = records.write(JoinRequest(self._session, self.rank, self.parties, VERSION, self._cipher))
         try:
-            answer = service.call(self._channel, "Join", json.dumps(fields).encode(), timeout=self._timeout)
-            values = json.loads(answer)
-            seed, token = bytes.fromhex(values["seed"]), bytes.fromhex(values["token"])
+            answer = service.call(self._channel, "Join", asked.encode(), timeout=self._timeout)
         except grpc.RpcError as error:
             raise self._failure(error) from None
-        except (ValueError, TypeError, KeyError, RecursionError):
-            seed = token = b""
-        if len(seed) != CIPHERS[self._cipher]:
-            raise DealerError("a malformed answer to Join", where=f"dealer {self.address}", hint="is this a dealer?")
-        return seed, token
+        where, hint = f"dealer {self.address}", "is this a dealer?"
+        found = records.read(answer, JoinAnswer, name="answer to Join", where=where, hint=hint, error=DealerError)
+        if len(found.seed) != CIPHERS[self._cipher]:
+            raise DealerError("malformed answer to Join: a seed of another cipher", where=where, hint=hint)
+        return found.seed, found.token
 
     def _patience(self, size: int) -> float:
         """Longer than any call, so that its own error is what comes out."""
@@ -164,8 +161,8 @@ class DealerClient:
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
         if mine:
             own = [requests[place] for place in mine]
-            items = [request.to_json() for request in own]
-            data = self._message(first=turns[mine[0]].number, requests=items, wait=self._timeout)
+            first = turns[mine[0]].number
+            data = records.write(CorrectRequest(self._session, self._token, first, tuple(own), self._timeout)).encode()
             size = sum(request.correction_bits for request in own) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
             self._call = service.stream(self._channel, "Correct", data, timeout=limit)

@@ -113,7 +113,7 @@ def _deal(
     for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # so that an unfinished lane says so
         folder.mkdir(mode=0o700)
         disk.create(folder / SEED, [seed], mode=disk.PRIVATE)
-    header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, list(setup), list(batch), 0.0, "")
+    header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, tuple(setup), tuple(batch), 0.0, "")
     return sum(
         _deal_lane(mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), progress)
         for lane, (mine, theirs) in enumerate(zip(folders, seeds, strict=True))

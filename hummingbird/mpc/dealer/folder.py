@@ -38,24 +38,30 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch import Tensor
 
-from hummingbird import disk
-from hummingbird.errors import DealerError, HummingbirdError
+from hummingbird import disk, records
+from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, layout
 from hummingbird.prg import CIPHERS, derive
+from hummingbird.records import field
 from hummingbird.version import VERSION
 
 FORMAT, FORMAT_VERSION = "hummingbird store", 5
 CHUNK = 8 << 20  # bytes under one checksum
 HEADER, SEED, LEDGER, CORRECTIONS, CHECKSUMS = "header.json", "seed", "ledger", "corrections", "checksums"
 _DIGEST = 16
-_LISTS = ("setup", "batch")  # the fields that are lists of requests
+_MOST_TEXT = 64 << 20  # bytes
 _ALIGN = 1 << 16  # a multiple of every platform's allocation granularity
 _PIECE = 1 << 20  # bytes read at a time into the same memory: fresh memory costs more than reading
+_AGAIN = "copy the folder again, or deal a new store"
 _DEAL = "python -m hummingbird deal --help"
 
 Place = tuple[int, torch.dtype, tuple[int, ...]]  # where a tensor begins in its region, and what it is
+
+
+FACTS = records.mapping(records.text(_MOST_TEXT), 64)
+_REQUESTS = records.many(records.through(records.anything(), from_json, lambda request: request.to_json()), 1 << 20)
 
 
 @dataclass(frozen=True)
@@ -66,25 +72,25 @@ class Header:
     checksums: digest of that file.
     """
 
-    set_id: str
-    rank: int
-    parties: int
-    lane: int
-    lanes: int
-    facts: dict[str, str]
-    shape: tuple[int, ...]
-    slots: int
-    setup: list[Request[Any]]
-    batch: list[Request[Any]]
-    seconds: float
-    checksums: str
-    format: str = FORMAT
-    format_version: int = FORMAT_VERSION
-    hummingbird_version: str = VERSION
+    set_id: str = field(records.text(64))
+    rank: int = field(records.whole())
+    parties: int = field(records.whole())
+    lane: int = field(records.whole())
+    lanes: int = field(records.whole())
+    facts: dict[str, str] = field(FACTS)
+    shape: tuple[int, ...] = field(records.many(records.whole(), 64, 1))
+    slots: int = field(records.whole())
+    setup: tuple[Request[Any], ...] = field(_REQUESTS)
+    batch: tuple[Request[Any], ...] = field(_REQUESTS)
+    seconds: float = field(records.real())
+    checksums: str = field(records.text(256))
+    format: str = records.constant(FORMAT)
+    format_version: int = records.constant(FORMAT_VERSION)
+    hummingbird_version: str = records.constant(VERSION)
 
     def write(self, folder: Path, seed: bytes) -> None:
         """The header file, complete or not at all."""
-        fields = {**vars(self), **{name: [r.to_json() for r in vars(self)[name]] for name in _LISTS}}
+        fields = records.plain(self)
         text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1)
         disk.save(folder / HEADER, [text.encode()], mode=disk.PRIVATE)
 
@@ -149,14 +155,14 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
         hint = f"name a party's folder, or the one that holds party-RANK, or use {{rank}}; to deal one: {_DEAL}"
         raise DealerError(what, where=str(folder), hint=hint)
     try:
-        fields = json.loads((folder / HEADER).read_bytes())
-        seed = (folder / SEED).read_bytes()
-        named = fields if isinstance(fields, dict) else {}
-        digest = named.pop("digest", "")
-        sound = len(seed) in CIPHERS.values() and digest == _digest(named, seed)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise _damaged(folder, f"{reason}") from None
+        text, seed = (folder / HEADER).read_bytes(), (folder / SEED).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, f"{error.strerror}") from None
+    how: Any = {"name": "header", "where": str(folder), "hint": _AGAIN, "error": DealerError}
+    parsed = records.parse(text, most=_MOST_TEXT, **how)
+    named = records.of(parsed, records.mapping(records.anything(), 64), **how)
+    digest = named.pop("digest", "")
+    sound = len(seed) in CIPHERS.values() and digest == _digest(named, seed)
     found = named.get("format"), named.get("format_version")
     if found != (FORMAT, FORMAT_VERSION):
         what = f"this is {str(found[0])[:40]!r}, format {str(found[1])[:40]}"
@@ -170,27 +176,11 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
             where=str(folder),
             hint="install the same release everywhere: another one may draw other randomness",
         )
-    try:
-        for name in _LISTS:
-            named[name] = [from_json(item) for item in named[name]]
-        header = Header(**{**named, "shape": tuple(named["shape"])})
-        numbers = header.rank, header.parties, header.lane, header.lanes, header.slots, *header.shape
-        texts = header.set_id, header.checksums, *header.facts, *header.facts.values()
-    except (TypeError, KeyError, AttributeError, HummingbirdError):
-        raise _damaged(folder, "its lists cannot be read") from None
-    seconds = header.seconds if isinstance(header.seconds, (int, float)) else math.nan
-    if (
-        not all(type(number) is int and number >= 0 for number in numbers)
-        or not all(isinstance(text, str) for text in texts)
-        or not (header.shape and 0 <= seconds < math.inf)
-    ):
-        raise _damaged(folder, "its fields are of other types")
-    return header, seed
+    return records.of(named, Header, **how), seed
 
 
 def _damaged(folder: Path, what: str) -> DealerError:
-    hint = "copy the folder again, or deal a new store"
-    return DealerError(f"the header is damaged: {what}", where=str(folder), hint=hint)
+    return DealerError(f"the header is damaged: {what}", where=str(folder), hint=_AGAIN)
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:

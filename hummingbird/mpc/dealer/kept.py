@@ -12,22 +12,25 @@ lock.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hummingbird import disk
+from hummingbird import disk, records
 from hummingbird.errors import DealerError
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
     CORRECTIONS,
+    FACTS,
     FORMAT_VERSION,
     HEADER,
     LEDGER,
     SEED,
     lane_folder,
 )
+from hummingbird.prg import CIPHERS
+from hummingbird.records import field
 from hummingbird.version import VERSION
 
 FORMAT = "hummingbird kept store"
@@ -43,51 +46,36 @@ class Kept:
     requests: digest of what a slice asks for. cipher: of `prg.CIPHERS`. format_version: of the sets.
     """
 
-    id: str
-    facts: dict[str, str]
-    shape: tuple[int, ...]
-    slots: int
-    parties: int
-    lanes: int
-    requests: str
-    cipher: str
-    format: str = FORMAT
-    format_version: int = FORMAT_VERSION
-    hummingbird_version: str = VERSION
+    id: str = field(records.digits(16))
+    facts: dict[str, str] = field(FACTS)
+    shape: tuple[int, ...] = field(records.many(records.whole(1), 64, 1))
+    slots: int = field(records.whole(1))
+    parties: int = field(records.whole(1))
+    lanes: int = field(records.whole(1))
+    requests: str = field(records.text(256))
+    cipher: str = field(records.one_of([*CIPHERS]))
+    format: str = records.constant(FORMAT)
+    format_version: int = records.constant(FORMAT_VERSION)
+    hummingbird_version: str = records.constant(VERSION)
 
     def line(self) -> bytes:
         """The content of `kept.json`."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return records.write(self).encode() + b"\n"
 
     @classmethod
     def read(cls, text: bytes, where: Path) -> Kept:
         """The description in a file's text. DealerError for one that is damaged, or of another release."""
-        try:
-            fields = json.loads(text)
-            version, sets = fields.get("hummingbird_version"), fields.get("format_version")
-            known = (version, sets) == (VERSION, FORMAT_VERSION)
-            kept = cls(**{**fields, "shape": tuple(fields["shape"])}) if known else None
-        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-            raise _damaged(where) from None
-        if kept is None:
-            if version == VERSION:
-                what = f"kept in sets of format {str(sets or 'before 4')[:40]}, this release reads {FORMAT_VERSION}"
-            else:
-                what = f"kept by version {str(version)[:40]}, this is version {VERSION}"
+        hint = "delete this folder, and keep another one"
+        how: Any = {"name": "description of a kept store", "where": str(where), "hint": hint, "error": DealerError}
+        fields = records.of(records.parse(text, **how), records.mapping(records.anything(), 64), **how)
+        version, sets = fields.get("hummingbird_version"), fields.get("format_version")
+        if version != VERSION:
+            what = f"kept by version {str(version)[:40]}, this is version {VERSION}"
             raise DealerError(what, where=str(where), hint="start a new folder with this release")
-        numbers, texts = (*kept.shape, kept.slots, kept.parties, kept.lanes), (kept.id, kept.requests, kept.cipher)
-        facts = kept.facts.items() if isinstance(kept.facts, dict) else [(None, None)]
-        sound = all(type(number) is int and number > 0 for number in numbers)
-        if not (sound and kept.shape and kept.format == FORMAT and all(isinstance(text, str) for text in texts)):
-            raise _damaged(where)
-        if not all(isinstance(text, str) for fact in facts for text in fact):
-            raise _damaged(where)
-        return kept
-
-
-def _damaged(where: Path) -> DealerError:
-    hint = "delete this folder, and keep another one"
-    return DealerError("the description of this kept store is damaged", where=str(where), hint=hint)
+        if sets != FORMAT_VERSION:
+            what = f"kept in sets of format {str(sets or 'before 4')[:40]}, this release reads {FORMAT_VERSION}"
+            raise DealerError(what, where=str(where), hint="start a new folder with this release")
+        return records.of(fields, cls, **how)
 
 
 def is_kept(path: Path) -> bool:

@@ -18,26 +18,27 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hmac
-import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import torch
 
+from hummingbird import records
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
+from hummingbird.records import field as record_field
 from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.frame import pack_pieces
-from hummingbird.rpc.service import CHUNK, WORKERS, Method
+from hummingbird.rpc.service import CHUNK, MAX_MESSAGE, WORKERS, Method
 from hummingbird.version import VERSION
 
 SESSION_BYTES = 16
@@ -323,84 +324,82 @@ def handlers(dealer: DealerService) -> dict[str, Method]:
     """The dealer's methods for `rpc.service.serve`."""
 
     def join(data: bytes, context: grpc.ServicerContext) -> bytes:
-        message = _Message(data)
-        rank, parties = message.integer("rank", 0, MAX_PARTIES), message.integer("parties", 1, MAX_PARTIES + 1)
-        if rank >= parties:
-            raise DealerError(f"malformed request: there is no party {rank} among {parties}")
-        session, version = message.hex("session", SESSION_BYTES), message.text("version")
-        cipher = message.text("cipher")
-        if cipher not in CIPHERS:
-            raise DealerError(f"malformed request: unknown cipher {cipher!r}", hint=f"known: {', '.join(CIPHERS)}")
-        seed, token = dealer.join(session, rank, parties, version, caller_name(context), cipher)
-        return json.dumps({"seed": seed.hex(), "token": token.hex()}).encode()
+        asked = _read(data, JoinRequest)
+        name = caller_name(context)
+        seed, token = dealer.join(asked.session, asked.rank, asked.parties, asked.version[:64], name, asked.cipher)
+        return records.write(JoinAnswer(seed, token)).encode()
 
     def correct(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        message = _Message(data)
-        session, token = message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES)
-        first, requests = message.integer("first", 0, _MAX_INDEX), message.requests()
-        made = dealer.correct(session, token, first, requests, message.seconds("wait"), context.is_active)
+        asked = _read(data, CorrectRequest)
+        session, token, requests = asked.session, asked.token, [*asked.requests]
+        made = dealer.correct(session, token, asked.first, requests, asked.wait, context.is_active)
         with contextlib.closing(made), Prefetch(made, _AHEAD) as ready:  # corrections leave while the next are made
             for found in ready:
                 yield from pack_pieces(found, CHUNK)
         context.set_trailing_metadata((("dealer-seconds", f"{dealer.seconds(session):.6f}"),))
 
     def stay(data: bytes, context: grpc.ServicerContext) -> bytes:
-        message = _Message(data)
-        dealer.stay(message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES))
+        asked = _read(data, SessionRequest)
+        dealer.stay(asked.session, asked.token)
         return b""
 
     def leave(data: bytes, context: grpc.ServicerContext) -> bytes:
-        message = _Message(data)
-        dealer.leave(message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES))
+        asked = _read(data, SessionRequest)
+        dealer.leave(asked.session, asked.token)
         return b""
 
     return {"Join": join, "Correct": correct, "Stay": stay, "Leave": leave}
 
 
-class _Message:
-    """A JSON object from another process; every access checks type and range, and raises DealerError."""
+# Messages -------------------------------------------------------------------------------------------------------------
 
-    def __init__(self, data: bytes) -> None:
-        try:
-            self._fields = json.loads(data)
-        except (ValueError, RecursionError):
-            self._fields = None
-        if not isinstance(self._fields, dict):
-            raise DealerError("malformed request: expected a JSON object")
 
-    def _get(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        value = self._fields.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise DealerError(f"malformed request: field {name!r} is missing or has the wrong type")
-        return value
+@dataclass(frozen=True)
+class JoinRequest:
+    """A party's first message. cipher: of `prg.CIPHERS`, for the seeds of its session."""
 
-    def integer(self, name: str, least: int, below: int) -> int:
-        value: int = self._get(name, int)
-        if not least <= value < below:
-            raise DealerError(f"malformed request: {name} {str(value)[:32]} is not in {least}..{below - 1}")
-        return value
+    session: bytes = record_field(records.hexadecimal(SESSION_BYTES))
+    rank: int = record_field(records.whole(0, MAX_PARTIES - 1))
+    parties: int = record_field(records.whole(1, MAX_PARTIES))
+    version: str = record_field(records.text(256))
+    cipher: str = record_field(records.one_of([*CIPHERS]))
 
-    def seconds(self, name: str) -> float:
-        value = self._get(name, (int, float))
-        if not 0 <= value <= 86400:  # false for NaN too
-            raise DealerError(f"malformed request: {name} is not within a day")
-        return float(value)
+    def __post_init__(self) -> None:
+        if self.rank >= self.parties:
+            raise DealerError(f"malformed request: there is no party {self.rank} among {self.parties}")
 
-    def text(self, name: str) -> str:
-        value: str = self._get(name, str)
-        return value[:64]
 
-    def hex(self, name: str, size: int) -> bytes:
-        try:
-            value = bytes.fromhex(self._get(name, str))
-        except ValueError:
-            value = b""
-        if len(value) != size:
-            raise DealerError(f"malformed request: {name} is not {size} bytes in hexadecimal")
-        return value
+@dataclass(frozen=True)
+class JoinAnswer:
+    """A party's seed, and the token that its later messages name."""
 
-    def requests(self) -> list[Request[Any]]:
-        items = self._get("requests", list)
-        if len(items) > MAX_REQUESTS:
-            raise DealerError(f"malformed request: {len(items)} requests exceed the limit of {MAX_REQUESTS} in a call")
-        return [from_json(item) for item in items]
+    seed: bytes = record_field(records.hexadecimal(*CIPHERS.values()))
+    token: bytes = record_field(records.hexadecimal(SEED_BYTES))
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """A message of a party that has joined."""
+
+    session: bytes = record_field(records.hexadecimal(SESSION_BYTES))
+    token: bytes = record_field(records.hexadecimal(SEED_BYTES))
+
+
+@dataclass(frozen=True)
+class CorrectRequest(SessionRequest):
+    """Correlated randomness whose corrections go to this party. first: number of the first; wait: seconds."""
+
+    first: int = record_field(records.whole(0, _MAX_INDEX - 1))
+    requests: tuple[Request[Any], ...] = record_field(
+        records.many(records.through(records.anything(), from_json, lambda request: request.to_json()), MAX_REQUESTS)
+    )
+    wait: float = record_field(records.real(0, 86400))
+
+
+M = TypeVar("M")
+
+
+def _read(data: bytes, kind: type[M]) -> M:
+    """A party's message; DealerError for anything else."""
+    hint = "install the same release at the parties and the dealer"
+    return records.read(data, kind, name="request", most=MAX_MESSAGE, hint=hint, error=DealerError)

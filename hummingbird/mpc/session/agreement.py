@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 
+from hummingbird import records
 from hummingbird.channel.channel import Channel
-from hummingbird.errors import AgreementError
+from hummingbird.errors import AgreementError, InputError
 
 _SAME = "all parties must run the same program with the same arguments and files"
 
@@ -44,7 +45,7 @@ def _around(text: str, place: int) -> str:
 def _facts(text: str) -> dict[str, str]:
     """The facts in another party's message; a message that holds none becomes a fact that differs from all."""
     try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError):
-        facts = None
-    return facts if isinstance(facts, dict) else {"program": "another one"}
+        facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
+    except InputError:
+        return {"program": "another one"}
+    return facts

@@ -8,7 +8,6 @@ itself, once all lanes have come.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.errors import InputError, PeerError
 from hummingbird.mpc.session.lanes import LanePosition
+from hummingbird.records import field
 from hummingbird.rpc.signals import check
 
 PATIENCE = 3600.0  # seconds for which the slower lanes may do nothing that is counted: more than a slice takes
@@ -193,11 +194,21 @@ class Gathering:
         """One meter for all lanes at lane 0, as `Meter.over_lanes` says; None at the others."""
         if self.place.lanes == 1:
             return meter
-        text = json.dumps({"seconds": meter.seconds, "rows": [asdict(row) for row in meter.rows.values()]})
+        text = records.write(LaneMeter(meter.seconds, tuple(meter.rows.values())))
         told = self.tensors(torch.tensor(list(text.encode()), dtype=torch.uint8))
-        meters = [json.loads(bytes(words.tolist())) for words in told]
-        made = [Meter({row["layer"]: MeterRow(**row) for row in m["rows"]}, m["seconds"]) for m in meters]
+        meters = [records.read(bytes(words.tolist()), LaneMeter, name="meter", most=1 << 30) for words in told]
+        made = [Meter({row.layer: row for row in each.rows}, each.seconds) for each in meters]
         return Meter.over_lanes(made) if made else None
+
+
+@dataclass(frozen=True)
+class LaneMeter:
+    """A lane's meter as it is sent to lane 0."""
+
+    seconds: float = field(records.real())
+    rows: tuple[MeterRow, ...] = field(
+        records.many(records.through(records.anything(), lambda row: MeterRow(**row), asdict), 1 << 20)
+    )
 
 
 def _lost(place: LanePosition, error: RuntimeError) -> PeerError:

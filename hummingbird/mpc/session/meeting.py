@@ -12,25 +12,25 @@ from __future__ import annotations
 
 import datetime
 import errno
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from hummingbird import records
 from hummingbird.channel.connect import serve_store
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.records import field
 from hummingbird.rpc.security import split
 from hummingbird.rpc.signals import check
 
 _POLL = 0.03  # seconds between two looks into the store
 _REACH = 2.0  # seconds for a connection to the store
-_TEXT = 256  # longest text of a card
+_WORD = records.text(256)  # of a card
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,24 @@ class Card:
     where the other lanes of its party find it. Address and corridor are those of a party's lane 0, and "" at others.
     """
 
-    address: str
-    lanes: int
-    corridor: str = ""
-    nonce: str = field(default_factory=lambda: new_seed().hex())
+    address: str = field(_WORD)
+    lanes: int = field(records.whole())
+    corridor: str = field(_WORD, default="")
+    nonce: str = field(_WORD, default_factory=lambda: new_seed().hex())
 
     @property
     def endpoint(self) -> tuple[str, int]:
         """Host and port; InputError without."""
         return split(self.address)
+
+
+@dataclass(frozen=True)
+class Roll:
+    """The word of rank 0 that ends a meeting: all cards, the run's token, and the dealer's address or ""."""
+
+    cards: tuple[Card, ...] = field(records.many(records.record(Card), 1 << 12))
+    token: bytes = field(records.hexadecimal(SEED_BYTES))
+    dealer: str = field(_WORD)
 
 
 @dataclass(frozen=True)
@@ -133,12 +142,12 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
     """
     if rank == 0:
         here = _at(store, store.add("meeting", 1))
-        here.set("card/0", json.dumps(asdict(card)))
+        here.set("card/0", records.write(card))
         address, waiting = dealer(), list(range(world))
         while waiting := [other for other in waiting if not here.check([f"card/{other}"])]:
             _pause(deadline, waiting)
-        cards = [asdict(card), *(json.loads(here.get(f"card/{other}")) for other in range(1, world))]
-        roll = json.dumps({"cards": cards, "token": new_seed().hex(), "dealer": address})
+        cards = [card, *(_card(here, other) for other in range(1, world))]
+        roll = records.write(Roll(tuple(cards), new_seed(), address))
         here.set("roll", roll)
         return _read(roll, here, world)  # its own: what is in the store may be another's by now
     answered = 0
@@ -146,7 +155,7 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
         number = store.add("meeting", 0)
         here = _at(store, number)
         if number != answered:
-            here.set(f"card/{rank}", json.dumps(asdict(card)))
+            here.set(f"card/{rank}", records.write(card))
             answered = number
         if number and here.check(["roll"]):
             meeting = read_roll(here, world)
@@ -190,25 +199,20 @@ def read_roll(here: dist.Store, world: int) -> Meeting:
 
 def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
     try:
-        roll: Any = json.loads(text)
-        cards = [_card(fields) for fields in roll["cards"]]
-        token, dealer = bytes.fromhex(roll["token"]), roll["dealer"]
-        if len(cards) != world or len(token) != SEED_BYTES or not _is_text(dealer):
-            raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
+        roll = records.read(text, Roll, name="roll")
+        for card in roll.cards:
+            if card.address:
+                split(card.address)
+    except InputError:
+        roll = None
+    if roll is None or len(roll.cards) != world:
         what = f"rank 0 has ended the meeting with something else than a list of {world} processes"
         raise AgreementError(what, where="init", hint="install the same release everywhere") from None
-    return Meeting(here, cards, token, dealer)
+    return Meeting(here, [*roll.cards], roll.token, roll.dealer)
 
 
-def _card(fields: dict[str, Any]) -> Card:
-    card = Card(**{name: fields[name] for name in ("address", "lanes", "corridor", "nonce")})
-    if type(card.lanes) is not int or not all(map(_is_text, (card.address, card.corridor, card.nonce))):
-        raise ValueError
-    if card.address:
-        split(card.address)
-    return card
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _TEXT
+def _card(here: dist.Store, other: int) -> Card:
+    """The card of another rank."""
+    hint = "install the same release everywhere"
+    how = {"where": "init", "hint": hint, "error": AgreementError}
+    return records.read(here.get(f"card/{other}"), Card, name=f"card of rank {other}", **how)

@@ -23,14 +23,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hummingbird import prg
+from hummingbird import prg, records
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels.lookups.dpf import MOST_ROWS
+from hummingbird.records import field
 
 _MOST_KEYS = 1 << 24
 _ROUNDS = 4  # of the permutation
 _KEPT = 1 << 18  # rows of the largest table whose permutations are kept, 2 MiB each
 _SEED = bytes(prg.SEED_BYTES)
+_SEEDS = records.hexadecimal(*prg.CIPHERS.values())
 
 
 class Schedule(NamedTuple):
@@ -56,11 +58,11 @@ class BatchCode:
         inside, key = code.schedule(wanted)                     # at the client
     """
 
-    rows: int
-    buckets: int
-    choices: int = 3
-    rounds: int = 1
-    seed: bytes = _SEED
+    rows: int = field(records.whole(1, MOST_ROWS))
+    buckets: int = field(records.whole(1, MOST_ROWS))
+    choices: int = field(records.whole(1, MOST_ROWS), default=3)
+    rounds: int = field(records.whole(1, MOST_ROWS), default=1)
+    seed: bytes = field(_SEEDS, default=_SEED)
 
     def __post_init__(self) -> None:
         if min(self.rows, self.buckets, self.choices, self.rounds) < 1:

@@ -11,8 +11,8 @@ The plan is public. Time on the client's side depends on what it wants: send at 
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+import dataclasses
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError
 from hummingbird.pir.batching.batch_code import Assignment, BatchCode, checked
 from hummingbird.pir.table import Facts
-from hummingbird.prg import CIPHERS
+from hummingbird.records import field
 
 _FILE = "hummingbird plan 1"
+_MOST_TEXT = 1 << 30  # bytes
+_HINT = "Plan.to_json and search.pir_plan --plan make such files"
 # What a damaged file leads to; RuntimeError is what torch says of lists that are no table, and of a deep nesting.
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError, HummingbirdError)
+_DAMAGED = (ValueError, TypeError, OverflowError, RuntimeError, HummingbirdError)
 
 
 class Lookup(NamedTuple):
@@ -40,6 +43,17 @@ class Lookup(NamedTuple):
     inside: Tensor
     key: Tensor
     part: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """A plan's text. hot_rows, companions: lists of rows, which are looked at as tensors."""
+
+    format: str = records.constant(_FILE)
+    full: BatchCode = field(records.record(BatchCode))
+    hot: BatchCode | None = field(records.maybe(records.record(BatchCode)))
+    hot_rows: Any = field(records.anything("a list of rows"))
+    companions: Any = field(records.anything("lists of rows"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +69,7 @@ class Plan:
 
     full: BatchCode
     hot: BatchCode | None = None
-    hot_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    hot_rows: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     companions: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -70,26 +84,23 @@ class Plan:
     def load(cls, path: Path) -> Plan:
         """A plan from a file that `to_json` has made; InputError for any other."""
         try:
-            fields = json.loads(path.read_text())
-            if fields["format"] != _FILE:
-                raise ValueError("another format")
-            full = _code(fields["full"])
-            hot = None if fields["hot"] is None else _code(fields["hot"])
-            beside = None if fields["companions"] is None else _rows(fields["companions"], -1, full.rows, 2)
-            plan = cls(full, hot, _rows(fields["hot_rows"], 0, full.rows, 1), beside)
+            found = records.read(path.read_bytes(), PlanFile, name="plan", most=_MOST_TEXT, where=str(path), hint=_HINT)
+            rows = found.full.rows
+            beside = None if found.companions is None else _rows(found.companions, -1, rows, 2)
+            plan = cls(found.full, found.hot, _rows(found.hot_rows, 0, rows, 1), beside)
+        except InputError:
+            raise
         except OSError as error:
             raise InputError(f"cannot read the plan: {error.strerror}", where=str(path)) from None
         except _DAMAGED as error:
-            hint = "Plan.to_json and search.pir_plan --plan make such files"
-            raise InputError(f"not a plan: {str(error)[:200]}", where=str(path), hint=hint) from None
+            raise InputError(f"not a plan: {str(error)[:200]}", where=str(path), hint=_HINT) from None
         return plan
 
     def to_json(self) -> str:
         """Text for a file that clients and both servers `load`; the plan is public."""
-        full, hot = ({**asdict(code), "seed": code.seed.hex()} if code else None for code in (self.full, self.hot))
         beside = None if self.companions is None else self.companions.tolist()
-        fields = {"format": _FILE, "full": full, "hot": hot, "hot_rows": self.hot_rows.tolist(), "companions": beside}
-        return json.dumps(fields) + "\n"
+        file = PlanFile(full=self.full, hot=self.hot, hot_rows=self.hot_rows.tolist(), companions=beside)
+        return records.write(file) + "\n"
 
     @cached_property
     def where_hot(self) -> dict[int, int]:
@@ -184,13 +195,6 @@ class Plan:
             return [[] for _ in distinct]
         beside = self.companions[torch.tensor(distinct, dtype=torch.int64)].tolist()
         return [[(part, number[row]) for part, row in enumerate(rows, 1) if row in number] for rows in beside]
-
-
-def _code(fields: dict[str, Any]) -> BatchCode:
-    seed = bytes.fromhex(fields.pop("seed"))
-    if not all(type(number) is int for number in fields.values()) or len(seed) not in CIPHERS.values():
-        raise ValueError("a code has whole numbers, and a seed of 16 or 32 bytes")
-    return BatchCode(**fields, seed=seed)
 
 
 def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:

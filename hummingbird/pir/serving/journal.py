@@ -14,18 +14,19 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hummingbird import disk
+from hummingbird import disk, records
 from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir.messages import unpack_update
 from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, JournalEntry, packed
 from hummingbird.pir.table import Facts, State
+from hummingbird.records import field
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 GROWN = 64 << 20  # bytes from which updates are merged
@@ -33,6 +34,22 @@ KEPT = 8 << 20  # bytes of the last updates, which stay as they are: for a serve
 _HEADER, _ROWS, _STATES, _UPDATE = b"H", b"R", b"S", b"U"
 _PIECE = 1 << 20  # bytes of merged rows in an entry, about
 _log = logging.getLogger(__name__)
+
+
+_STATE = records.through(
+    records.row(records.whole(), records.hexadecimal(16)),
+    lambda pair: State(*pair),
+    lambda state: (state.version, state.digest),
+)
+_STATES_KIND = records.many(_STATE, 1 << 16)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The table and its states as they are loaded: the first entry of a journal."""
+
+    facts: Facts = field(records.record(Facts))
+    states: tuple[State, ...] = field(_STATES_KIND)
 
 
 class Journal:
@@ -49,7 +66,7 @@ class Journal:
         self._rows: list[int] = []  # where the entries of merged rows begin
         self._updates: list[int] = []  # and those of updates
         self._unnamed = False  # a rename may not be on the disk
-        self._header = json.dumps({"facts": asdict(facts), "states": _listed(states)}).encode()
+        self._header = records.write(Header(facts, tuple(states))).encode()
         try:
             self._entries = Entries(path, packed(_HEADER, self._header))
             self._draft.unlink(missing_ok=True)  # of a merging that has not come to its end
@@ -138,7 +155,7 @@ class Journal:
             for body in self._last_rows([*self._rows, *self._updates[:count]]):
                 rows.append(at)
                 at += file.write(packed(_ROWS, body))
-            file.write(packed(_STATES, json.dumps(_listed(states)).encode()))
+            file.write(packed(_STATES, json.dumps(_STATES_KIND.plain(states)).encode()))
             disk.flush(file)
         return rows
 
@@ -204,8 +221,8 @@ class Journal:
 
     def _states(self, entry: JournalEntry) -> list[State]:
         try:
-            return [State(int(version), bytes.fromhex(digest)) for version, digest in json.loads(entry.body)]
-        except (ValueError, TypeError, RecursionError):
+            return [*records.read(entry.body, _STATES_KIND, name="states", most=MOST)]
+        except InputError:
             raise self._entries.damaged(entry.at, "states that cannot be read") from None
 
     def _merged(self, entry: JournalEntry) -> tuple[Tensor, Tensor]:
@@ -224,15 +241,11 @@ class Journal:
 def _told(header: bytes) -> str:
     """A header's table and states in words."""
     try:
-        fields = json.loads(header)
-        states = ", ".join(f"version {int(version)} {digest[:8]}" for version, digest in fields["states"])
-        return f"{Facts(**fields['facts']).text()}, {states}"
-    except (ValueError, TypeError, KeyError, RecursionError, HummingbirdError):
+        found = records.read(header, Header, name="header", most=MOST)
+        states = ", ".join(f"version {state.version} {state.digest.hex()[:8]}" for state in found.states)
+        return f"{found.facts.text()}, {states}"
+    except InputError:
         return "unknown"
-
-
-def _listed(states: Sequence[State]) -> list[tuple[int, str]]:
-    return [(state.version, state.digest.hex()) for state in states]
 
 
 def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> bytes:

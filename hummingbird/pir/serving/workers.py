@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError
 from hummingbird.pir.messages import as_bytes
 from hummingbird.pir.serving.shards import TableShard, cut, joined
@@ -165,9 +166,13 @@ def _read(pipe: socket.socket, size: int) -> bytearray | None:
     return data
 
 
+_TEXT = records.text(1 << 16)
+_JOB = records.row(_TEXT, records.maybe(_TEXT), records.whole(), records.whole())
+
+
 def work(job: str) -> None:
     """A worker process: load, tell the digests, then answer until the pipe on stdin ends."""
-    path, tensor, first, last = json.loads(job)
+    path, tensor, first, last = records.read(job, _JOB, name="job")
     pipe = socket.socket(fileno=os.dup(0))
     torch.set_num_threads(1)
     try:

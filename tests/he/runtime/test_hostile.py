@@ -211,11 +211,11 @@ def pieces(op: str, attrs: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda f: f.update(steps=f["steps"] * 2000), "a list of"),
+        (lambda f: f.update(steps=f["steps"] * 2000), r"steps is a list of \d+ items, not a list of 0 to 4096 items"),
         (lambda f: f["turns"][0].update(steps=list(range(5000))), "a list of"),
         (lambda f: f["turns"][0]["returns"][0].update(gains=[1] * 5000), "a list of"),
         (lambda f: f["turns"][0]["sends"].extend(f["turns"][0]["sends"] * 9000), "a list of"),
-        (lambda f: f.update(input_shape=[1] * 17), "dimensions"),
+        (lambda f: f.update(input_shape=[1] * 17), "input_shape is a list of 17 items, not a list of 0 to 16 items"),
         (lambda f: f.update(primes=f["primes"] * 99), "primes"),
         (lambda f: f.update(steps=f["steps"], name="x" * (5 << 20)), "bytes"),
         (lambda f: f["steps"][1].__setitem__(0, "\x1b[2Jlayer"), "the name of step"),
@@ -223,8 +223,14 @@ def pieces(op: str, attrs: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
         (lambda f: f["steps"][1].__setitem__(1, "input"), "not one input"),
         (pieces("split", {"sizes": 1, "dim": 1}), "makes 4194304"),
         (pieces("chunk", {"chunks": 1 << 22, "dim": 1}), "makes 4194304"),
-        (lambda f: f["turns"][0]["returns"][0].update(noise=-1.0), "the return of"),
-        (lambda f: f["turns"][0]["returns"][0].update(one_gain=1 << 2000), "the return of"),
+        (
+            lambda f: f["turns"][0]["returns"][0].update(noise=-1.0),
+            r"turns\[0\].returns\[0\].noise is -1.0, not a number from 0",
+        ),
+        (
+            lambda f: f["turns"][0]["returns"][0].update(one_gain=1 << 2000),
+            r"one_gain is .*, not a whole number in 0..2\^1000-1",
+        ),
         (lambda f: f["turns"][0].update(usual=99), "usual"),
     ],
 )

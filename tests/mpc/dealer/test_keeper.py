@@ -115,7 +115,7 @@ def test_a_description_that_is_cut_off_before_the_first_set_is_written_again(tmp
     one.close()
     assert len((tmp_path / DESCRIPTION).read_bytes()) == len(line)
     (tmp_path / DESCRIPTION).write_bytes(line[:100])  # and not where there are sets: which parties would they be for?
-    with pytest.raises(DealerError, match="the description of this kept store is damaged"):
+    with pytest.raises(DealerError, match="malformed description of a kept store"):
         keeper(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_two_keepers_and_other_folders_are_refused(tmp_path: Path) -> None:
         ({"hummingbird_version": "0.0.1"}, "kept by version 0.0.1"),
         ({"format_version": 3}, "kept in sets of format 3, this release reads 5"),
         ({"format_version": None}, "kept in sets of format before 4, this release reads 5"),
-        ({"lanes": "1"}, "damaged"),
+        ({"lanes": "1"}, "malformed description of a kept store: lanes is '1', not a whole number"),
     ):
         (tmp_path / "kept" / DESCRIPTION).write_text(json.dumps({**fields, **change}) + "\n")
         with pytest.raises(DealerError, match=words):

@@ -261,7 +261,7 @@ def grow(path: Path) -> None:
 BAD = {
     "no folder": (lambda p: shutil.rmtree(p), "there is no store here"),
     "not dealt to its end": (lambda p: (p / "header.json").unlink(), "this store was not dealt to its end"),
-    "no JSON": (lambda p: cut(p / "header.json", 100), "the header is damaged: it is not JSON"),
+    "no JSON": (lambda p: cut(p / "header.json", 100), "malformed header: it is no JSON"),
     "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 5; this release reads"),
     "another format version": (lambda p: edit(p / "header.json", format_version=7), "format 7; this release reads"),
     "an older format": (

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hummingbird import disk
 from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir import Client, Owner, Server, Source
 from hummingbird.pir.serving import entries, journal
@@ -313,8 +314,8 @@ def test_a_merging_that_stops_anywhere_changes_nothing(
     with monkeypatch.context() as patch:
         for name in ("fsync", "replace"):
             patch.setattr(os, name, counted(getattr(os, name)))
-        patch.setattr(entries, "write", counted(entries.write))
-        patch.setattr(journal, "write", counted(journal.write))
+        for name in ("append", "flush", "rename"):
+            patch.setattr(disk, name, counted(getattr(disk, name)))
         patch.setattr(journal, "packed", counted(journal.packed))
         server.updates._merged(kept, count)
         copied = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

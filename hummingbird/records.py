@@ -1,0 +1,386 @@
+"""Records: JSON from files and from strangers, read into frozen dataclasses whose fields carry their limits.
+
+    @dataclass(frozen=True)
+    class Opening:
+        digest: bytes = field(hexadecimal(32))
+        turn: int = field(whole(0, 4095))
+
+    opening = records.read(data, Opening, name="opening", where="he", error=PeerError)
+    data = records.write(opening)
+
+`read` is the only reader of JSON in the package. It refuses a text that is too long or nested too deeply before it
+parses it, and then NaN and infinities, a field that stands twice, is unknown or missing, and a value of another type
+(True is no number) or outside of its limits. Its errors name the field, what it must be, and what it is.
+
+The standard library's parser with these kinds, and no library for it: msgspec, the best kept one, takes the last of two
+equal fields, ignores unknown ones in a dataclass, and has no limits for integers beyond 64 bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+import reprlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
+
+from hummingbird.errors import HummingbirdError, InputError
+
+R = TypeVar("R")
+MOST = 1 << 20  # bytes of a text, unless a reader says otherwise
+DEEPEST = 32  # lists and objects in each other
+LARGEST = (1 << 63) - 1
+_HUGE = sys.float_info.max  # beyond it a whole number is no float, and 1e999 is infinite
+_STRANGE = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
+_NOT_BRACKETS = re.compile(r'[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # linear: an open string matches too
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxlong = _shown.maxother = 48
+_shown.maxlevel = 2
+
+
+class Kind(NamedTuple):
+    """A kind of values: what an error says is expected; from a value of JSON to the field's; and back.
+
+    `read` raises `Fault`, or what a wrong value raises in Python.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+    plain: Callable[[Any], Any] = lambda value: value
+
+
+class Fault(Exception):
+    """A value that is not as it must be. what: a sentence without its subject, the value at `path`."""
+
+    def __init__(self, what: str, path: str = "") -> None:
+        super().__init__(what)
+        self.what, self.path = what, path
+
+
+class _Refused(Exception):
+    """The error of a record's own checks, and the record's path."""
+
+    def __init__(self, error: HummingbirdError, path: str = "") -> None:
+        super().__init__(error.what)
+        self.error, self.path = error, path
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+def field(kind: Kind, *, missing: bool = False, left_out: bool = False, **default: Any) -> Any:
+    """A field of a record. default: as `dataclasses.field` has it.
+
+    missing: it may be missing in a text, and is its default then. left_out: nor is it written while it is its default.
+    """
+    return dataclasses.field(metadata={"kind": kind, "missing": missing or left_out, "left_out": left_out}, **default)
+
+
+def whole(least: int = 0, most: int = LARGEST) -> Kind:
+    """A whole number in least..most."""
+    expected = f"a whole number in {least}..{_power(most)}"
+    return _plain(expected, lambda value: type(value) is int and least <= value <= most)
+
+
+def real(least: float = 0.0, most: float = _HUGE, *, above: bool = False) -> Kind:
+    """A finite number in least..most, as a float; above: not `least` itself."""
+
+    expected = f"a number {'above' if above else 'from'} {least:g}" + ("" if most == _HUGE else f" to {most:g}")
+
+    def read(value: Any) -> float:
+        good = type(value) in (int, float) and least <= value <= most and not (above and value == least)
+        return float(_checked(value, good, expected))
+
+    return Kind(expected, read)
+
+
+def flag() -> Kind:
+    """True or False."""
+    return _plain("true or false", lambda value: type(value) is bool)
+
+
+def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
+    """A text of shortest..longest characters; printable: of letters, digits, signs and spaces alone."""
+    expected = f"a{' printable' * printable} text of {shortest} to {longest} characters"
+
+    def good(value: Any) -> bool:
+        return type(value) is str and shortest <= len(value) <= longest and (value.isprintable() or not printable)
+
+    return _plain(expected, good)
+
+
+def one_of(names: Sequence[Any]) -> Kind:
+    """One of these texts, or numbers."""
+    return _plain(f"one of {', '.join(map(str, names))}", lambda value: any(_same(value, name) for name in names))
+
+
+def constant(value: Any) -> Any:
+    """A field that has this value in every record, such as a format or its version: it is looked at first."""
+    kind = _plain(repr(value), lambda found: _same(found, value))
+    return dataclasses.field(default=value, metadata={"kind": kind, "missing": False, "left_out": False, "first": True})
+
+
+def hexadecimal(*sizes: int) -> Kind:
+    """Bytes of one of these sizes, written as digits. No error shows them: they may be a secret."""
+    return Kind(_hex(sizes), lambda value: bytes.fromhex(_digits(value, sizes)), bytes.hex)
+
+
+def digits(size: int) -> Kind:
+    """The text of `size` bytes in hexadecimal, which no error shows."""
+    return Kind(_hex((size,)), lambda value: _digits(value, (size,)))
+
+
+def many(kind: Kind, longest: int, shortest: int = 0) -> Kind:
+    """A list of shortest..longest values of one kind, as a tuple."""
+    expected = f"a list of {shortest} to {longest} items"
+
+    def read(value: Any) -> tuple[Any, ...]:
+        _checked(value, type(value) is list and shortest <= len(value) <= longest, expected)
+        return tuple(_inside(f"[{number}]", kind.read, item) for number, item in enumerate(value))
+
+    return Kind(expected, read, lambda value: [kind.plain(item) for item in value])
+
+
+def row(*kinds: Kind) -> Kind:
+    """A list of one value of each kind, as a tuple."""
+    expected = f"a list of {len(kinds)} items"
+
+    def read(value: Any) -> tuple[Any, ...]:
+        _checked(value, type(value) is list and len(value) == len(kinds), expected)
+        return tuple(_inside(f"[{place}]", kinds[place].read, item) for place, item in enumerate(value))
+
+    return Kind(expected, read, lambda value: [kind.plain(item) for kind, item in zip(kinds, value, strict=True)])
+
+
+def mapping(kind: Kind, longest: int, name: int = 512) -> Kind:
+    """An object of at most `longest` values of one kind, by names of at most `name` characters, as a dict."""
+    expected = f"an object of at most {longest} fields with names of at most {name} characters"
+
+    def read(value: Any) -> dict[str, Any]:
+        _checked(value, type(value) is dict, "an object")
+        good = len(value) <= longest and all(len(key) <= name for key in value)
+        return {key: _inside(_place(key), kind.read, item) for key, item in _checked(value, good, expected).items()}
+
+    return Kind(expected, read, lambda value: {key: kind.plain(item) for key, item in value.items()})
+
+
+def maybe(kind: Kind) -> Kind:
+    """A value of this kind, or None."""
+    return Kind(
+        f"null or {kind.expected}",
+        lambda value: None if value is None else kind.read(value),
+        lambda value: None if value is None else kind.plain(value),
+    )
+
+
+def anything(expected: str = "a value of JSON") -> Kind:
+    """A value as JSON has it, within the limits of the whole text: for what has checks of its own."""
+    return Kind(expected, lambda value: value)
+
+
+def through(kind: Kind, read: Callable[[Any], Any], plain: Callable[[Any], Any]) -> Kind:
+    """A value that `read` makes of one of another kind; it may raise any error of Python or of this package."""
+    return Kind(kind.expected, lambda value: _guarded(read, kind.read(value)), lambda value: kind.plain(plain(value)))
+
+
+def record(kind: type[Any]) -> Kind:
+    """A record in a record."""
+    return Kind("an object", functools.partial(_made, kind), plain)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+@overload
+def read(data: str | bytes, kind: type[R], *, name: str, **how: Any) -> R: ...
+@overload
+def read(data: str | bytes, kind: Kind, *, name: str, **how: Any) -> Any: ...
+def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
+    """The record, or the value of a kind, in a text of JSON.
+
+    name: of it in an error, as in "malformed NAME: it has no field 'turn'". most: bytes. deepest: lists and objects in
+    each other. how: `error`, the class of what is raised, InputError unless said, and its `where` and `hint`.
+    """
+    return of(parse(data, name=name, most=most, deepest=deepest, **how), kind, name=name, **how)
+
+
+def parse(data: str | bytes, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
+    """The value of JSON in a text, for `of`: where a field says which record it is. Arguments of `read`."""
+    with _told(name, **how):
+        return _parsed(data, most, deepest)
+
+
+@overload
+def of(value: Any, kind: type[R], *, name: str, **how: Any) -> R: ...
+@overload
+def of(value: Any, kind: Kind, *, name: str, **how: Any) -> Any: ...
+def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
+    """The record, or the value of a kind, in a value of JSON; arguments of `read`."""
+    with _told(name, **how):
+        return kind.read(value) if isinstance(kind, Kind) else _made(kind, value)
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A record as values of JSON, in the order of its fields."""
+    values = {part.name: (part, getattr(record, part.name)) for part in _parts(type(record))}
+    written = {name: pair for name, pair in values.items() if not (pair[0].metadata["left_out"] and _is_default(*pair))}
+    return {name: part.metadata["kind"].plain(value) for name, (part, value) in written.items()}
+
+
+def write(record: Any, **layout: Any) -> str:
+    """A record's text. layout: `indent`, `separators`, `sort_keys` of json.dumps."""
+    return json.dumps(plain(record), allow_nan=False, **layout)
+
+
+# Within ---------------------------------------------------------------------------------------------------------------
+
+
+def _parts(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a record's class; TypeError for one without a kind."""
+    return _looked_up(kind)
+
+
+@functools.cache
+def _looked_up(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    parts = dataclasses.fields(kind)
+    if bare := [part.name for part in parts if "kind" not in part.metadata]:
+        raise TypeError(f"{kind.__name__}.{bare[0]} has no kind: it is no record")
+    return parts
+
+
+def _is_default(part: dataclasses.Field[Any], value: Any) -> bool:
+    made = part.default if part.default_factory is dataclasses.MISSING else part.default_factory()
+    return bool(value == made)
+
+
+def _made(kind: type[R], value: Any) -> R:
+    """A record from an object of JSON."""
+    fields = _checked(value, type(value) is dict, "an object")
+    parts = {part.name: part for part in _parts(kind)}
+    order = sorted(parts.values(), key=lambda part: not part.metadata.get("first"))
+    for part in order:
+        if part.metadata.get("first") and part.name in fields:
+            _inside(f".{part.name}", part.metadata["kind"].read, fields[part.name])
+    if unknown := sorted(set(fields) - set(parts)):
+        raise Fault(f"has an unknown field {_shown.repr(unknown[0])} (known: {', '.join(parts)})")
+    if lacking := [part.name for part in order if part.name not in fields and not part.metadata["missing"]]:
+        raise Fault(f"has no field {lacking[0]!r}")
+    found = {name: _inside(f".{name}", parts[name].metadata["kind"].read, item) for name, item in fields.items()}
+    return _guarded(lambda values: kind(**values), found)
+
+
+def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except (Fault, _Refused) as fault:
+        fault.path = path + fault.path
+        raise
+
+
+def _power(number: int) -> str:
+    """A number in words: powers of two, and one less, as such where they are long."""
+    for less in (0, 1):
+        if number >= 1 << 31 and number + less & number + less - 1 == 0:
+            return f"2^{(number + less).bit_length() - 1}" + "-1" * less
+    return str(number)
+
+
+def _place(key: str) -> str:
+    return f".{key}" if key.isprintable() and len(key) < 64 else f".{_shown.repr(key)}"
+
+
+def _guarded(make: Callable[[Any], R], value: Any) -> R:
+    try:
+        return make(value)
+    except Fault:
+        raise
+    except HummingbirdError as error:
+        raise _Refused(error) from None
+    except _STRANGE as error:
+        raise Fault(f"cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
+
+
+def _checked(value: Any, good: bool, expected: str) -> Any:
+    if not good:
+        raise Fault(f"is {_described(value)}, not {expected}")
+    return value
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"an object of {len(value)} fields"
+    return f"a list of {len(value)} items" if isinstance(value, list) else _word(value)
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if value is None or type(value) is bool else _shown.repr(value)
+
+
+def _plain(expected: str, good: Callable[[Any], bool]) -> Kind:
+    return Kind(expected, lambda value: _checked(value, good(value), expected))
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
+
+
+def _hex(sizes: Sequence[int]) -> str:
+    return f"{' or '.join(map(str, sizes))} bytes in hexadecimal"
+
+
+def _digits(value: Any, sizes: Sequence[int]) -> str:
+    if type(value) is not str or len(value) not in [2 * size for size in sizes] or set(value) - set("0123456789abcdef"):
+        raise Fault(f"is not {_hex(sizes)}")
+    return value
+
+
+def _parsed(data: str | bytes, most: int, deepest: int) -> Any:
+    if len(data) > most:
+        raise Fault(f"has {len(data)} bytes, {most} are the most")
+    try:
+        content = data if isinstance(data, str) else data.decode()
+        if content.count("[") + content.count("{") > deepest:
+            brackets = _NOT_BRACKETS.sub("", content)
+            depths = itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets)
+            if max(depths, default=0) > deepest:
+                raise Fault(f"is nested more than {deepest} deep")
+        return json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Fault(f"is no JSON ({str(error)[:120]})") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise Fault(f"has the field {_shown.repr(twice)} twice")
+    return fields
+
+
+def _no_number(name: str) -> NoReturn:
+    raise Fault(f"has {name}, which is no number of JSON")
+
+
+@contextmanager
+def _told(
+    name: str, where: str = "", hint: str = "", error: Callable[..., HummingbirdError] = InputError
+) -> Iterator[None]:
+    """Raise faults as errors that name the record, the field and the place."""
+    try:
+        yield
+    except Fault as fault:
+        raise error(
+            f"malformed {name}: {fault.path.lstrip('.') or 'it'} {fault.what}", where=where, hint=hint
+        ) from None
+    except _Refused as fault:
+        places = [place for place in (where, fault.path.lstrip("."), fault.error.where) if place]
+        raise error(fault.error.what, where=": ".join(places), hint=fault.error.hint or hint) from None
