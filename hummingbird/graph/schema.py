@@ -16,7 +16,6 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.graph.build import INT, PUBLIC, SIZE, TENSOR, TUPLE
 from hummingbird.graph.ops.public import FUNCTIONS, MOST_NUMBERS, TYPES
-from hummingbird.graph.ops.resize import MODES
 from hummingbird.graph.ops.vocabulary import OPERATIONS as VOCABULARY
 from hummingbird.graph.steps import Ref, Step
 
@@ -113,15 +112,6 @@ def _bare(value: Any) -> Any:
     return value
 
 
-def _is_equation(value: Any) -> bool:
-    """Whether it is an equation of einsum for two values: "bij,bjk->bik"."""
-    left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
-    first, comma, second = left.partition(",")
-    terms = (first, second, out)
-    fine = all(len(set(term)) == len(term) <= 16 and (term.isalpha() or not term) for term in terms)
-    return bool(arrow and comma and fine and value.isascii() and set(out) <= set(first) | set(second))
-
-
 KINDS: dict[str, Callable[[Any], bool]] = {
     "none": lambda value: value is None,
     "bool": lambda value: type(value) is bool,
@@ -146,11 +136,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "function": lambda value: type(value) is str and value in FUNCTIONS,
     "call": _is_call,
     "structure": _is_structure,
-    "equation": _is_equation,
-    "gelu": lambda value: value in ("none", "tanh"),
-    "edges": lambda value: value in ("reflect", "replicate", "circular"),
-    "resizing": lambda value: value in MODES,
-    "arithmetic": lambda value: value in ("add", "sub", "mul", "floordiv", "getitem"),
+    **{kind: test for op in VOCABULARY.values() for kind, test in op.kinds.items()},
 }
 
 

@@ -197,6 +197,7 @@ OPS = [
         ranks.same,
         [Spelling(gelu, "gelu", {nn.GELU: "approximate"})],
         attrs="approximate=gelu",
+        kinds={"gelu": lambda value: value in ("none", "tanh")},
         batch=batch.each,
     ),
     Op(

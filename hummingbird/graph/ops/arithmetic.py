@@ -270,6 +270,7 @@ OPS = [
         [Spelling(arithmetic("floordiv"), "floor_divide", operators="floordiv")],
         inputs="size size?",
         attrs="function=arithmetic index?=int|slice",
+        kinds={"arithmetic": lambda value: value in ("add", "sub", "mul", "floordiv", "getitem")},
         check=_check_int,
         makes=lambda a: SIZE if isinstance(a.get("index"), slice) else INT,
         integers="neutral",

@@ -250,6 +250,15 @@ def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | 
     return every.expand(x.shape)
 
 
+def _is_equation(value: Any) -> bool:
+    """Whether it is an equation of einsum for two values: "bij,bjk->bik"."""
+    left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
+    first, comma, second = left.partition(",")
+    terms = (first, second, out)
+    fine = all(len(set(term)) == len(term) <= 16 and (term.isalpha() or not term) for term in terms)
+    return bool(arrow and comma and fine and value.isascii() and set(out) <= set(first) | set(second))
+
+
 OPS = [
     Op(
         "matmul",
@@ -272,6 +281,7 @@ OPS = [
         [Spelling(einsum, "einsum")],
         inputs="x x",
         attrs="equation=equation",
+        kinds={"equation": _is_equation},
         batch=batch.einsum,
         integers="kept",
     ),

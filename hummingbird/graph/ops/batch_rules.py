@@ -237,16 +237,16 @@ def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """For `apart`: the dimension of channels; of rows, their only one."""
+    """The dimension of channels, or the only one of rows; for `apart`."""
     return (min(1, len(shape) - 1),)
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """For `apart`: the dimension `dim`."""
+    """The dimension `dim`; for `apart`."""
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """For `apart`: the dimensions `dims`."""
+    """The dimensions `dims`; for `apart`."""
     dims: Collection[int] = a["dims"]
     return dims

@@ -19,7 +19,7 @@ DimensionRule = RankRule | Literal["listed"]
 
 
 def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """That of the net's input, if an example or a folded batch norm has fixed it."""
+    """The rank of the net's input, if an example or a folded batch norm has fixed it."""
     return len(a["shape"]) if "shape" in a else a.get("rank") or INPUT
 
 
@@ -48,12 +48,12 @@ def _kept(a: dict[str, Any]) -> int:
 
 
 def reduced(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Without the dimensions that a reduction takes, all of them where `dims` is None."""
+    """The rank without the dimensions that a reduction takes, which are all where `dims` is None."""
     return 0 if a.get("dims", ()) is None else more(_kept)(a, given)
 
 
 def flattened(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """One in place of those from `start` to `end`."""
+    """One dimension in place of those from `start` to `end`."""
     rank = given[0]
     if isinstance(rank, int) and rank:
         return rank - a["end"] % rank + a["start"] % rank
@@ -66,7 +66,7 @@ def _taken(a: dict[str, Any]) -> int:
 
 
 def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Give the larger number of the two factors, for a matrix product."""
+    """The larger rank of the two factors of a matrix product."""
     known = [rank for rank in given if isinstance(rank, int) and rank >= 2]
     return max(known) if len(known) == len(given) else None
 

@@ -60,6 +60,7 @@ class Op:
     inputs: the kinds of what it reads, in words of schema.py: "x", "x x?", "xs", "x size*".
     attrs: its attributes in a saved net, NAME=KIND in words of schema.py, "NAME?=KIND" where it may be missing; None
         where no saved net has the operation.
+    kinds: tests of values for words in `attrs` that schema.py does not have.
     check: raises ValueError for a saved step whose attributes do not fit together.
     batch: where the batch of its inputs is in its value (batch_rules.py); None where no rule proves that images stay
         apart.
@@ -76,6 +77,7 @@ class Op:
     spellings: Sequence[Spelling] = ()
     inputs: str = "x"
     attrs: str | None = ""
+    kinds: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     check: Callable[[Step], None] | None = None
     batch: BatchRule | None = None
     view: bool = False
