@@ -248,7 +248,7 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
     dtype, shape, (begin, end) = entry.dtype, entry.shape, entry.data_offsets
     if dtype not in _SAFE or len(shape) != 2 or not all(shape):
         hint = f"two dimensions, types: {', '.join(_SAFE)}"
-        what = f"tensor {name[:80]!r} of {str(dtype)[:20]} with shape {str(shape)[:80]} is no table"
+        what = f"tensor {name[:80]!r} of {str(dtype)[:20]} with shape {str([*shape])[:80]} is no table"
         raise InputError(what, where=str(path), hint=hint)
     size = math.prod(shape) * _SAFE[dtype].itemsize
     if end - begin != size or 8 + length + end > total:

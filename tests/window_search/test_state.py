@@ -152,9 +152,9 @@ def test_the_state_of_another_net_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "not a line"),
-        ("{", "not a line"),
-        ("[]\n", "not a line"),
+        ("", "malformed line of a search's state"),
+        ("{", "malformed line of a search's state"),
+        ("[]\n", "malformed line of a search's state"),
         ('{"format": "hummingbird-bits", "version": 1}\n', "not a hummingbird-search file"),
         ('{"format": "hummingbird-search", "version": 1}\n', "state of version 1, this release reads version 2"),
         ('{"format": "hummingbird-search", "version": 2, "problem": "x"}\n', "another search"),

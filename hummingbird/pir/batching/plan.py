@@ -93,7 +93,7 @@ class Plan:
         except OSError as error:
             raise InputError(f"cannot read the plan: {error.strerror}", where=str(path)) from None
         except _DAMAGED as error:
-            raise InputError(f"not a plan: {str(error)[:200]}", where=str(path), hint=_HINT) from None
+            raise InputError(f"malformed plan: {str(error)[:200]}", where=str(path), hint=_HINT) from None
         return plan
 
     def to_json(self) -> str:

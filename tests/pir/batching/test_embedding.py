@@ -222,7 +222,7 @@ def test_files_that_are_no_plans(tmp_path: Path) -> None:
     wrong.append({**good, "companions": [[ROWS]] * ROWS})
     for fields in wrong:
         path.write_text(json.dumps(fields))
-        with pytest.raises(InputError, match="not a plan"):
+        with pytest.raises(InputError, match="malformed plan"):
             Plan.load(path)
     with pytest.raises(InputError, match="cannot read the plan"):
         Plan.load(tmp_path / "absent.json")
