@@ -146,7 +146,7 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     for bad, says in (
         (["--plan", str(plan), "--table", "999x32"], "a table of 999 rows, and a plan for 1000"),
         (["--plan", str(plan), "--lookups", "2"], "--lookups beside --plan"),
-        (["--plan", str(path)], "not a plan"),
+        (["--plan", str(path)], "malformed plan"),
         (["--model", "models"], "--model beside --service pir"),
     ):
         assert main([*words, *bad]) == 1
