@@ -76,7 +76,7 @@ class Connection:
 
     def _describe(self) -> bytes:
         try:
-            return service.call(self._channel, "Public", messages.Opening().pack(), timeout=self._timeout)
+            return service.call(self._channel, "Public", messages.CallOpening().pack(), timeout=self._timeout)
         except grpc.RpcError as error:
             raise service.explain(error, self._where) from None
 

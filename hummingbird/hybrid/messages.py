@@ -42,7 +42,7 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class CallOpening:
     """The first message of a call. plan: its digest, empty before it is known."""
 
     format: int = records.constant(FORMAT)
@@ -55,7 +55,7 @@ class Opening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionOpening(Opening):
+class SessionOpening(CallOpening):
     """The model's side's answer to an opening: the session that it has begun."""
 
     session: str = field(records.digits(SESSION_BYTES))
@@ -82,13 +82,13 @@ class OnlineOpening(SessionOpening):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserOpening(Opening):
+class UserOpening(CallOpening):
     """A user's request for a slot at a proxy. input: of `INPUTS`."""
 
     input: str = field(records.one_of(INPUTS))
 
 
-T = TypeVar("T", bound=Opening)
+T = TypeVar("T", bound=CallOpening)
 
 
 def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T:

@@ -50,9 +50,9 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
     """A proxy's user before its first image, by method; of the plan it needs the ends alone."""
     digest = "0" * (2 * DIGEST_BYTES)
-    found = {"Public": len(messages.Opening().pack()), "Public: answer": len(proxy_view(plan, digest))}
+    found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
     if kind == "switched":
-        found |= {"Key": len(messages.Opening(plan=digest).pack()), "Key: answer": KEY_BYTES}
+        found |= {"Key": len(messages.CallOpening(plan=digest).pack()), "Key: answer": KEY_BYTES}
         found |= {"Keys": DIGEST_BYTES + KEYS_BYTES, "Keys: answer": TICKET_BYTES}
     return found
 

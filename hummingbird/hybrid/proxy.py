@@ -83,11 +83,11 @@ class Proxy:
             self.served[kind] += 1
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        messages.read_opening(data, "", _US, _THEM, messages.Opening)
+        messages.read_opening(data, "", _US, _THEM, messages.CallOpening)
         return self._text
 
     def _key(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        messages.read_opening(data, self._connection.digest, _US, _THEM, messages.Opening)
+        messages.read_opening(data, self._connection.digest, _US, _THEM, messages.CallOpening)
         return self._public
 
     def _slot(self, data: bytes, context: grpc.ServicerContext) -> bytes:

@@ -92,7 +92,7 @@ class Service:
     # Methods ----------------------------------------------------------------------------------------------------------
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        messages.read_opening(data, "", _US, _THEM, messages.Opening)
+        messages.read_opening(data, "", _US, _THEM, messages.CallOpening)
         return self._text
 
     def _call(

@@ -25,7 +25,7 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
     """The data's side of a new session with a plan of this digest. Errors of `Store.create` and of
     `MessageStream.receive`.
     """
-    link.send("opening", messages.Opening(plan=plan).pack())
+    link.send("opening", messages.CallOpening(plan=plan).pack())
     session = messages.read_opening(link.receive_text("opening"), plan, *_OURS, messages.SessionOpening).session
     material = _transfers(link, garbler == "data")
     link.receive("done", len(messages.DONE))
@@ -34,7 +34,7 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
 
 def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
     """The model's side; `folder` is that of all sessions. owner: the client's name, of its certificate or token."""
-    messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.Opening)
+    messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.CallOpening)
     session = new_seed(messages.SESSION_BYTES).hex()
     link.send("opening", messages.SessionOpening(plan=plan, session=session).pack())
     material = _transfers(link, garbler == "model")

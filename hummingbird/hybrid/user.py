@@ -61,13 +61,15 @@ class ProxiedNet:
         try:
             self._channels["server"] = service.connect(server, tls, timeout, token=token)
             self.plan, self._digest = read_proxy_view(
-                self._call(self.once, "proxy", "Public", messages.Opening().pack())
+                self._call(self.once, "proxy", "Public", messages.CallOpening().pack())
             )
             if max(self.plan.input.count, self.plan.output.count) > MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])
             self._image, self._secret = Image(self.plan.input), bfv.Secret.new()
             if input == "switched":
-                public = self._call(self.once, "proxy", "Key", messages.Opening(plan=self._digest).pack(), KEY_BYTES)
+                public = self._call(
+                    self.once, "proxy", "Key", messages.CallOpening(plan=self._digest).pack(), KEY_BYTES
+                )
                 keys = bytes.fromhex(self._digest) + keys_of(self._secret, public)
                 self._name = self._call(self.once, "server", "Keys", keys, messages.TICKET_BYTES)
         except BaseException:

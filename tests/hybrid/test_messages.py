@@ -40,7 +40,7 @@ def read_with(**fields: object) -> messages.OnlineOpening:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff" * 9, b"[" * 4000, b" " * 5000 + b"{}"])
 def test_what_is_no_opening_is_malformed(data: bytes) -> None:
     with pytest.raises(InputError, match="malformed message"):
-        messages.read_opening(data, PLAN, *SIDES, messages.Opening)
+        messages.read_opening(data, PLAN, *SIDES, messages.CallOpening)
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 1.0, "1", 1 << 63])
