@@ -182,7 +182,7 @@ def test_estimate_of_a_net_in_the_users_folder(
         ([*DIGITS[:-1], "2x3x8x8"], r"cannot take an input of shape \(2, 3, 8, 8\)"),
         ([*DIGITS[:-1], "2"], r"got shape \(2,\)"),
         ([*DIGITS, "--bits", "no-such-file.json"], "cannot read the bit configuration"),
-        ([*DIGITS, "--bits", "setup.py"], "not a JSON file"),
+        ([*DIGITS, "--bits", "setup.py"], "malformed bit configuration: it is no JSON"),
         ([*DIGITS, "--bits", "checkpoints/digits.pt"], "not a JSON file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

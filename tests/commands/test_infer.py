@@ -118,6 +118,6 @@ def test_demo(tmp_path: Path) -> None:
     assert crypten["rounds_per_batch"] > reduced["rounds_per_batch"]
 
 
-@pytest.mark.parametrize("program", ["train", "demo", "bench_relu", "bench_resnet", "net_table"])
+@pytest.mark.parametrize("program", ["train.images", "demo", "bench.relu", "bench.resnet", "tools.net_table"])
 def test_help_teaches(program: str) -> None:
     assert len(call("-m", f"scripts.{program}", "--help")) > 300

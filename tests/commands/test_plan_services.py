@@ -29,10 +29,10 @@ def put(*path: str | int, value: Any) -> Edit:
 SERVICES: dict[str, tuple[Edit, str, str, str]] = {
     "another format": (put("format", value="x"), "no service", "bad.json", "plan show --save"),
     "another version": (put("version", value=2), "version 2 of the format", "bad.json", "reads version 1"),
-    "an unknown field": (put("colour", value=1), "unknown field 'colour'", "bad.json", "one of batch, each"),
-    "of a host": (put("hosts", "client", "ram", value=1), "unknown field 'ram'", "hosts.client", "one of cores"),
-    "of a step": (put("request", "steps", 0, "x", value=1), "'x'", "request.steps[0]", "one of after, compute"),
-    "a missing field": (lambda data: data.pop("request"), "no field request", "bad.json", "every service has one"),
+    "an unknown field": (put("colour", value=1), "unknown field 'colour'", "bad.json", "known: format, version, name"),
+    "of a host": (put("hosts", "client", "ram", value=1), "unknown field 'ram'", "hosts.client", "known: cores, store"),
+    "of a step": (put("request", "steps", 0, "x", value=1), "'x'", "request.steps[0]", "known: name, after, compute"),
+    "a missing field": (lambda data: data.pop("request"), "no field 'request'", "bad.json", "malformed service"),
     "an unknown host": (
         put("request", "steps", 2, "compute", "host", value="moon"),
         "unknown host moon",
@@ -71,7 +71,7 @@ SERVICES: dict[str, tuple[Edit, str, str, str]] = {
         "refill.steps[0].compute",
         "from 0, in seconds",
     ),
-    "no number": (put("rtt", value=float("nan")), "NaN is no number of a service", "bad.json", "copied completely"),
+    "no number": (put("rtt", value=float("nan")), "NaN, which is no number of JSON", "bad.json", "copied completely"),
     "half a core": (put("hosts", "server", "cores", value=0.5), "0.5 cores", "hosts.server", "whole number from 1"),
 }
 

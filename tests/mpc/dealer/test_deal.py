@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hummingbird import disk
 from hummingbird.__main__ import main
-from hummingbird.mpc.dealer import deal as dealing
 from hummingbird.mpc.dealer.deal import size_of
 from tests.mpc.dealer.test_store import BATCH, SLOTS, dealt
 from tests.support.paths import ROOT
@@ -74,14 +75,15 @@ def test_deal_that_has_no_room_or_is_told_to_end_says_so(
         told = capsys.readouterr().err
         assert re.match(r"error: the store takes [\d.]+ MB, and 0.0 MB are free \(at .*store\)\nhint: ", told)
         patched.undo()
-        secret, went_on = dealing._secret, list[Path]()
+        create, went_on = disk.create, list[Path]()
 
-        def killed(path: Path, data: bytes) -> None:
-            secret(path, data)
+        def killed(path: Path, pieces: Iterable[bytes], *, mode: int = disk.SHARED) -> int:
+            size = create(path, pieces, mode=mode)
             os.kill(os.getpid(), number)
             went_on.append(path)  # a handler that raised would raise here, or in the middle of Thread.start
+            return size
 
-        patched.setattr(dealing, "_secret", killed)
+        patched.setattr(disk, "create", killed)
         assert main(words) == 128 + number and went_on
     assert capsys.readouterr().out.splitlines()[-1] == "stopped: nothing is left of what was begun"
     assert not any(tmp_path.iterdir()) and (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
