@@ -250,5 +250,6 @@ def test_a_client_loads_neither_crypten_nor_a_party(service: Service) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROGRAM)
     assert ended.returncode == 0, ended.stderr
-    parts = ["cost", "errors", "inputs", "kernels", "pir", "prg", "ring", "serving", "structure", "version", "wire"]
+    parts = ["cost", "errors", "inputs", "kernels", "pir", "prg", "records", "ring", "rpc", "serving", "structure"]
+    parts.append("version")
     assert ended.stdout.strip() == f"False {parts}"
