@@ -51,6 +51,16 @@ def test_the_fastest_sizes_are_found_and_kept(file: Path) -> None:
     assert set(json.loads(file.read_text())) == {"A", "B"}
 
 
+def test_an_older_card_has_smaller_tiles_of_products(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, outputs in (((8, 0), 32), ((8, 9), 32), ((9, 0), 64), ((10, 0), 64)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, version=version: version)
+        assert sizes("multiply", CARD) == {**DEFAULTS["multiply"], "OUTPUTS": outputs}
+    assert sizes("multiply", torch.device("cpu")) == DEFAULTS["multiply"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    keep("A", {"multiply": DEFAULTS["multiply"]})
+    assert sizes("multiply", CARD) == DEFAULTS["multiply"]  # those that were found
+
+
 def test_what_has_no_sizes_is_refused(file: Path) -> None:
     with pytest.raises(InputError, match="no sizes of matmul"):
         tune({"matmul": lambda: None}, lambda run: 0.0)

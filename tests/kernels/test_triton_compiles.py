@@ -7,6 +7,7 @@ thread's registers, or what it keeps in memory for want of them, decide a kernel
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 
@@ -83,9 +84,9 @@ NETS = {
     "vit": (lambda: torchvision.models.VisionTransformer(32, 4, 1, 3, 48, 96, num_classes=10), (8, 3, 32, 32)),
 }
 make, shape = NETS[sys.argv[1]]
-for party in (0, 1):
-    for aim in ("latency", "throughput"):
-        private = hummingbird.convert_model(make().eval(), hummingbird.BitWindow(20, 12), aim=aim)
+for aim in ("latency", "throughput"):
+    private = hummingbird.convert_model(make().eval(), hummingbird.BitWindow(20, 12), aim=aim)
+    for party in (0, 1):
         dealer = LocalDealer(party, 2, [bytes([seed] * 32) for seed in (1, 2)], META)
         with launch.stand_in(Session(party, 2, _Silence(party, 2), dealer, device=META)):
             private.set_up()
@@ -97,26 +98,29 @@ EVERY |= {f"opening:_{name}" for name in ("mask_words", "open_words", "compare_o
 EVERY |= {"digits:_cut", "digits:_multiply"}
 
 
-# Registers of a thread at most, and bytes that it keeps in memory for want of them: for capability 8.0 and for 9.0.
-# Triton 3.9. A product that is not aligned, of three channels, and all on cards of 8.0, keep sums in memory.
+# Registers of a thread at most, to the next 8, by which they are given out, and bytes that it keeps in memory for want
+# of them: for capability 8.0 and for 9.0, with Triton 3.9. The assembler for 9.0 keeps some in memory at 80 and at 168
+# registers too, where one program more then fits a multiprocessor.
 USAGE = {
-    "chacha20:_blocks": {80: (40, 0), 90: (40, 0)},
-    "dpf:_children": {80: (40, 0), 90: (40, 0)},
-    "dpf:_leaves": {80: (48, 0), 90: (48, 0)},
-    "rows:_sums": {80: (240, 0), 90: (208, 0)},
-    "dealing:_deal_masks": {80: (240, 24), 90: (240, 24)},
-    "opening:_mask_words": {80: (96, 0), 90: (96, 0)},
-    "opening:_open_words": {80: (176, 0), 90: (176, 0)},
-    "opening:_compare_opened": {80: (248, 0), 90: (200, 0)},
-    "opening:_lift": {80: (255, 0), 90: (255, 0)},
-    "digits:_cut": {80: (80, 0), 90: (80, 0)},
-    "digits:_multiply": {80: (255, 864), 90: (255, 304)},
+    "chacha20:_blocks": {80: (32, 0), 90: (32, 0)},
+    "dpf:_children": {80: (40, 0), 90: (32, 0)},
+    "dpf:_leaves": {80: (40, 0), 90: (32, 0)},
+    "rows:_sums": {80: (232, 0), 90: (200, 0)},
+    "dealing:_deal_masks": {80: (232, 0), 90: (232, 24)},
+    "opening:_mask_words": {80: (96, 0), 90: (112, 32)},
+    "opening:_open_words": {80: (80, 0), 90: (80, 0)},
+    "opening:_compare_opened": {80: (232, 0), 90: (192, 0)},
+    "opening:_lift": {80: (248, 0), 90: (248, 0)},
+    "digits:_cut": {80: (40, 0), 90: (40, 0)},
+    "digits:_multiply": {80: (248, 0), 90: (248, 0)},
+    "digits:_multiply UNIT=8": {80: (255, 24), 90: (232, 0)},
 }
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have, of which a multiprocessor has as many
 
 
-def check(launched: list[Launch], capability: int) -> None:
+def check(launched: Iterable[Launch], capability: int) -> None:
     """Compile, and compare with the table. A kernel that lacks the form of an operand is an error, and found."""
+    launched = [launch for launch in launched if launch.capability in (None, capability)]
     wrong = next(launch for launch in launched if launch.function == "opening:_lift")
     forms = list(wrong.types).index("FORMS")
     wrong = wrong._replace(constants=wrong.constants | {(forms,): wrong.constants[(forms,)][:4]})
@@ -126,16 +130,19 @@ def check(launched: list[Launch], capability: int) -> None:
     for launch, usage in zip(launched, usages, strict=True):
         assert isinstance(usage, Usage), f"{launch}: {usage}"
         print(f"{capability} {usage.registers} {usage.stack} {usage.shared} {launch}")
-        registers, stack = USAGE[launch.function][capability]
+        rows = [row for row in USAGE if set(row.split()) <= set(str(launch).split())]
+        registers, stack = USAGE[max(rows, key=len)][capability]
         if usage.registers > registers or usage.stack > stack or usage.shared > SHARED[capability]:
             beyond.append(f"{launch}: {usage}, and the table has {registers} registers and {stack} bytes")
     assert not beyond
 
 
-def test_every_kernel_compiles() -> None:
-    found = {launch.function: launch for launch in launches(SIZES, "4096")}  # the last of each
-    assert set(found) == EVERY == set(USAGE)
-    check(list(found.values()), 90)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_every_kernel_compiles(capability: int) -> None:
+    here = [launch for launch in launches(SIZES, "4096") if launch.capability in (None, capability)]
+    found = {launch.function: launch for launch in here}  # the last of each
+    assert set(found) == EVERY == {row.split()[0] for row in USAGE}
+    check(found.values(), capability)
 
 
 @pytest.mark.slow
@@ -158,7 +165,7 @@ def test_no_size_has_a_kernel_compiled_anew() -> None:
     """Numbers of elements, here 1, 9, 16, 1003 and 4096, and of blocks are no part of what is compiled."""
     found: dict[str, set[str]] = defaultdict(set)
     for launch in launches(SIZES, "1", "9", "16", "1003", "4096"):
-        if not launch.function.startswith("digits:"):  # a layer's shape decides how wide its loads are
+        if launch.function != "digits:_cut":  # a layer's shape decides how wide its loads are
             found[str(launch)].add(f"{launch.types} {launch.attributes}")
-    assert {name.split()[0] for name in found} == EVERY - {"digits:_cut", "digits:_multiply"}
+    assert {name.split()[0] for name in found} == EVERY - {"digits:_cut"}
     assert {name: len(several) for name, several in found.items() if len(several) > 1} == {}

@@ -49,6 +49,7 @@ class Launch(NamedTuple):
     attributes: dict[tuple[int, ...], Any]
     num_warps: int = 4
     num_stages: int = 3
+    capability: int | None = None
 
     def __str__(self) -> str:
         """Name the function, and its constants but for the tiles' sizes: "opening:_lift K=20 ..."."""
@@ -74,6 +75,8 @@ import atexit, torch, triton, warnings
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from hummingbird.kernels import registry
+from hummingbird.kernels.gpu import digits, sizes
+from hummingbird.kernels.gpu.products import WAYS
 from hummingbird.kernels.shares import products
 
 warnings.simplefilter("ignore")
@@ -88,15 +91,25 @@ class Card:
     def get_current_stream(self, device):
         return 0
 
-noted = {}
+noted, card = {}, None
 
 def note(*, fn, compile, **_):
     constants, attributes = compile["constants"], {at: found for at, found in compile["configs"][0].items() if found}
     function = fn.module.rpartition(".")[2] + ":" + fn.name.rpartition(".")[2]
-    launch = function, compile["signature"], constants, attributes, compile["num_warps"], compile["num_stages"]
+    options = compile["num_warps"], compile["num_stages"]
+    launch = function, compile["signature"], constants, attributes, *options, card
     noted[repr(launch)] = None
     return True  # compiled: nothing is left to do
 
+def on_every_card(*arguments):  # products, whose tiles are of several sizes
+    global card
+    for card in (80, 90):
+        out = digits.conv2d(*arguments)
+    card = None
+    return out
+
+WAYS["digits"] = on_every_card
+sizes.capability = lambda device: divmod(card or 90, 10)
 triton.runtime.driver.set_active(Card())
 knobs.runtime.jit_cache_hook = note
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
@@ -109,12 +122,13 @@ atexit.register(lambda: print("", *noted, sep="\\n"))
 """
 
 
-def launches(program: str, *words: str) -> list[Launch]:
+@cache
+def launches(program: str, *words: str) -> tuple[Launch, ...]:
     """Note what a program launches on the meta device, each specialisation once; skips the test without Triton."""
     pytest.importorskip("triton")
     with tempfile.TemporaryDirectory() as folder:
         said = run(RECORDER + program, *words, TRITON_INTERPRET="0", TRITON_CACHE_DIR=folder)
-    return [Launch(*ast.literal_eval(line)) for line in said.splitlines() if line.startswith("(")]
+    return tuple(Launch(*ast.literal_eval(line)) for line in said.splitlines() if line.startswith("("))
 
 
 PROGRAM = """
@@ -146,9 +160,9 @@ for line in sys.stdin:
 
 
 @cache
-def _kept() -> tempfile.TemporaryDirectory[str]:
-    """A folder for what is compiled, until this process ends: nets launch many of the same kernels."""
-    return tempfile.TemporaryDirectory()
+def _usages(capability: int) -> dict[str, Usage | str]:
+    """Usages that are known, of kernels by `_line`: nets launch many of the same."""
+    return {}
 
 
 def compiled(kernels: Sequence[Launch], capability: int) -> list[Usage | str]:
@@ -161,7 +175,15 @@ def compiled(kernels: Sequence[Launch], capability: int) -> list[Usage | str]:
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     if not (tools / "ptxas").exists() or not (tools / "cuobjdump").exists():
         pytest.skip("this Triton has no assembler for NVIDIA GPUs")
-    lines = "\n".join(repr(tuple(kernel)) for kernel in kernels)
-    said = run(PROGRAM, str(capability), given=lines, TRITON_INTERPRET="0", TRITON_CACHE_DIR=_kept().name)
-    found = [json.loads(line) for line in said.splitlines()[-len(kernels) :]]
-    return [one if isinstance(one, str) else Usage(*one) for one in found]
+    kept = _usages(capability)
+    if wanted := dict.fromkeys(line for line in map(_line, kernels) if line not in kept):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder}
+            said = run(PROGRAM, str(capability), given="\n".join(wanted), **environment)
+        found = [json.loads(line) for line in said.splitlines()[-len(wanted) :]]
+        kept |= {line: one if isinstance(one, str) else Usage(*one) for line, one in zip(wanted, found, strict=True)}
+    return [kept[line] for line in map(_line, kernels)]
+
+
+def _line(kernel: Launch) -> str:
+    return repr(tuple(kernel)[:-1])

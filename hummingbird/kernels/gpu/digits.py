@@ -11,9 +11,11 @@ nothing is unfolded. Weights' digits are kept (`Factor.made`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,7 +24,8 @@ from hummingbird.kernels.gpu.limbs import balanced
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.shares.products import Factor
 
-_FEW = 8  # digits of both factors with which a tile of 64 outputs has room in registers: for a ReLU there are 5 and 3
+_UNIT = 8  # channels that lie side by side, at least: a load takes so many bytes
+_FEW = 6  # digits of a result for whose sums there is room in registers in tiles of 64 outputs: a ReLU's has 5
 
 
 def exact(bits: int, weight_bits: int, terms: int) -> bool:
@@ -40,28 +43,37 @@ def _of_weight(bits: int) -> int:
     return min(8, bits // 8 + 1)
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["inputs", "padded", "channels", "blocks", "size"])
 def _cut(
     x,
     out,
-    channels,
+    inputs,  # of a group, `padded` in out
+    padded,
+    channels,  # of out, in units
     plane,
     channel_step,  # in x, where an image's numbers lie side by side
     place_step,
     blocks,
-    size,
+    size,  # in units
     DIGITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    UNIT: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Digits of x, `plane` places of `channels` in each image, as out (DIGITS, images, plane, channels)."""
+    """Digits of x, `plane` places of all channels in each image, as out (DIGITS, images, plane, channels)."""
+    channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
     channel = tile % blocks * CHANNELS + tl.arange(0, CHANNELS)
     place = tile // blocks % tiles * PLACES + tl.arange(0, PLACES)
     image = (tile // blocks // tiles).to(tl.int64)
     inside = (place < plane)[:, None] & (channel < channels)[None, :]
-    source = x + image * plane * channels + channel[None, :] * channel_step + place[:, None] * place_step
-    word = tl.load(source, mask=inside, other=0)
+    given, origin, there = inside, channel, channels
+    if PADDED:
+        given = inside & (channel % padded < inputs)[None, :]
+        origin, there = channel // padded * inputs + channel % padded, channels // padded * inputs
+    source = x + image * plane * there + origin[None, :] * channel_step + place[:, None] * place_step
+    word = tl.load(source, mask=given, other=0)
     to = out + (image * plane + place[:, None]) * channels + channel[None, :]
     for _ in tl.static_range(DIGITS):
         digit = word.to(tl.int8)
@@ -70,52 +82,63 @@ def _cut(
         to += size
 
 
-# Other numbers decide how wide loads may be.
-@triton.jit(do_not_specialize=["places", "length", "out_width", "plane", "outputs", "runs", "across"])
+# Numbers that are given in units are multiples of them: so the compiler sees how many numbers a load may take at once.
+@triton.jit(
+    do_not_specialize=[
+        *("x_size", "w_size", "places", "length", "out_width", "plane", "channels", "outputs", "inputs"),
+        *("step_h", "step_w", "runs", "run", "across", "down_step", "across_step"),
+    ]
+)
 def _multiply(
     x,
     w,
     out,
-    x_size,  # numbers of one digit
-    w_size,
+    x_size,  # numbers of one digit, in units
+    w_size,  # in units
     places,
     length,  # of an image's places
     out_width,
     plane,
-    step_h,  # between the inputs of neighbouring places
-    step_w,
-    channels,
-    inputs,
+    channels,  # in units
     outputs,
+    inputs,  # in units
+    step_h,  # places between the inputs of neighbouring outputs
+    step_w,
     runs,  # numbers that lie side by side: `runs` times `run`, `across` of them in a row of the kernel
-    run,
+    run,  # in units
     across,
-    down_step,
+    down_step,  # places between runs
     across_step,
     DIGITS: tl.constexpr,
     WEIGHT_DIGITS: tl.constexpr,
+    UNIT: tl.constexpr,
     PLACES: tl.constexpr,
     OUTPUTS: tl.constexpr,
     TERMS: tl.constexpr,
 ):
     """out (images, groups * outputs, length): x (DIGITS, images, plane, channels), w (WEIGHT_DIGITS, .., terms)."""
-    place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
+    x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
+    channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT
+    start = tl.program_id(0).to(places.dtype) * PLACES  # divisions of 64 bits would take more registers than the sums
+    place = start + tl.arange(0, PLACES)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     group, groups = tl.program_id(2), tl.num_programs(2)
-    here, there = place < places, output < outputs
-    image, at = place // length, place % length
-    corner = image * plane * channels + at // out_width * step_h + at % out_width * step_w
+    here, there = tl.arange(0, PLACES) < places - start, output < outputs
+    image, at = (place // length).to(tl.int64), place % length
+    corner = (image * plane + at // out_width * step_h + at % out_width * step_w) * channels
     x += corner[:, None] + group * inputs
     w += ((group * outputs + output) * runs).to(tl.int64)[None, :] * run
     sums = ()
     for _ in tl.static_range(DIGITS):
         sums = sums + (tl.zeros((PLACES, OUTPUTS), tl.int32),)  # type: ignore[assignment]
     blocks = tl.cdiv(run, TERMS)
-    for step in range(runs * blocks):
+    steps = runs * blocks
+    tl.assume(steps > 0)  # a loop that may be left out has its sums widened before it, at twice the registers
+    for step in range(steps):
         which, term = step // blocks, step % blocks * TERMS + tl.arange(0, TERMS)
         inside = term < run
         left, right = (), ()
-        source = x + (which // across * down_step + which % across * across_step + term)[None, :]
+        source = x + ((which // across * down_step + which % across * across_step) * channels + term)[None, :]
         for _ in tl.static_range(DIGITS):
             left = left + (tl.load(source, mask=here[:, None] & inside[None, :], other=0),)  # type: ignore[assignment]
             source += x_size
@@ -131,11 +154,12 @@ def _multiply(
                     total = tl.dot(left[s - j], right[j], total, out_dtype=tl.int32)
             added = added + (total,)  # type: ignore[assignment]
         sums = added
-    result = tl.zeros((PLACES, OUTPUTS), tl.int64)
-    for s in tl.static_range(DIGITS):
-        result += sums[s].to(tl.int64) << (8 * s)
-    to = out + ((image * groups + group)[:, None] * outputs + output[None, :]) * length + at[:, None]
-    tl.store(to, result, mask=here[:, None] & there[None, :])
+    result = sums[DIGITS - 1].to(tl.int64)  # type: ignore[var-annotated]
+    for s in tl.static_range(1, DIGITS):
+        result = (result << 8) + sums[DIGITS - 1 - s].to(tl.int64)
+    # Turned, as neighbouring places lie side by side: a warp stores whole lines.
+    to = out + ((image * groups + group)[None, :] * outputs + output[:, None]) * length + at[None, :]
+    tl.store(to, tl.trans(result), mask=there[:, None] & here[None, :])
 
 
 def conv2d(
@@ -151,56 +175,69 @@ def conv2d(
     images, channels, height, width = x.shape
     outputs, inputs, kernel_h, kernel_w = factor.code.shape
     count = _of_result(bits)
-    left, right = cut(x, count), factor.made(_weight_digits)[:count]
-    length, many = size[0] * size[1], outputs // groups
+    left, right = cut(x, count, groups), factor.made(_weight_digits)[:count]
+    length, many, padded = size[0] * size[1], outputs // groups, right.shape[-1]
     # With one group, and without holes, a row of the kernel reads one run of numbers.
     whole = groups == 1 and dilation[1] == 1
     out = torch.empty((images, outputs, *size), dtype=torch.int64, device=x.device)
-    # Sums of a place for each digit of the result, and the digits of both factors, are in registers at once.
-    tile = sizes("multiply" if count + len(right) <= _FEW else "multiply_wide", x.device)
+    tile = sizes("multiply" if count <= _FEW else "multiply_wide", x.device)
+    unit = math.gcd(padded, 16)
     grid = (triton.cdiv(images * length, tile["PLACES"]), triton.cdiv(many, tile["OUTPUTS"]), groups)
     _multiply[grid](
         left,
         right,
         out,
-        x.numel(),
-        factor.code.numel(),
+        left[0].numel() // unit,
+        right[0].numel() // unit,
         images * length,
         length,
         size[1],
         height * width,
-        stride[0] * width * channels,
-        stride[1] * channels,
-        channels,
-        inputs,
+        groups * padded // unit,
         many,
+        padded // unit,
+        stride[0] * width,
+        stride[1],
         kernel_h if whole else kernel_h * kernel_w,
-        kernel_w * channels if whole else inputs,
+        (kernel_w if whole else 1) * padded // unit,
         1 if whole else kernel_w,
-        dilation[0] * width * channels,
-        dilation[1] * channels,
+        dilation[0] * width,
+        dilation[1],
         DIGITS=count,
         WEIGHT_DIGITS=len(right),
+        UNIT=unit,
         **tile,
     )
     return out
 
 
-def cut(x: Tensor, count: int) -> Tensor:
-    """Cut shares (B, C, H, W), contiguous, into digits, channels last: int8 (count, B, H, W, C)."""
+def cut(x: Tensor, count: int, groups: int = 1) -> Tensor:
+    """Cut shares (B, C, H, W), contiguous, into digits, channels last: int8 (count, B, H, W, groups * padded).
+
+    Each group's channels are followed by zeros, up to a multiple of _UNIT.
+    """
     images, channels, height, width = x.shape
-    out = torch.empty((count, images, height, width, channels), dtype=torch.int8, device=x.device)
+    inputs = channels // groups
+    padded = inputs + _padding(inputs)
+    out = torch.empty((count, images, height, width, groups * padded), dtype=torch.int8, device=x.device)
     plane, steps = height * width, (height * width, 1)
     if plane == 1:  # a matrix, whose rows are as good as places
         images, plane, steps = 1, images, (1, channels)
     tile = sizes("cut", x.device)
-    blocks = triton.cdiv(channels, tile["CHANNELS"])
+    blocks = triton.cdiv(groups * padded, tile["CHANNELS"])
     grid = (images * triton.cdiv(plane, tile["PLACES"]) * blocks,)
-    _cut[grid](x, out, channels, plane, *steps, blocks, x.numel(), DIGITS=count, **tile)
+    _cut[grid](
+        *(x, out, inputs, padded, groups * padded // _UNIT, plane, *steps, blocks, out[0].numel() // _UNIT),
+        **{"DIGITS": count, "PADDED": padded > inputs, "UNIT": _UNIT, **tile},
+    )
     return out
 
 
+def _padding(inputs: int) -> int:
+    return -inputs % _UNIT
+
+
 def _weight_digits(factor: Factor) -> Tensor:
-    """Digits of weights (O, C // groups, kh, kw), channels last: int8 (digits, O, kh, kw, C // groups)."""
-    parts = balanced(factor.code.permute(0, 2, 3, 1), 8, _of_weight(factor.bits))
-    return torch.stack([part.to(torch.int8) for part in parts])
+    """Digits of weights (O, C // groups, kh, kw), channels last and padded: int8 (digits, O, kh, kw, padded)."""
+    last = F.pad(factor.code.permute(0, 2, 3, 1), (0, _padding(factor.code.shape[1])))
+    return torch.stack([part.to(torch.int8) for part in balanced(last, 8, _of_weight(factor.bits))])

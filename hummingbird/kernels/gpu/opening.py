@@ -60,18 +60,18 @@ def _mask_words(
 
 
 @triton.jit
-def _sum(frames, element, inside, WIDTH: tl.constexpr):
+def _sum(frames, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
     """Opened words: the sum of packed ones mod 2^WIDTH, uint64."""
-    total = (element ^ element).to(tl.uint64)
+    total = tl.zeros((LANES, 16), tl.uint64)
     for party in tl.static_range(len(frames)):
-        total += unpacked(frames[party], element, inside, WIDTH)
+        total += unpacked(frames[party], n, WIDTH, LANES)
     return total & low_bits(WIDTH)
 
 
 @triton.jit(do_not_specialize=["n"])
 def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
     element = tile(LANES)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    word = _sum(frames, element, element < n, WIDTH)
+    word = _sum(frames, n, WIDTH, LANES)
     tl.store(out + element, word.to(tl.int64, bitcast=True), mask=element < n)
 
 
@@ -137,7 +137,7 @@ def _compare_opened(
     lane = tile(LANES)
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = element < n
-    total = _sum(frames, element, inside, K)
+    total = tl.where(inside, _sum(frames, n, K, LANES), 0)
     tl.store(opened + element, total.to(tl.int64, bitcast=True), mask=inside)
     C: tl.constexpr = K - M
     v = (total >> M).to(tl.int32) & ((1 << C) - 1)
@@ -216,8 +216,13 @@ def operand(words: Words) -> tuple[Tensor, int, int, int]:
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):
-        return words.data, 0, tiles.PACKED.value, words.width
+        return aligned(words.data), 0, tiles.PACKED.value, words.width
     return words, 0, tiles.TENSOR.value, 64
+
+
+def aligned(data: Tensor) -> Tensor:
+    """The packed stream from a multiple of 8 bytes on, as `tiles.unpacked` reads it: a copy if it lies otherwise."""
+    return data.clone() if data.data_ptr() % 8 else data
 
 
 def _contiguous(*tensors: Tensor) -> bool:
@@ -245,7 +250,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
     out, size = torch.empty(n, dtype=torch.int64, device=device), sizes("open_words", device)
     if n:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
-            _open_words[grid(n, size["LANES"])](tuple(frames), out, n, WIDTH=width, **size)
+            _open_words[grid(n, size["LANES"])](tuple(map(aligned, frames)), out, n, WIDTH=width, **size)
     return out
 
 
@@ -269,7 +274,8 @@ def compare_opened(
     if n:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
             _compare_opened[grid(n, size["LANES"])](
-                *(tuple(frames), steps, steps_first, choice, choice_first, wrap, wrap_first, opened, out, n),
+                tuple(map(aligned, frames)),
+                *(steps, steps_first, choice, choice_first, wrap, wrap_first, opened, out, n),
                 **{"K": k, "M": m, "FIRST": first, "TABLE_FORM": steps_form, "BITS_FORM": choice_form, **size},
             )
     return opened, out

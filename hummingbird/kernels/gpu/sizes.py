@@ -30,9 +30,15 @@ DEFAULTS: dict[str, Sizes] = {
     "rows": {"Q": 64, "C": 128, "R": 64, "num_warps": 8},  # with more, registers are spilled
     **dict.fromkeys(("mask_words", "open_words", "compare_opened", "lift", "deal_masks"), _TILE),
     "cut": {"PLACES": 32, "CHANNELS": 32, "num_warps": 4},
-    "multiply": {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 8, "num_stages": 2},
-    "multiply_wide": {"PLACES": 64, "OUTPUTS": 32, "TERMS": 64, "num_warps": 8, "num_stages": 2},  # of many digits
+    # With eight warps the compiler for 9.0 lays sums out in two ways, and moves them from one to the other in each
+    # step: with 69 barriers a step and 554 instructions of a thread for 1000 multiply-adds of 5 x 3 digits, where four
+    # warps take 2 and 159, and 2629 for 753 of 8 x 8 digits, for which 64 outputs would have more sums than registers.
+    "multiply": {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 4, "num_stages": 2},
+    "multiply_wide": {"PLACES": 64, "OUTPUTS": 32, "TERMS": 64, "num_warps": 4, "num_stages": 2},  # of many digits
 }
+# Before 9.0 factors are in registers too: 64 outputs spill 344 bytes, some of them in each step, and take 255
+# instructions where 32 take 230.
+_OLDER: dict[str, Sizes] = {"multiply": {"OUTPUTS": 32}}
 _CHOICES = {
     "LANES": (32, 64, 128, 256),  # fewer than threads would draw each block several times; 32 are whole blocks of bits
     "size": (64, 128, 256, 512),
@@ -67,12 +73,18 @@ def _card_of(device: torch.device) -> str:
     return card(torch.cuda.current_device() if device.index is None else device.index)
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a card; of what is none, as where kernels are interpreted, that of an H100."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
 def sizes(kernel: str, device: torch.device) -> Sizes:
     """A kernel's sizes on a device."""
     if kernel in _tried:
         return _tried[kernel]
     found: Any = stored().get(_card_of(device), {}) if device.type == "cuda" else {}
-    return {**DEFAULTS[kernel], **found.get(kernel, {})}
+    older = _OLDER[kernel] if kernel in _OLDER and capability(device) < (9, 0) else {}
+    return {**DEFAULTS[kernel], **older, **found.get(kernel, {})}
 
 
 @contextlib.contextmanager

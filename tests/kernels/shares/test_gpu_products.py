@@ -131,6 +131,7 @@ def wrong(x, code, bits, stride=(1, 1), dilation=(1, 1), groups=1):
 x, code = full(2, 6, 3, 4), torch.randint(-(2**18), 2**18, (18, 3, 2, 2))
 x[0], code[0] = -1, -(2**18)
 assert not wrong(x, code, 40, (2, 1), (1, 2), 2) and not wrong(x, code[:, :1].expand(-1, 6, -1, -1), 40)
+assert not wrong(full(1, 32, 2, 3), torch.randint(-(2**18), 2**18, (3, 16, 1, 2)).repeat(2, 1, 1, 1), 40, groups=2)
 if sys.argv[2] == "few":
     sys.exit()
 

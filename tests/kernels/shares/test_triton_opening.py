@@ -86,9 +86,30 @@ sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[spec.name])
 """
 MUTATIONS = [
-    ("for _ in range(10)", "for _ in range(9)"),  # ChaCha18
-    ("filling |= x << (AT % 16)", "filling |= x << (AT % 8)"),
+    ("mask_words", "for _ in range(10)", "for _ in range(9)"),  # ChaCha18
+    ("mask_words", "<< (j * WIDTH - BITS * k)", "<< (j * WIDTH - BITS * k + 1)"),
+    ("open_words", "<< (64 - j * WIDTH % 64)", "<< (63 - j * WIDTH % 64)"),
+    ("open_words", "mask=byte < size % BYTES", "mask=byte < size % BYTES - 1"),  # the stream's last byte
 ]
+# Streams amid other bytes, from any byte on, and with whole and parts of tiles, lanes and loads.
+WIDTHS = """
+import torch
+from hummingbird.kernels.gpu import opening as gpu
+from hummingbird.kernels.gpu.sizes import DEFAULTS
+from hummingbird.kernels.reference.shares import opening, packing
+from hummingbird.prg import Stream
+
+DEFAULTS["open_words"]["LANES"] = 32
+source = Stream(bytes(16))
+for width in range(65):
+    ends = [(1, 0), (512, 16)] if width in (1, 20, 21, 38, 63) else []
+    for n, start in [(37, 3), (557, 8), *ends]:
+        frame = packing.pack_words(source.words(n), width)
+        amid = source.bytes(start + len(frame) + 16)
+        amid[start : start + len(frame)] = frame
+        got = gpu.open_words([amid[start : start + len(frame)]] * 2, n, width)
+        assert got.equal(opening.open_words([frame] * 2, n, width)), (width, n)
+"""
 
 
 def test_triton_computes_the_same() -> None:
@@ -100,12 +121,16 @@ def test_triton_computes_the_same_in_every_form() -> None:
     assert interpret(PROGRAM, "cpu", "2100,4097,300,15,33,2049").endswith("same\n")
 
 
-@pytest.mark.parametrize(("right", "wrong"), MUTATIONS)
-def test_a_wrong_kernel_is_found(right: str, wrong: str, tmp_path: Path) -> None:
+def test_words_of_every_width_are_unpacked() -> None:
+    interpret(WIDTHS)
+
+
+@pytest.mark.parametrize(("found", "right", "wrong"), MUTATIONS)
+def test_a_wrong_kernel_is_found(found: str, right: str, wrong: str, tmp_path: Path) -> None:
     source = (ROOT / "hummingbird/kernels/gpu/tiles.py").read_text()
     assert source.count(right) == 1
     (tmp_path / "tiles.py").write_text(source.replace(right, wrong))
-    with pytest.raises(AssertionError, match="AssertionError: \\('mask_words'"):
+    with pytest.raises(AssertionError, match=f"AssertionError: \\('{found}'"):
         interpret(MUTATE + PROGRAM, "cpu", "9", str(tmp_path / "tiles.py"))
 
 
