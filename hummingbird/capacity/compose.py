@@ -133,7 +133,7 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """When the last layer ends, each begun in order by the first free of so many threads."""
+    """The time at which the last layer ends, where the first free one of `threads` threads begins each, in order."""
     free = [0.0] * threads
     for length in seconds:
         heapq.heappush(free, heapq.heappop(free) + length)

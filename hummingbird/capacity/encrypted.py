@@ -50,7 +50,7 @@ def kind_of(public: Public) -> str:
 
 
 def check_images(public: Public, images: int) -> None:
-    """ConfigError unless one batch has room for so many images."""
+    """Raise ConfigError if one batch has no room for `images` images."""
     check_count(images, "images", 1, "images")
     if images > public.slots:
         hint = f"at most {public.slots} images of one client share a batch"
@@ -58,7 +58,7 @@ def check_images(public: Public, images: int) -> None:
 
 
 def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
-    """How much of each kind of work turn `number` holds, for a batch of so many images.
+    """The amount of each kind of work in turn `number`, for a batch of `images` images.
 
     Residues: sent, made by what is no linear layer, answered (masked, and divided by primes), returned. products: of
     a residue and a weight. plain: values that the client packs and unpacks.
@@ -101,7 +101,8 @@ def digest(plan: Plan, number: int, images: int) -> str:
 
 
 def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measurement]:
-    """Measure batches of so many images, each turn a row, so many times after once to warm up, on torch's threads.
+    """Measure batches of `images` images on torch's threads: a row for each turn, of `repeats` runs after one to warm
+    up.
 
     Errors of `check_images`, and of images that the plan's pseudo-random ones stand for.
     """
@@ -166,7 +167,7 @@ CLIENT, SERVER = "client", "server"
 
 
 def he(model: HEModel, images: int, profile: Profile) -> Service:
-    """The service of a net that `he.convert_model` made, each request a batch of so many images of one client.
+    """The service of a net that `he.convert_model` made, each request a batch of `images` images of one client.
 
     As many requests at a time as `he-server` has by default. ConfigError for more images than a batch has room for, and
     for a profile without rows of the net's mode.

@@ -1,8 +1,8 @@
 """The service of private lookups (`pir`): a pass of both servers answers the inferences that have gathered.
 
 Bytes and work of an inference are `pir.price`, without headers; a pass reads the table once for all of its inferences.
-Its batches are those of the server's window (pir/serving/service.py): so many keys, or the first query's wait. The
-client's own work is left out, and its link has no limit; those of the servers have.
+Its batches are those of the server's window (pir/serving/service.py): full of keys, or as old as the first query may
+wait. The client's own work is left out, and its link has no limit; those of the servers have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ONCE = ("bucket", "held")  # of a pass, whatever the number of its inferences
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """How much of each kind of work an inference holds, with its share of a pass that answers so many."""
+    """The amount of each kind of work in an inference, with its share of a pass that answers several."""
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}
 

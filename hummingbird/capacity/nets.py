@@ -99,7 +99,7 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure a slice of `shape`, each part so many times after once to warm up, on torch's threads.
+    """Measure a slice of `shape` on torch's threads: each part `repeats` times, after one to warm up.
 
     InputError as `dry_run`.
     """

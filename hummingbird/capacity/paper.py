@@ -141,7 +141,7 @@ def proposed(net: Net, store: float = 0) -> Service:
 
 
 def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
-    """The same service with RLP: so many refills at a time, each with one core of the client and one of the server.
+    """The same service with RLP: several refills at a time, each with one core of the client and one of the server.
 
     As in the paper each has the whole link to itself, which promises too much of more than a few (events.py does not).
     """
@@ -151,7 +151,7 @@ def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
 
 
 def faster(at: Service, times: Mapping[str, float]) -> Service:
-    """The service with these steps so many times faster, wherever they stand, or with so many times fewer bytes."""
+    """The service with each of these steps faster, or of fewer bytes, by its factor, wherever the step stands."""
 
     def step(one: WorkStep) -> WorkStep:
         work, factor = one.work, times.get(one.name, 1.0)

@@ -235,11 +235,11 @@ class Service:
 
     refill: what makes `refill_tokens` tokens, or None: requests need none. session: paid once by each client, or None.
     token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
-    batch: requests that are served as one, which begin when there are so many or the first has waited `hold` seconds,
-    and take `each` seconds more for every request but the first. transit: of a request on its way there and back,
-    outside of its slot; None: it has none. A host that only the transit names is the client's: every client has one of
-    its own, which bounds no rate and costs the service nothing. images: of one request. rtt: seconds there and back
-    between any two hosts. notes: where its figures come from.
+    batch: the number of requests that are served as one; they begin when the batch is full or the first has waited
+    `hold` seconds, and take `each` seconds more for every request but the first. transit: of a request on its way
+    there and back, outside of its slot; None: it has none. A host that only the transit names is the client's: every
+    client has one of its own, which bounds no rate and costs the service nothing. images: of one request. rtt:
+    seconds there and back between any two hosts. notes: where its figures come from.
     """
 
     name: str
@@ -335,7 +335,7 @@ class Service:
         return work.rounds * self.rtt / 2
 
     def transit_seconds(self, requests: int = 1) -> float:
-        """Seconds of so many requests on their way together, there and back, alone on their links."""
+        """Seconds of several requests on their way together, there and back, alone on their links."""
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:

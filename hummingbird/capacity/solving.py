@@ -123,7 +123,9 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
 
 
 def heaviest(requests: int) -> float:
-    """The largest load whose steady state so many requests in a row show: a queue forgets in 1 / (1 - load)^2."""
+    """The largest load whose steady state this number of requests in a row shows: a queue forgets in 1 / (1 -
+    load)^2.
+    """
     return max(0.0, 1 - math.sqrt(_MEMORIES / requests))
 
 

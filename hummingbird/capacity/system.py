@@ -68,7 +68,7 @@ class System:
 
     @property
     def at_once(self) -> int:
-        """Refills under way at a time at most: the workers, or fewer where the store has no room for so many."""
+        """Refills under way at a time at most: the workers, or fewer where the store has room for fewer."""
         return min(self.workers, self.store // self.per_refill)
 
     def check_tokens(self, need: Ints) -> None:

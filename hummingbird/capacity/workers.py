@@ -66,7 +66,7 @@ class NoTokens:
         """Take them; their places are free from `at` on."""
 
     def ends(self, before: int = 0) -> Floats:
-        """(rows, before + refills), when each refill ended, ascending; inf for none. before: so many earlier ones."""
+        """(rows, before + refills): when each refill ended, ascending; inf for none. before: number of earlier ones."""
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:

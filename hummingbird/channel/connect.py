@@ -3,7 +3,7 @@
 Either of the two may have made it: each calls the other for the connection that it sends on, and a second later also
 for the one that it receives on, if that is still missing. So it is enough that one of them can reach the other, through
 a firewall or an address translation, on one port. The sender takes the first connection that is there, and says so on
-it. greeting.py has what both say; with TLS the certificate must be for the name `party-RANK` as well.
+it. handshake.py has what both say; with TLS the certificate must be for the name `party-RANK` as well.
 
 The port of a party is at its lane 0, which gives the other lanes their connections over Unix sockets (`links`).
 """

@@ -138,20 +138,20 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
         hint = "public weights, a store of one set (no --keep), or a dealer"
         raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)
     config = ServiceConfig((), metrics=args.metrics, log=args.log)
-    run_service("keeper", config, lambda front: ServiceParts(run=lambda: _keep(args, what, front)))
+    run_service("keeper", config, lambda program: ServiceParts(run=lambda: _keep(args, what, program)))
     return 0
 
 
-def _keep(args: argparse.Namespace, what: dict[str, Any], front: ServiceProgram) -> None:
+def _keep(args: argparse.Namespace, what: dict[str, Any], program: ServiceProgram) -> None:
     keeper = None
     try:
         keeper = Keeper(args.out, **what)
-        front.metrics.registry.register(KeeperFigures(keeper, args.keep))
+        program.metrics.registry.register(KeeperFigures(keeper, args.keep))
         print(f"keeping {args.keep} slots unused in {args.out}: {keeper.unused()} there", flush=True)
         with _bar(what) as bar:
 
             def progress(images: int) -> None:
-                if front.stopping:
+                if program.stopping:
                     raise _Stopped(signal.SIGTERM)
                 bar.update(images)
 
@@ -159,7 +159,7 @@ def _keep(args: argparse.Namespace, what: dict[str, Any], front: ServiceProgram)
                 bar.reset()
                 tqdm.write(text)
 
-            keep(keeper, args.keep, progress, say, ready=front.ready)
+            keep(keeper, args.keep, progress, say, ready=program.ready)
     except _Stopped:
         left = f"{keeper.unused()} slots unused, " if keeper is not None else ""
         print(f"stopped: {left}no set half dealt", flush=True)

@@ -204,7 +204,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=int, default=128, help="images per step (default: %(default)s)")
     group.add_argument("--clamp", action="store_true", help="cut what is compared to the window while training")
     group.add_argument(
-        "--patience", type=int, default=2, help="stop after so many epochs without a better one (default: %(default)s)"
+        "--patience",
+        type=int,
+        default=2,
+        help="stop after this number of epochs without a better one (default: %(default)s)",
     )
 
 

@@ -28,7 +28,7 @@ from hummingbird.commands.program import add_command
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
 
-# The picture of `plan run` and `plan solve`: how many requests take longer than so many seconds ----------------------
+# The picture of `plan run` and `plan solve`: the share of requests that take longer than a time ----------------------
 
 _POINTS = 2000  # of a line, or dots
 
@@ -212,7 +212,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warnings(found: Result) -> list[str]:
-    """Lines on a load above the limit, and on one that so many requests cannot show."""
+    """Lines on a load above the limit, and on one for which this run has too few requests."""
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate
     if found.overloaded:

@@ -26,7 +26,7 @@ process i. They split the images, and find what one process finds (docs/commands
 
 
 def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
-    """`end` of a `run` that ranks share (hummingbird/ranks), each waiting so many seconds for the others."""
+    """`end` of a `run` that ranks share (hummingbird/ranks), each waiting at most `timeout` seconds for the others."""
 
     def joined() -> None:
         job = None

@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> None:
     limits = QueueLimits(requests=most.requests, requests_each=most.per_client, named=most.named)
     loops: list[ReconnectLoop] = []
 
-    def parts(front: ServiceProgram) -> ServiceParts:
-        methods, figures = Methods(front.ready), Figures(front.metrics.registry)
+    def parts(program: ServiceProgram) -> ServiceParts:
+        methods, figures = Methods(program.ready), Figures(program.metrics.registry)
 
         def begin() -> Party | Lane:
             session = launch.init(**options)
@@ -103,10 +103,10 @@ def run(args: argparse.Namespace) -> None:
 
         def begun() -> None:
             if place.lane == 0:
-                print(f"[{launch.name()}] {front.line}", flush=True)
+                print(f"[{launch.name()}] {program.line}", flush=True)
 
-        interrupted = lambda reason: front.say("interrupted", reason=reason)  # noqa: E731
-        loops.append(ReconnectLoop(methods, begin, front.told, begun, interrupted))
+        interrupted = lambda reason: program.say("interrupted", reason=reason)  # noqa: E731
+        loops.append(ReconnectLoop(methods, begin, program.told, begun, interrupted))
         stopped = UnavailableError("this service has stopped", hint="try again when it is back")
         return ServiceParts(
             [methods.handlers()] if place.lane == 0 else [],

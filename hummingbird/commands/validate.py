@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=int, default=5, metavar="R", help="runs with different seeds (default: %(default)s)"
     )
     parser.add_argument(
-        "--margin", type=float, default=0.5, help="warn below so many bits, where m = 0 (default: %(default)s)"
+        "--margin",
+        type=float,
+        default=0.5,
+        help="warn if a window with m = 0 has less room, in bits (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, a row for each layer")
 

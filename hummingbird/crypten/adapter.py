@@ -1,4 +1,4 @@
-"""The seam: the only module that imports CrypTen.
+"""The adapter: the only module that imports CrypTen.
 
 CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. What it computes wrong is put
 right in fixed_point.py and functions.py, what cannot be had is refused in refusals.py. Four things are replaced before

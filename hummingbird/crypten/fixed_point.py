@@ -11,7 +11,7 @@ CrypTen 0.4.1 gives wrong values here, without a word:
 
 Here numbers are rounded and checked when they are encoded, every result has the larger scale of its operands, a
 constant below 1 is encoded with as many more bits as its power of two leaves free, and every division is opened under a
-mask (protocols/truncation.py, mpc/functions/division.py): exact to a unit for any number of parties.
+mask (protocols/truncation.py, mpc/protocols/division.py): exact to a unit for any number of parties.
 """
 
 from __future__ import annotations

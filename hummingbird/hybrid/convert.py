@@ -5,7 +5,7 @@
     private.prepare(16)                                # before the images are there
     logits = private(images)                           # float32; both sides in this process
 
-Steps are lowered (lowering.py), units chosen (scales.py), rings follow (draft.py). Nothing is converted unless
+Steps are lowered (lowering.py), units chosen (scales.py), rings follow (plan_builder.py). Nothing is converted unless
 everything can be: ModelError lists every problem, by qualified name.
 """
 

@@ -71,36 +71,36 @@ def run_service(
     with ExitStack() as ends:
         if isinstance(parts, ServiceParts):
             ends.callback(parts.close)
-        with ServiceProgram(name, config, second=second) as front:
+        with ServiceProgram(name, config, second=second) as program:
             if not isinstance(parts, ServiceParts):
-                parts = parts(front)
+                parts = parts(program)
                 ends.callback(parts.close)
-            parts.measure(front.metrics.registry)
+            parts.measure(program.metrics.registry)
             for handlers, address in zip(parts.handlers, config.listen, strict=False):
-                front.serve(handlers, address)
+                program.serve(handlers, address)
             ends.callback(parts.farewell)
             try:
                 if parts.run is None:
-                    _until_told(front, parts)
+                    _until_told(program, parts)
                 else:
                     parts.run()
             finally:
                 parts.stopping()
 
 
-def _until_told(front: ServiceProgram, parts: ServiceParts) -> None:
+def _until_told(program: ServiceProgram, parts: ServiceParts) -> None:
     """Say that the program listens, and wait until it is told to end."""
-    front.ready()
+    program.ready()
     try:
-        print(*parts.lines, front.line, sep="\n", flush=True)
+        print(*parts.lines, program.line, sep="\n", flush=True)
     except BrokenPipeError:  # who started this program is gone
-        front.stop()
+        program.stop()
 
     def look() -> None:
         if parts.look():
-            front.stop()
+            program.stop()
 
-    front.wait(look)
+    program.wait(look)
 
 
 # Programs that ask ----------------------------------------------------------------------------------------------------

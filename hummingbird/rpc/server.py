@@ -1,10 +1,10 @@
 """The frame of every program that serves: limits, health, metrics, log, and an orderly end.
 
-    with ServiceProgram("he-server", config) as front:  # SIGTERM and SIGINT are this program's from here on
-        front.serve(service.handlers())                # listens; health says NOT_SERVING
-        front.ready()                                  # SERVING
-        print(front.line, flush=True)
-        front.wait()                                   # until a signal
+    with ServiceProgram("he-server", config) as program:  # SIGTERM and SIGINT are this program's from here on
+        program.serve(service.handlers())                # listens; health says NOT_SERVING
+        program.ready()                                  # SERVING
+        print(program.line, flush=True)
+        program.wait()                                   # until a signal
     # drained: new calls are refused as UNAVAILABLE, those at work have ended, or `grace` seconds have passed
 
 A second signal ends the process at once, or changes nothing.

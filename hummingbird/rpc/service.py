@@ -103,8 +103,8 @@ def serve(
     )
     methods: dict[str, Method | Exchange | Brief] = {"Ping": Brief(lambda request, context: b""), **handlers}
     services = {PREFIX.strip("/"): (gate, methods), **({} if health is None else {_HEALTH: health})}
-    for service, (door, offered) in services.items():
-        made = {name: _handler(name, function, door) for name, function in offered.items()}
+    for service, (admission, offered) in services.items():
+        made = {name: _handler(name, function, admission) for name, function in offered.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
     mask = os.umask(0o077)  # whoever can open a unix socket can call the service
     try:
@@ -132,7 +132,7 @@ class _Pool(Executor):
     """
 
     def __init__(self) -> None:
-        self._free: list[queue.SimpleQueue[Callable[[], None]]] = []  # an inbox for each thread without work
+        self._free: list[queue.SimpleQueue[Callable[[], None]]] = []  # a queue for each thread without work
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -146,26 +146,26 @@ class _Pool(Executor):
                 future.set_exception(error)
 
         with self._lock:
-            inbox = self._free.pop() if self._free else None
-        if inbox is None:
-            inbox = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(inbox,), name="hummingbird-service", daemon=True).start()
-        inbox.put(run)
+            work = self._free.pop() if self._free else None
+        if work is None:
+            work = queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(work,), name="hummingbird-service", daemon=True).start()
+        work.put(run)
         return future
 
-    def _serve(self, inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
+    def _serve(self, work: queue.SimpleQueue[Callable[[], None]]) -> None:
         while True:
             try:
-                run = inbox.get(timeout=_IDLE)
+                run = work.get(timeout=_IDLE)
             except queue.Empty:
                 with self._lock:
-                    if inbox not in self._free:
+                    if work not in self._free:
                         continue  # it is promised to a call
-                    self._free.remove(inbox)
+                    self._free.remove(work)
                     return
             run()
             with self._lock:
-                self._free.append(inbox)
+                self._free.append(work)
 
 
 def _credentials(address: str, given: Tls | Certificates | None, gate: Admission) -> grpc.ServerCredentials | None:

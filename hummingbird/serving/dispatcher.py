@@ -1,8 +1,9 @@
-"""A party's desk, in the process of its lane 0: what clients have sent, and what becomes of it.
+"""A party's dispatcher, in the process of its lane 0: the requests of clients, and which lane runs them.
 
-gRPC's threads put requests into the inbox, and party 0's order says which lane of all parties runs which of them. Lanes
-come with questions: for the next list (party 0's), for the requests of a list, and with answers. Lane 0 asks in its own
-process, the others over a Unix socket (lobby.py).
+gRPC's threads put requests into the queue (request_queue.py), and party 0's scheduler decides which lane of all parties
+runs which of them (scheduler.py). A lane asks for the next list of requests (lane 0 of party 0 makes it), asks for the
+requests of a list, and delivers answers. Lane 0 asks in its own process, the others over a Unix socket
+(lane_server.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LONGEST = WireLimits.stall  # the gate waits no longer for a message
 
 
 class Dispatcher(Protocol):
-    """A party's desk, as each of its lanes sees it. Raises the first failure of any part of the service."""
+    """A party's dispatcher, as each of its lanes sees it. Raises the first failure of any part of the service."""
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
         """Party 0's next list for a lane, and whether it is the last: see `Scheduler.next`."""
@@ -65,7 +66,7 @@ class Counts:
 
 
 class LocalDispatcher:
-    """The desk of this party, whose lanes are those of the session.
+    """The dispatcher of this party, whose lanes are those of the session.
 
     control: the parties' second channel. wait: see `Scheduler`. grace: seconds for what waits once a service is told
     to end. beat: seconds between two words of this party. restocked: called when `stocked` has changed.
@@ -98,10 +99,10 @@ class LocalDispatcher:
         self._patience = patience = _PATIENCE if store == "kept" else 0.0
         alone, sending = not service.rowwise, partial(seconds_to_send, service)
         self._order = Scheduler(session.parties, service.most, wait, alone, session.lanes, patience, sending)
-        self.inbox = RequestQueue(QueueLimits() if limits is None else limits, self._arrived)
+        self.queue = RequestQueue(QueueLimits() if limits is None else limits, self._arrived)
         if figures is not None:
             figures.lives.inc()
-            figures.watch(lambda: self.inbox.waiting, lambda: sum(self.slots), store)
+            figures.watch(lambda: self.queue.waiting, lambda: sum(self.slots), store)
         self._teller: Teller | None = None
         if self.rank:
             self._teller = Teller(control, beat, self._lost)
@@ -123,7 +124,7 @@ class LocalDispatcher:
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
         """A call that waited for a request has ended."""
-        if self.inbox.leave(entry):
+        if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
 
     # Ending -----------------------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class LocalDispatcher:
         """
         if self._ending is None:
             self._ending = time.monotonic()
-            self.inbox.shut(UnavailableError("this service is stopping", hint="try again when it is back"))
+            self.queue.shut(UnavailableError("this service is stopping", hint="try again when it is back"))
             if self._teller is not None:
                 self._teller.end()
             self._order.wake()
@@ -143,7 +144,7 @@ class LocalDispatcher:
         """A part of the service is lost, and with it this life of all: every question raises the error from now on."""
         if self.failure is None:
             self.failure = error
-            self.inbox.fail(unavailable(error))
+            self.queue.fail(unavailable(error))
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
@@ -160,7 +161,7 @@ class LocalDispatcher:
         """Refuse what waits, and what lanes ask, and close the second channel; may be called twice."""
         reason = reason or UnavailableError("this service has stopped", hint="try again when it is back")
         self.failure = self.failure or reason
-        self.inbox.fail(reason)
+        self.queue.fail(reason)
         self._order.wake()
         if self._teller is not None:
             self._teller.close()
@@ -190,8 +191,8 @@ class LocalDispatcher:
         requests = []
         for id, action, detail in decisions:
             if action != Action.RUN:
-                self.inbox.finish(id, error_of(action, detail))
-            elif (request := self.inbox.take(id)) is None:
+                self.queue.finish(id, error_of(action, detail))
+            elif (request := self.queue.take(id)) is None:
                 what = f"party 0 orders a request that {self._name} does not hold"
                 raise AgreementError(what, where="serve", hint="all parties must run the same release")
             else:
@@ -205,7 +206,7 @@ class LocalDispatcher:
         if self._figures is not None:
             self._figures.batch(lane, images, padding)
         for id, answer in answers:
-            entry = self.inbox.finish(id, answer)
+            entry = self.queue.finish(id, answer)
             if self._figures is not None and entry is not None:
                 self._figures.answered(entry.queued, entry.computed)
 

@@ -1,4 +1,4 @@
-"""How the other lanes of a party come to the desk of its lane 0: a thread for each, which asks the desk in its name.
+"""The server of a party's lane 0 for its other lanes: a thread for each, which asks the dispatcher in its name.
 
 Lane 0 makes a folder of mode 0700 with a Unix socket, whose path the lanes hear by the store of their process group. A
 lane joins when it has agreed with the same lane of all other parties, so that when all have joined, all are there.
@@ -139,8 +139,8 @@ class LaneLink:
 
 
 def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
-    """Connect to a socket of `mpc.corridor.listen`, made by this user. PeerError, and TrustError for a folder of
-    somebody else.
+    """Connect to a socket of `mpc.session.shared_port.listen`, made by this user. PeerError, and TrustError for a
+    folder of somebody else.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -180,16 +180,16 @@ class LaneServer:
     Raises PeerError for a lane that fails or does not come, and AgreementError for one with another net.
     """
 
-    def __init__(self, desk: LocalDispatcher, service: ServiceDescription, session: Session) -> None:
-        self._desk, self._service, self._session = desk, service, session
+    def __init__(self, dispatcher: LocalDispatcher, service: ServiceDescription, session: Session) -> None:
+        self._dispatcher, self._service, self._session = dispatcher, service, session
         self._threads: list[threading.Thread] = []
         if session.lanes == 1:
             return
         folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
         try:
-            path, server = listen(folder, "desk")
+            path, server = listen(folder, "dispatcher")
             with server:
-                session.gathering.told("desk", json.dumps(_INVITATION.plain((path, service.session))))
+                session.gathering.told("dispatcher", json.dumps(_INVITATION.plain((path, service.session))))
                 self._gather(server)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -242,40 +242,40 @@ class LaneServer:
         except HummingbirdError as error:
             link.fail(error)
             raise
-        self._desk.slots[lane] = link.field(hello, "slots", _AMOUNT)
+        self._dispatcher.slots[lane] = link.field(hello, "slots", _AMOUNT)
         # What a lane does between two questions, other lanes of its number wait for: they miss it if it hangs.
         return lane, LaneLink(connection, self._name(0), self._name(lane), None)
 
     def _attend(self, lane: int, link: LaneLink) -> None:
-        """Ask the desk what a lane asks, until it leaves."""
+        """Ask the dispatcher what a lane asks, until it leaves."""
         try:
             while (question := link.receive()).kind != "bye":
                 if link.field(question, "ending", records.flag()):
-                    self._desk.end()
+                    self._dispatcher.end()
                 self._answer(lane, link, question)
             link.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, the lane's requests will have no answer
             what = f"{link.other} asked what cannot be answered: {type(error).__name__}"
             known = error if isinstance(error, HummingbirdError) else AgreementError(what, where=self._name(0))
             link.fail(known)
-            if self._desk.failure is None:
-                self._desk.lost_lane(known)
+            if self._dispatcher.failure is None:
+                self._dispatcher.lost_lane(known)
 
     def _answer(self, lane: int, link: LaneLink, question: Message) -> None:
         kind, fields, bodies = question
         if kind == "next":
             idle, room = (link.field(question, name, _AMOUNT) for name in ("idle", "room"))
-            decisions, last = self._desk.next(lane, idle, room)
+            decisions, last = self._dispatcher.next(lane, idle, room)
             link.send("list", decisions=_DECISIONS.plain(decisions), last=last)
         elif kind == "take":
             decisions = [*link.field(question, "decisions", _DECISIONS)]
             last, slots = link.field(question, "last", records.flag()), link.field(question, "slots", _AMOUNT)
-            requests = self._desk.take(lane, decisions, last, slots)
+            requests = self._dispatcher.take(lane, decisions, last, slots)
             link.send("requests", [request.to_bytes(self._service, self._session.rank) for request in requests])
         elif kind == "finish":
             ids = link.field(question, "ids", _IDS)
             images, padding = (link.field(question, name, records.whole()) for name in ("images", "padding"))
-            self._desk.finish(lane, list(zip(ids, bodies, strict=True)), images, padding)
+            self._dispatcher.finish(lane, list(zip(ids, bodies, strict=True)), images, padding)
             link.send("done")
         else:
             raise AgreementError(f"{link.other} asks {kind[:40]!r}", where=self._name(0))
@@ -285,15 +285,15 @@ class LaneServer:
         going = True
         while going:
             going = any(thread.is_alive() for thread in self._threads)
-            if self._desk.failure is not None:  # looked at last: a lane's thread may have ended with one by now
-                raise self._desk.failure.with_traceback(None)
+            if self._dispatcher.failure is not None:  # looked at last: a lane's thread may have ended with one by now
+                raise self._dispatcher.failure.with_traceback(None)
             for thread in self._threads:
                 thread.join(_LOOK)
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """Where a lane finds its party's desk, and how the parties name this run of the service."""
+    """Where a lane finds its party's dispatcher, and how the parties name this run of the service."""
 
     path: str
     name: str
@@ -301,14 +301,14 @@ class Invitation:
     @classmethod
     def wait(cls, session: Session) -> Invitation:
         """Lane 0's invitation, at another lane of its party; PeerError if it fails before."""
-        text = session.gathering.told("desk")
+        text = session.gathering.told("dispatcher")
         where, hint = session.place.name, "install the same release everywhere"
         path, name = records.read(text, _INVITATION, name="invitation", where=where, hint=hint, error=AgreementError)
         return cls(path, name)
 
 
 class RemoteDispatcher:
-    """The desk of a party, as one of its other lanes sees it. `end` may be called from any thread.
+    """The dispatcher of a party, as one of its other lanes sees it. `end` may be called from any thread.
 
     slots: material in this lane's store. Raises PeerError where lane 0 has failed or refuses this one.
     """
@@ -322,7 +322,7 @@ class RemoteDispatcher:
         self._link.ask("hello", lane=place.lane, service=service.digest.hex(), slots=_AMOUNT.plain(slots))
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """See `Desk`."""
+        """See `Dispatcher`."""
         told = self._ask("next", idle=_AMOUNT.plain(idle), room=_AMOUNT.plain(room))
         decisions, last = (
             self._link.field(told, "decisions", _DECISIONS),
@@ -331,12 +331,12 @@ class RemoteDispatcher:
         return [*decisions], last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """See `Desk`."""
+        """See `Dispatcher`."""
         bodies = self._ask("take", decisions=_DECISIONS.plain(decisions), last=last, slots=_AMOUNT.plain(slots)).bodies
         return [Request.read(body, self._service, self._rank) for body in bodies]
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """See `Desk`."""
+        """See `Dispatcher`."""
         ids = _IDS.plain([id for id, _ in answers])
         self._ask("finish", [answer for _, answer in answers], ids=ids, images=images, padding=padding)
 

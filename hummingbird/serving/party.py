@@ -78,41 +78,41 @@ def join(
         "figures": figures,
         "restocked": restocked,
     }
-    desk = LocalDispatcher(service, session, control, wait=wait, **how)
-    desk.slots[0] = worker.slots
+    dispatcher = LocalDispatcher(service, session, control, wait=wait, **how)
+    dispatcher.slots[0] = worker.slots
     try:
-        return Party(worker, desk, LaneServer(desk, service, session))
+        return Party(worker, dispatcher, LaneServer(dispatcher, service, session))
     except HummingbirdError as error:
-        desk.close(unavailable(error))
+        dispatcher.close(unavailable(error))
         raise
 
 
 class Party:
     """Lane 0 of a party, which clients reach."""
 
-    def __init__(self, worker: Worker, desk: LocalDispatcher, lobby: LaneServer) -> None:
-        self._worker, self._desk, self._lobby = worker, desk, lobby
-        self.service, self.rank = desk.service, desk.rank
+    def __init__(self, worker: Worker, dispatcher: LocalDispatcher, lane_server: LaneServer) -> None:
+        self._worker, self._dispatcher, self._lane_server = worker, dispatcher, lane_server
+        self.service, self.rank = dispatcher.service, dispatcher.rank
 
     @property
     def counts(self) -> Counts:
         """The batches of all lanes of this party."""
-        return self._desk.counts
+        return self._dispatcher.counts
 
     @property
     def stocked(self) -> bool:
         """Whether there is material for a request, as far as is known."""
-        return self._desk.stocked
+        return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         """This party's answer to its part of a request, once it is computed; the errors of `Request.read`,
-        `Inbox.put`, and those with which party 0 drops a request.
+        `RequestQueue.put`, and those with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
         note(context, request=request.id.hex())
-        entry = self._desk.inbox.put(caller_name(context) or request.claim.hex(), message, request)
-        if not context.add_callback(lambda: self._desk.left(request.id, entry)):  # the call has ended meanwhile
-            self._desk.left(request.id, entry)
+        entry = self._dispatcher.queue.put(caller_name(context) or request.claim.hex(), message, request)
+        if not context.add_callback(lambda: self._dispatcher.left(request.id, entry)):  # the call has ended meanwhile
+            self._dispatcher.left(request.id, entry)
             return b""
         while not entry.done.wait(_LOOK):
             if not context.is_active():
@@ -128,17 +128,17 @@ class Party:
         """Refuse new requests from now on; `run` returns at all parties when those inside are answered, after `grace`
         seconds at the latest. From any thread, but not from a signal's handler.
         """
-        self._desk.end()
+        self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
         """Refuse what waits, and close the second channel; may be called twice."""
-        self._desk.close(reason)
+        self._dispatcher.close(reason)
 
     def run(self) -> None:
         """Run batches until `end`. Raises what a run of the net does, and PeerError; what waits is then refused."""
         try:
-            self._worker.run(self._desk)
-            self._lobby.wait()
+            self._worker.run(self._dispatcher)
+            self._lane_server.wait()
             self.close()
         except HummingbirdError as error:
             self.close(unavailable(error))
@@ -151,23 +151,23 @@ class Party:
 class Lane:
     """Another lane of a party, which runs batches and no client reaches."""
 
-    def __init__(self, worker: Worker, desk: RemoteDispatcher) -> None:
-        self._worker, self._desk = worker, desk
+    def __init__(self, worker: Worker, dispatcher: RemoteDispatcher) -> None:
+        self._worker, self._dispatcher = worker, dispatcher
         self.counts, self.stocked = Counts(), True  # lane 0 counts for all
 
     def end(self) -> None:
         """As `Party.end`."""
-        self._desk.end()
+        self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
         """Leave; may be called twice."""
-        self._desk.fail(reason or PeerError("it ended"))
+        self._dispatcher.fail(reason or PeerError("it ended"))
 
     def run(self) -> None:
         """As `Party.run`."""
         try:
-            self._worker.run(self._desk)
-            self._desk.bye()
+            self._worker.run(self._dispatcher)
+            self._dispatcher.bye()
         except BaseException as error:
-            self._desk.fail(error)
+            self._dispatcher.fail(error)
             raise

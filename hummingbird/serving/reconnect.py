@@ -1,10 +1,10 @@
-"""A party's lives: one session after the other behind the same methods, until it is told to end.
+"""Reconnect loop: a party goes on answering clients while sessions with the other parties come and go.
 
-When a party or the dealer dies, the session of all others is over. Those that live refuse what waits, go on listening,
-and meet again as soon as all are there (mpc/session/meeting.py): with fresh seeds, fresh material, private weights
-shared anew, and a new name of the service, so that no request of one session is run in the next. For others a party
-waits as long as it takes, also for those who come with another net, other windows or another release; any other
-failure ends its process, which a launcher may start again.
+When a party or the dealer dies, the session of all others is over. The other parties refuse the requests that wait,
+keep listening, and meet again as soon as all are there (mpc/session/meeting.py). The new session has fresh seeds, fresh
+material and a new name of the service, so that no request of one session runs in the next; private weights are shared
+anew. A party waits for the others without a limit, also if one of them comes with another net, other windows or another
+release. Any other failure ends its process, which a launcher may start again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LOOK = 0.1  # seconds between two looks at whether the party is told to end
 class ReconnectLoop:
     """`run` is a party's main thread. begin: joins a session, converts the net, and returns the party's part.
 
-    told: whether this party is to end, which a signal's handler sets. begun: called when clients are answered, in every
-    life. interrupted: called with the reason why one has ended, or could not begin.
+    told: whether this party is to end, which a signal's handler sets. begun: called in every session, once clients are
+    answered. interrupted: called with the reason why a session has ended, or could not begin.
     """
 
     def __init__(

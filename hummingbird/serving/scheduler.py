@@ -197,7 +197,7 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Requests from the front, as many as fit."""
+        """Requests from the head of the queue, as many as fit."""
         out: list[Decision] = []
         images = 0
         for id in fitting:

@@ -59,15 +59,15 @@ def serve(
     refuse_dynamic(listen)
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
 
-    def parts(front: ServiceProgram) -> ServiceParts:
-        methods, figures = Methods(front.ready), Figures(front.metrics.registry)
+    def parts(program: ServiceProgram) -> ServiceParts:
+        methods, figures = Methods(program.ready), Figures(program.metrics.registry)
 
         def run() -> None:
             how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
             party = join(private, shape, session, table=table, restocked=methods.look, **how)
             try:
                 methods.open(party)
-                threading.Thread(target=_drain, args=(front, methods), daemon=True).start()
+                threading.Thread(target=_drain, args=(program, methods), daemon=True).start()
                 party.run()
                 methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
             except HummingbirdError as error:
@@ -80,7 +80,7 @@ def serve(
     run_service("serve", config, parts, second=False)
 
 
-def _drain(front: ServiceProgram, methods: Methods) -> None:
+def _drain(program: ServiceProgram, methods: Methods) -> None:
     """End the party once the program is told to end."""
-    front.wait()
+    program.wait()
     methods.drain()

@@ -1,7 +1,7 @@
 """One lane's part in a service: it runs party 0's lists on its own session, with the same lane of all other parties.
 
-A batch is one run of the private net on the shares of all its requests (batches.py). Each answer gets a fresh share of
-zero (zeros.py), and its client alone can add up all of them.
+A batch is one run of the private net on the shares of all its requests (`Batches`). Each answer gets a fresh share of
+zero (`ZeroShares`), and its client alone can add up all of them.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Worker:
             private.images_per_slice = service.most
         self._zeros = ZeroShares(session.channel)
         self._batches = Batches(private, session, self._list, self._answer)
-        self._desk: Dispatcher
+        self._dispatcher: Dispatcher
         self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
         self._last = False  # whether party 0's last list has come
 
@@ -215,9 +215,9 @@ class Worker:
         """Material that is left in this lane's store; NaN for a dealer's."""
         return math.nan if self._store is None else self._store.slots_left
 
-    def run(self, desk: Dispatcher) -> None:
-        """Run batches until party 0's last list. Raises what a run of the net and the desk do, and PeerError."""
-        self._desk = desk
+    def run(self, dispatcher: Dispatcher) -> None:
+        """Run batches until party 0's last list. Raises what a run of the net and the dispatcher do, and PeerError."""
+        self._dispatcher = dispatcher
         try:
             idle = self.beat
             while not self._last:
@@ -238,16 +238,16 @@ class Worker:
             return 0
         slots = 0
         if self._session.rank == 0:
-            decisions, last = self._desk.next(self._lane, idle, self._room)
+            decisions, last = self._dispatcher.next(self._lane, idle, self._room)
             decisions = [self._dated(decision) for decision in decisions]
-            requests = self._desk.take(self._lane, decisions, last, self.slots)
+            requests = self._dispatcher.take(self._lane, decisions, last, self.slots)
             if self._store is not None:
                 slots = -(-sum(request.images for request in requests) // self._store.slice_shape[0])
             self._promised += slots
             send_list(self._session.channel, decisions, last)  # meanwhile the other computation may make a list, too
         else:
             decisions, last = receive_list(self._session.channel)
-            requests = self._desk.take(self._lane, decisions, last, self.slots)
+            requests = self._dispatcher.take(self._lane, decisions, last, self.slots)
         self._last = self._last or last
         if requests:
             self._batches.add([request.id for request in requests], self._inputs(requests))
@@ -278,4 +278,4 @@ class Worker:
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
         answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]
-        self._desk.finish(self._lane, answers, sum(counts), padding)
+        self._dispatcher.finish(self._lane, answers, sum(counts), padding)

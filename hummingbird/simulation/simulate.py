@@ -52,7 +52,7 @@ from hummingbird.simulation.windows import Windows, check_protocol, comparisons,
 # opening lets the next one compute. What is global to a process, the session and CrypTen's parts, changes hands with
 # the turn. The dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds,
 # parties on a network send the same messages bit for bit, with a net converted for latency. Other aims decide the same,
-# and may have splines in place of tables for smooth functions, as exact as these (mpc/plan/smooth_choice.py).
+# and may have splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py).
 
 
 class _Seat(Channel):

@@ -11,8 +11,8 @@ budget.py       budgets as people write them
 evaluator.py    what answers: a plain function, or an object with a cheap first look
 journal.py      every answer in a file, which a restarted search replays
 questions.py    asking: checks, counts, progress
-choose.py       the least sums of losses within a budget, exactly
-budgeted.py     what a budget pays for: uniform windows, losses apart, trials together
+budgeted.py     the best windows within a budget: uniform windows, the loss of each group, the least sums of losses
+                exactly, trials of the best assignments
 rounding.py     the third knob: q for each group, for fewer bytes in all
 find.py         `search_bits`
 

@@ -5,7 +5,7 @@
 2. Losses apart: each group's windows, with exact comparisons elsewhere. Errors of different groups, and of upper and
    lower bits, are nearly independent and small, and a score falls in proportion to their size: so the squares of losses
    add up.
-3. The assignments with the least sums within the budget (choose.py, exact for these sums), widened with what they
+3. The assignments with the least sums within the budget (exact for these sums), widened with what they
    leave of it.
 4. Those that lose least together, on the images that rank, are tried in full. Of those that are not behind the best
    uniform window, in right answers and in the finer score, the finest score wins.

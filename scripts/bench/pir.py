@@ -130,7 +130,7 @@ def seconds(run: Callable[[], object], repeats: int, clock: Callable[[], float] 
 
 
 def read_seconds(size: int, repeats: int, on_gpu: bool) -> float:
-    """Time of reading so many bytes once; on a GPU, half of the time in which they are copied there."""
+    """Time of reading `size` bytes once; on a GPU, half of the time in which they are copied there."""
     if on_gpu:
         source = torch.empty(size, dtype=torch.uint8, device=GPU)
         target = torch.empty_like(source)

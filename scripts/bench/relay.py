@@ -32,7 +32,7 @@ _GRACE = 10.0  # seconds to end in
 
 
 def carry(source: socket.socket, sink: socket.socket, delay: float, rate: float | None = None) -> None:
-    """Write what comes from `source` to `sink` so many seconds later, until its end, which is passed on.
+    """Write the bytes of `source` to `sink`, `delay` seconds later, to their end, which is passed on.
 
     rate: bits per second that are read at most; None: all that come.
     """

@@ -97,7 +97,7 @@ class Calibrated:
         )
 
     def service(self, name: str, kept: int, cores: int, keepers: int = 1, at_once: int = 1) -> Service:
-        """The service as data, on a host of so many cores: a core for each party, which those of two share with the
+        """The service as data, on a host of `cores` cores: a core for each party, which those of two share with the
         keeper of `kept` slots, and with others, who deal as much in the same time for other stores.
 
         at_once: requests that are computed in turns where so many wait: that many times the seconds of `busy`. One that
@@ -130,7 +130,7 @@ class Calibrated:
 
 
 def calibrate(service: Watched, samples: int) -> Calibrated:
-    """Measure a service with so many lone requests, and twice as many while others wait.
+    """Measure a service with `samples` lone requests, and twice as many while others wait.
 
     A lone one comes at a random time after the last answer: what a client meets there differs from what it meets in
     requests that follow each other at once (caches and sleeping cores, other clients' requests).

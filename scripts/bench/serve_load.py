@@ -119,7 +119,7 @@ def lone_seconds(served: Served) -> float:
 
 
 def saturate(served: Served, metrics: str, seconds: float, images: int, size: int) -> Load:
-    """Requests of `size` images, for so many images in all, are always under way."""
+    """Keep requests of `size` images under way, for `images` images in all."""
     seen, drawn, before = _Seen(), served.drawn(size), _batches(metrics)
     started = time.perf_counter()
 

@@ -67,7 +67,7 @@ class Net:
         return [*words, "--bits", str(ROOT / "checkpoints" / self.bits)]
 
     def infer(self, batch: int) -> list[str]:
-        """Options of `infer` on `inferred` images, in batches of so many."""
+        """Options of `infer` on `inferred` images, in batches of `batch`."""
         data = ["--data", "scripts.bench.serve_net:repeated", self.dataset, str(self.inferred)]
         return [*self.words, *data, "--batch", str(batch)]
 

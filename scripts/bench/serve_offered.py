@@ -84,7 +84,7 @@ def ask_at(service: Watched, due: Floats) -> Offered:
 
 
 def ask_alone(service: Watched, idle: Floats) -> Floats:
-    """Latencies, in seconds, of requests each of which is due so many seconds after the one before was answered."""
+    """Latencies in seconds of requests; each is due its pause after the answer to the one before."""
     latencies = []
     with ThreadPoolExecutor(1) as pool:
         for number, seconds in enumerate(idle.tolist()):

@@ -71,11 +71,11 @@ class Watched(ABC):
         """End all processes and delete the folder."""
 
     def fill(self, requests: int) -> tuple[float, ...]:
-        """Have material for so many requests, to which none is added until `keep`; seconds of each set."""
+        """Have material for `requests` requests, and add none until `keep`; seconds of each set."""
         return ()
 
     def refill(self, sets: int) -> tuple[float, ...]:
-        """Make room in a small store for one set more, so many times: seconds until it is there."""
+        """Make room in a small store for one set more, `sets` times: seconds until it is there."""
         return ()
 
     def keep(self) -> None:  # noqa: B027 - not all have a store

@@ -44,7 +44,7 @@ def latency(at: Service, rate: float, seed: int = 0) -> Latency:
 
 
 def _minutes(at: Service, every: float) -> tuple[str, str]:
-    """Mean and p99 in minutes for a request every so many minutes; beyond the limit, and the backlog grows: none."""
+    """Mean and p99 in minutes for a request every `every` minutes; none where the backlog grows, beyond the limit."""
     if 60 * every * limits(at)[0].rate <= 1:
         return "grows", "grows"
     found = latency(at, 1 / (60 * every))

@@ -111,7 +111,7 @@ def _order(family: str) -> tuple[int, int, bool]:
 
 
 def _best(rows: Sequence[Row], loss: float, key: str, most: bool) -> float | None:
-    """The largest or smallest of the rows that lose at most so many percent."""
+    """The largest or smallest of the rows that lose at most `loss` percent."""
     values = [row[key] for row in rows if row["loss_percent"] <= loss]
     return (max(values) if most else min(values)) if values else None
 

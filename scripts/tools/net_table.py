@@ -48,8 +48,8 @@ CALIBRATION = 32  # images
 BYTES = 40  # per weight at most, measured: a net, its traced copy, and its ring elements on the way
 PARTIES = 2
 HEAD = """Made by `python -m scripts.tools.net_table --out docs/nets.md`: {total} of the {catalogue} nets of
-`scripts/tools/net_catalogue.py`, of which {converted} convert. {ran} ran privately between two parties, `masked`, exact
-comparisons, public weights, on {images} inputs ({kind}; random vectors for words). Weights are random: nothing is
+`scripts/tools/net_catalogue.py`. Of these, {converted} convert. {ran} ran privately between two parties, `masked`,
+exact comparisons, public weights, on {images} inputs ({kind}; random vectors for words). Weights are random: nothing is
 downloaded. Layer scales are {scale}; batch norms have the statistics of {calibration} images, these among them. Sizes
 of images and numbers of tokens are small ones: the catalogue has them, and `estimate` prices others. Libraries:
 {versions}.

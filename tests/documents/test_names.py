@@ -297,3 +297,25 @@ def test_citation_and_licence() -> None:
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != "nets.md"], ids=lambda path: path.name)
 def test_no_address_and_no_path_of_a_machine(path: Path) -> None:
     assert not re.search(r"[\w.]+@[\w-]+\.\w|/(home|root|work|tmp)/", text_of(path))
+
+
+EXAMPLES = {"my_net.py", "my_data.py", "SCRIPT.py", "threading.py"}  # a user's, and Python's own
+SOURCES = [path for top in ("hummingbird", "models", "scripts", "search") for path in (ROOT / top).rglob("*.py")]
+
+
+def lost(source: str, files: set[str]) -> list[str]:
+    """Python files that a source names, of which there is none with such a path or name."""
+    named = set(re.findall(r"(?<![\w/.-])(?:\w+/)*\w+\.py\b", source)) - EXAMPLES
+    return sorted(name for name in named if not any(file == name or file.endswith(f"/{name}") for file in files))
+
+
+def test_files_that_the_code_names_exist() -> None:
+    files = {
+        path.relative_to(ROOT).as_posix() for path in [*SOURCES, *(ROOT / "tests").rglob("*.py"), ROOT / "setup.py"]
+    }
+    found = {path.relative_to(ROOT).as_posix(): lost(path.read_text(), files) for path in SOURCES}
+    assert not {path: names for path, names in found.items() if names}
+    assert lost("as in mpc/net.py, layer.py and plan/net.py", {"hummingbird/mpc/plan/net.py"}) == [
+        "layer.py",
+        "mpc/net.py",
+    ]

@@ -46,8 +46,8 @@ def test_the_lines_for_certificates(tmp_path: Path) -> None:
         return Tls(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", tmp_path / "ca.pem")
 
     address = f"localhost:{free_port()}"
-    with ServiceProgram("test", ServiceConfig((address,), tls=tls("server"))) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((address,), tls=tls("server"))) as program:
+        program.serve(HANDLERS)
         assert asked(address, "Name", tls=tls("alice")) == b"'alice'"
 
 
@@ -80,8 +80,8 @@ def made_metrics(tmp_path: Path) -> set[str]:
     registry.register(DealerFigures(DealerService()))
     registry.register(KeeperFigures(keeper, 1))
     registry.register(PirFigures({"full": (PirMetrics(), lambda: 0)}, lambda: 0))
-    with ServiceProgram("test", ServiceConfig(())) as front:
-        text = (generate_latest(registry) + generate_latest(front.metrics.registry)).decode()
+    with ServiceProgram("test", ServiceConfig(())) as program:
+        text = (generate_latest(registry) + generate_latest(program.metrics.registry)).decode()
     made = set(re.findall(r"^# TYPE (hummingbird_\w+) ", text, re.MULTILINE))
     return {name for name in made if not name.endswith("_created")}
 

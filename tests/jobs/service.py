@@ -26,11 +26,11 @@ def main() -> None:
             time.sleep(0.01)
         return b"done"
 
-    with ServiceProgram("test", service_of(args)) as front:
-        front.serve({"Wait": wait, "Echo": lambda request, context: request})
-        front.ready()
-        print(front.line, flush=True)
-        front.wait()
+    with ServiceProgram("test", service_of(args)) as program:
+        program.serve({"Wait": wait, "Echo": lambda request, context: request})
+        program.ready()
+        print(program.line, flush=True)
+        program.wait()
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ from tests.support.services import HANDLERS, asked, file_of
 
 def test_tokens_name_their_callers(tmp_path: Path) -> None:
     path, (alice, bob) = file_of(tmp_path, "alice", "bob")
-    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as program:
+        program.serve(HANDLERS)
         address = f"unix:{tmp_path}/s"
         assert asked(address, "Name", token=alice) == b"'alice'" and asked(address, "Name", token=bob) == b"'bob'"
         with pytest.raises(AccessError, match="wants a token"):
@@ -68,8 +68,8 @@ def test_tokens_over_tls_of_the_server_alone(tmp_path: Path) -> None:
     ours = Authority(tmp_path, "ours")
     issued, (path, (alice,)) = ours.issue("server", "localhost"), file_of(tmp_path, "alice")
     address = f"localhost:{free_port()}"
-    with ServiceProgram("test", ServiceConfig((address,), tls=Tls(issued.cert, issued.key), tokens=path)) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((address,), tls=Tls(issued.cert, issued.key), tokens=path)) as program:
+        program.serve(HANDLERS)
         assert asked(address, "Name", tls=Tls(ca=ours.path), token=alice) == b"'alice'"
         with pytest.raises(AccessError, match="wants a token"):
             asked(address, "Name", tls=Tls(ca=ours.path))
@@ -84,8 +84,8 @@ def test_tokens_over_tls_of_the_server_alone(tmp_path: Path) -> None:
 def test_certificates_name_their_callers(tmp_path: Path) -> None:
     ours = Authority(tmp_path, "ours")
     address = f"localhost:{free_port()}"
-    with ServiceProgram("test", ServiceConfig((address,), tls=ours.issue("server", "localhost"))) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((address,), tls=ours.issue("server", "localhost"))) as program:
+        program.serve(HANDLERS)
         assert asked(address, "Name", tls=ours.issue("carol")) == b"'carol'"
         # One without a common name has another name: it is no caller without limits, and nobody's party.
         names = {asked(address, "Name", tls=ours.issue("", f"{each}.example")) for each in "ab"}
@@ -106,9 +106,9 @@ def test_what_does_not_go_together_is_refused_before_anything_listens(tmp_path: 
         (Tls(ca=issued.ca), path, "needs a certificate"),
         (None, path, "plain text"),
     ):
-        with ServiceProgram("test", ServiceConfig(("0.0.0.0:9",), tls=tls, tokens=tokens)) as front:
+        with ServiceProgram("test", ServiceConfig(("0.0.0.0:9",), tls=tls, tokens=tokens)) as program:
             with pytest.raises(TrustError, match=match):
-                front.serve(HANDLERS)
+                program.serve(HANDLERS)
     with pytest.raises(TrustError, match="authority"):
         service.connect("localhost:9", alone, timeout=1)
     with pytest.raises(TrustError, match="both sides"):
@@ -159,8 +159,8 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     token = read_token(tmp_path / "alice")
     assert token not in (tmp_path / "tokens").read_text() and token not in capsys.readouterr().out
     assert (tmp_path / "alice").stat().st_mode & 0o777 == (tmp_path / "tokens").stat().st_mode & 0o777 == 0o600
-    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=tmp_path / "tokens")) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=tmp_path / "tokens")) as program:
+        program.serve(HANDLERS)
         for file in ("alice", "alice2"):
             assert asked(f"unix:{tmp_path}/s", "Name", token=read_token(tmp_path / file)) == b"'alice'"
     assert main([*words, f"{tmp_path}/alice"]) == 1 and "is there already" in capsys.readouterr().err
@@ -178,8 +178,8 @@ def test_a_line_is_added_behind_one_without_an_end(tmp_path: Path) -> None:
     path, _ = file_of(tmp_path, "alice")
     path.write_text(path.read_text().rstrip())
     assert main(["token", "bob", "--tokens", str(path), "--out", f"{tmp_path}/bob"]) == 0
-    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as program:
+        program.serve(HANDLERS)
         assert asked(f"unix:{tmp_path}/s", "Name", token=read_token(tmp_path / "bob")) == b"'bob'"
 
 

@@ -24,10 +24,10 @@ def test_callers_with_certificates(tmp_path: Path, capsys: pytest.CaptureFixture
     ours, address = Authority(tmp_path, "ours"), f"unix:{tmp_path}/s"
     mine = ours.issue("probe", "probe")
     words = ["health", address, "--tls-cert", str(mine.cert), "--tls-key", str(mine.key), "--tls-ca", str(mine.ca)]
-    with ServiceProgram("test", ServiceConfig((address,), tls=ours.issue("server", "localhost"))) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((address,), tls=ours.issue("server", "localhost"))) as program:
+        program.serve(HANDLERS)
         assert main(words) == 1 and capsys.readouterr().out == "NOT_SERVING\n"
-        front.ready()
+        program.ready()
         assert main(words) == 0 and capsys.readouterr().out == "SERVING\n"
         assert main([*words[:2], "--tls-ca", str(mine.ca), "--timeout", "5"]) == 1  # no certificate
         assert capsys.readouterr().err.startswith("error: ")
@@ -37,40 +37,40 @@ def test_callers_with_certificates(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_what_lives_need_not_be_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"unix:{tmp_path}/s"
-    with ServiceProgram("test", ServiceConfig((address,))) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((address,))) as program:
+        program.serve(HANDLERS)
         assert main(["health", address]) == 1 and main(["health", address, "--live"]) == 0
         assert capsys.readouterr().out == "NOT_SERVING\nSERVING\n"
         assert asked_for_health(address, "livez") == "SERVING"
         assert asked_for_health(address, "readyz") == asked_for_health(address, "") == "NOT_SERVING"
-        front.ready()
+        program.ready()
         assert main(["health", address]) == main(["health", address, "--live"]) == 0
-        front.ready(False)
+        program.ready(False)
         assert main(["health", address]) == 1
 
 
 def test_a_probe_imports_no_torch(tmp_path: Path) -> None:
     """Which takes seconds, and more of them on a busy host."""
     address = f"unix:{tmp_path}/s"
-    program = f"""
+    script = f"""
 import sys
 from hummingbird.__main__ import main
 assert main(["health", {address!r}]) == 0
 print(sorted(name for name in ("crypten", "numpy", "torch") if name in sys.modules))
 """
-    with ServiceProgram("test", ServiceConfig((address,))) as front:
-        front.serve(HANDLERS)
-        front.ready()
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, timeout=HANG)
+    with ServiceProgram("test", ServiceConfig((address,))) as program:
+        program.serve(HANDLERS)
+        program.ready()
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, text=True, capture_output=True, timeout=HANG)
     assert done.stdout == "SERVING\n[]\n", done.stderr
 
 
 def test_no_token_is_needed(tmp_path: Path) -> None:
     issued, address = Authority(tmp_path, "ours").issue("server", "localhost"), f"unix:{tmp_path}/s"
     tokens, _ = file_of(tmp_path, "alice")
-    with ServiceProgram("test", ServiceConfig((address,), tls=Tls(issued.cert, issued.key), tokens=tokens)) as front:
-        front.serve(HANDLERS)
-        front.ready()
+    with ServiceProgram("test", ServiceConfig((address,), tls=Tls(issued.cert, issued.key), tokens=tokens)) as program:
+        program.serve(HANDLERS)
+        program.ready()
         assert main(["health", address, "--tls-ca", str(issued.ca)]) == 0
 
 

@@ -52,8 +52,8 @@ def test_a_caller_with_many_calls_is_told_to_wait_and_others_are_served(tmp_path
     path, (alice, bob) = file_of(tmp_path, "alice", "bob")
     address, held = f"unix:{tmp_path}/s", Held()
     limits = Limits(requests=5, per_client=4, client_bytes=9 << 20, named={"alice": 3})
-    with ServiceProgram("test", ServiceConfig((address,), tokens=path, limits=limits)) as front:
-        front.serve({**HANDLERS, "Held": held})
+    with ServiceProgram("test", ServiceConfig((address,), tokens=path, limits=limits)) as program:
+        program.serve({**HANDLERS, "Held": held})
         hers, his = (service.connect(address, timeout=HANG, token=token) for token in (alice, bob))
         threads = begun(held, hers, 3)
         with pytest.raises(grpc.RpcError) as caught:
@@ -99,15 +99,15 @@ def test_a_full_service_says_what_it_is_to_who_asks(tmp_path: Path) -> None:
     """Brief calls have room of their own, which silent callers do not fill either."""
     path, (alice, bob) = file_of(tmp_path, "alice", "bob")
     address, held = f"unix:{tmp_path}/s", Held()
-    with ServiceProgram("test", ServiceConfig((address,), tokens=path, limits=Limits(requests=3))) as front:
-        front.serve({"Held": held, "Who": service.Brief(HANDLERS["Name"])})
+    with ServiceProgram("test", ServiceConfig((address,), tokens=path, limits=Limits(requests=3))) as program:
+        program.serve({"Held": held, "Who": service.Brief(HANDLERS["Name"])})
         hers = service.connect(address, timeout=HANG, token=alice)
         threads = begun(held, hers, 3)
         silent = threading.Event()
         unsent = [
             service.exchange(hers, "Who", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(20)
         ]
-        until(lambda: front.gate.in_flight == 3 + 16)
+        until(lambda: program.gate.in_flight == 3 + 16)
         assert asked(address, "Who", token=bob) == b"'bob'"
         silent.set()
         for call in unsent:
@@ -122,8 +122,8 @@ def test_bytes_of_a_caller_are_bounded(tmp_path: Path) -> None:
     path, (alice,) = file_of(tmp_path, "alice")
     with ServiceProgram(
         "test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path, limits=Limits(client_bytes=3 << 20))
-    ) as front:
-        front.serve(HANDLERS)
+    ) as program:
+        program.serve(HANDLERS)
         channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG, token=alice)
         for size, fits in ((1 << 20, True), (2 << 20, False), (1 << 20, True)):  # request and answer are both held
             try:
@@ -136,8 +136,8 @@ def test_bytes_of_a_caller_are_bounded(tmp_path: Path) -> None:
 def test_messages_of_a_stream_are_small(tmp_path: Path) -> None:
     """A few of them are kept, and are counted as so many bytes of this size."""
     echo = service.Exchange(lambda requests, context: requests)
-    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",))) as front:
-        front.serve({"Each": echo})
+    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",))) as program:
+        program.serve({"Each": echo})
         channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG)
         for size in (service.CHUNK, service.CHUNK + 1):
             answers = service.exchange(channel, "Each", iter([bytes(size)]), timeout=HANG)
@@ -159,17 +159,17 @@ def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
         for _ in range(64):
             yield bytes(service.CHUNK)
 
-    with ServiceProgram("test", ServiceConfig((address,), limits=Limits(requests=8, stall=1.0))) as front:
-        front.serve({**HANDLERS, "Much": much})
+    with ServiceProgram("test", ServiceConfig((address,), limits=Limits(requests=8, stall=1.0))) as program:
+        program.serve({**HANDLERS, "Much": much})
         silent = threading.Event()
         channel, other = (service.connect(address, timeout=HANG) for _ in range(2))
         unread = [service.stream(channel, "Much", b"", timeout=HANG) for _ in range(4)]
         unsent = [
             service.exchange(channel, "Echo", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(3)
         ]
-        until(lambda: front.gate.in_flight == 7)
+        until(lambda: program.gate.in_flight == 7)
         assert service.call(other, "Echo", b"x", timeout=HANG) == b"x"
-        until(lambda: front.gate.in_flight == 0)
+        until(lambda: program.gate.in_flight == 0)
         for call in unread:
             assert ended.acquire(timeout=HANG)
             with pytest.raises(grpc.RpcError):
@@ -193,8 +193,8 @@ def test_a_call_that_goes_on_for_ever_is_ended(tmp_path: Path) -> None:
             time.sleep(0.01)
             yield b"more"
 
-    with ServiceProgram("test", ServiceConfig((address,), limits=Limits(seconds=1.0))) as front:
-        front.serve({**HANDLERS, "On": on_and_on})
+    with ServiceProgram("test", ServiceConfig((address,), limits=Limits(seconds=1.0))) as program:
+        program.serve({**HANDLERS, "On": on_and_on})
         with service.connect(address, timeout=HANG) as channel:
             with pytest.raises(grpc.RpcError) as caught:
                 for _ in service.stream(channel, "On", b"", timeout=HANG):
@@ -237,10 +237,10 @@ def unread_checks(address: str, count: int, method: str = "Check") -> socket.soc
 def test_connections_that_leave_answers_unread_do_not_turn_health_off(
     tmp_path: Path, method: str, each: int, connections: int
 ) -> None:
-    with ServiceProgram("test", ServiceConfig((address := f"127.0.0.1:{free_port()}",))) as front:
-        front.serve(HANDLERS)
-        front.ready()
-        gate = front._health.gate
+    with ServiceProgram("test", ServiceConfig((address := f"127.0.0.1:{free_port()}",))) as program:
+        program.serve(HANDLERS)
+        program.ready()
+        gate = program._health.gate
         attackers = [unread_checks(address, 60, method) for _ in range(connections)]
         until(lambda: gate.in_flight >= min(each * connections, 70))
         for _ in range(5):

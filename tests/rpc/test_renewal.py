@@ -57,9 +57,9 @@ def test_a_certificate_is_replaced_under_a_running_service(tmp_path: Path, count
     live, alice = Live(tmp_path / "live", ours.issue("server", "localhost", hours=1)), ours.issue("alice")
     addresses = tuple(f"localhost:{port}" for port in ports)
     config = ServiceConfig(addresses, tls=live.tls, metrics=str(page), log=str(tmp_path / "log"))
-    with ServiceProgram("test", config) as front:
+    with ServiceProgram("test", config) as program:
         for address in addresses:
-            front.serve(HANDLERS, address)
+            program.serve(HANDLERS, address)
         before = [shown(port, alice) for port in ports]
         assert before == [shown(port, alice) for port in ports]
         assert 0 < scraped(page)[EXPIRY % "cert"] - time.time() <= 3600
@@ -94,8 +94,10 @@ def test_the_authority_of_callers_is_replaced_too(tmp_path: Path) -> None:
 def test_tokens_over_a_certificate_that_is_replaced(tmp_path: Path) -> None:
     ours, theirs, (path, (alice,)) = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs"), file_of(tmp_path, "a")
     address, live = f"localhost:{free_port()}", Live(tmp_path / "live", ours.issue("server", "localhost"))
-    with ServiceProgram("test", ServiceConfig((address,), tls=Tls(live.tls.cert, live.tls.key), tokens=path)) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram(
+        "test", ServiceConfig((address,), tls=Tls(live.tls.cert, live.tls.key), tokens=path)
+    ) as program:
+        program.serve(HANDLERS)
         assert asked(address, "Name", tls=Tls(ca=ours.path), token=alice) == b"'a'"
         live.put(theirs.issue("server", "localhost"))
         assert asked(address, "Name", tls=Tls(ca=theirs.path), token=alice) == b"'a'"

@@ -51,15 +51,15 @@ def page(port: int, path: str) -> tuple[int, str]:
 def test_pages_for_probes(tmp_path: Path) -> None:
     """Whether a program lives, and whether it serves; at other paths there is nothing."""
     port = free_port()
-    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), metrics=str(port))) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), metrics=str(port))) as program:
+        program.serve(HANDLERS)
         assert (page(port, "/livez"), page(port, "/readyz")) == ((200, "alive\n"), (503, "not ready\n"))
-        front.ready()
+        program.ready()
         assert (page(port, "/livez")[0], page(port, "/readyz?verbose")) == (200, (200, "ready\n"))
         assert page(port, "/metrics?name[]=hummingbird_ready")[1].endswith("hummingbird_ready 1.0\n")
         for path in ("/", "/metrics/", "/anything", "/livez/ping"):
             assert page(port, path)[0] == 404, path
-        front.ready(False)
+        program.ready(False)
         assert (page(port, "/livez")[0], page(port, "/readyz")[0]) == (200, 503)
 
 
@@ -68,13 +68,13 @@ def test_health_metrics_and_log(tmp_path: Path) -> None:
     path, (alice,) = file_of(tmp_path, "alice")
     address, log = f"unix:{tmp_path}/s", tmp_path / "log"
     config = ServiceConfig((address,), tokens=path, metrics=str(port), log=str(log))
-    with ServiceProgram("he-server", config) as front:
-        front.serve(HANDLERS)
+    with ServiceProgram("he-server", config) as program:
+        program.serve(HANDLERS)
         assert health(address) == "NOT_SERVING" and scraped(port)["hummingbird_ready"] == 0
         counted = scraped(port)
         for method in HANDLERS:  # from zero: an alert would not see the first event of a series that begins with it
             assert counted[f'hummingbird_requests_total{{method="{method}",outcome="INTERNAL"}}'] == 0
-        front.ready()
+        program.ready()
         assert health(address) == health(address, "hummingbird") == "SERVING"  # without a token
         with pytest.raises(grpc.RpcError) as caught:
             health(address, "other")
@@ -87,7 +87,7 @@ def test_health_metrics_and_log(tmp_path: Path) -> None:
             assert asked(address, "Echo", secret, token=alice) == secret
             with pytest.raises(AccessError):
                 asked(address, "Echo", secret)
-            front.ready(False)
+            program.ready(False)
             told.append(next(watched)[1])
             watched.cancel()
         assert told == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
@@ -210,9 +210,9 @@ def test_an_error_while_waiting_drains_and_is_raised(tmp_path: Path) -> None:
 
     before: list[Callable[..., object] | int | None] = [signal.getsignal(signal.SIGTERM)]
     with pytest.raises(EnvironmentProblem, match="a worker died"):
-        with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",))) as front:
-            front.serve(HANDLERS)
-            front.wait(look)
+        with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",))) as program:
+            program.serve(HANDLERS)
+            program.wait(look)
     assert before == [signal.getsignal(signal.SIGTERM)]
     with pytest.raises(PeerError, match="nothing answers"):
         service.connect(f"unix:{tmp_path}/s", timeout=0.2)

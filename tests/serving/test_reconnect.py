@@ -85,10 +85,10 @@ def begin():
         for thread in threads[-2:]:
             thread.join()
 for _ in range(200):
-    with ServiceProgram("serve", ServiceConfig(()), second=False) as front:
-        signal.signal(signal.SIGALRM, front._on_signal)
+    with ServiceProgram("serve", ServiceConfig(()), second=False) as program:
+        signal.signal(signal.SIGALRM, program._on_signal)
         signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.02 * random.random())
-        ReconnectLoop(Methods(), begin, front.told, lambda: None).run()
+        ReconnectLoop(Methods(), begin, program.told, lambda: None).run()
 """
 
 

@@ -28,7 +28,7 @@ from hummingbird.kernels.ciphertexts import add, encode, switch, wide
 
 
 def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
-    """Draw the masks of so many replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
+    """Draw the masks of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
     check_bits(k, "he.bfv.draw_masks(k)")
     return stream.words(count, DEGREE, dtype=torch.int32).long() & ((1 << k) - 1)
 

@@ -59,7 +59,7 @@ def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] 
 
 
 def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> int:
-    """Bytes of all values of so many images, which `measure` keeps: from shapes alone, on the meta device.
+    """Bytes of all values that `measure` keeps for `images` images: from shapes alone, on the meta device.
 
     InputError where the net cannot take inputs of this shape.
     """

@@ -100,7 +100,9 @@ def summary(batches: Sequence[Precision]) -> str:
 
 
 def least_bits(outputs: int, small: Tensor) -> Tensor:
-    """The bits that an image's outputs, so many, must have in polynomial mode; small: bool (images,), below SMALL."""
+    """The bits that an image's outputs must have in polynomial mode. small: bool (images,), whether it is below
+    SMALL.
+    """
     return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
 

@@ -83,7 +83,9 @@ class SecretKey:
         return seed, (encrypt if form == "mixed" else encrypt_ntt)(self.ring, message, e, a, self._secret)
 
     def decrypt(self, c: Tensor, form: str) -> Tensor:
-        """The phase, whole numbers in float64 (n, N): int32 (n, size, primes, N), of the first so many primes."""
+        """The phase, whole numbers in float64 (n, N): c is int32 (n, size, primes, N), modulo the first primes, as
+        many as it has.
+        """
         ring = self.ring.take(c.shape[-2])
         return compose(ring, phase(ring, c, self._secret[: c.shape[-2]].contiguous(), form))
 

@@ -115,8 +115,8 @@ def refuse_other_group(place: LanePosition) -> None:
 def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
     """Make the default process group of this party's lanes: rank = lane; Gloo, and NCCL beside it for CUDA.
 
-    store: of these lanes alone (corridor.py). What goes over the group is in clear: the lanes are on one host, and Gloo
-    listens on its loopback interface.
+    store: of these lanes alone (shared_port.py). What goes over the group is in clear: the lanes are on one host, and
+    Gloo listens on its loopback interface.
     """
     global _opened
     for _, interface in socket.if_nameindex():

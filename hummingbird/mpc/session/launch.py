@@ -174,7 +174,7 @@ def init(
     Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
     CrypTen's validation mode.
     """
-    global _board, _here, _leaving
+    global _lane_notes, _here, _leaving
     if is_initialized():
         raise EnvironmentProblem(
             f"hummingbird is initialized already: {current()!r}",
@@ -188,7 +188,7 @@ def init(
     refusals.refuse_foreign_session()
     adapter.refuse_validation()
     _here = here = environment(lanes)
-    device, door = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
+    device, listener = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
     refuse_other_group(here)
@@ -205,8 +205,8 @@ def init(
     channel, meeting = Channel(0, 1, {}, {}, timeout), None
     try:
         if here.world > 1:
-            meeting, ends = meet(here, door, timeout, starting)
-            _board = LaneNotes(meeting.store, here, timeout) if here.lanes > 1 else None
+            meeting, ends = meet(here, listener, timeout, starting)
+            _lane_notes = LaneNotes(meeting.store, here, timeout) if here.lanes > 1 else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
             agree_on_roll(channel, meeting, here)
@@ -228,9 +228,9 @@ def init(
     except BaseException as error:
         _leave(error, channel)
         raise
-    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, door)
-    if _board is not None:
-        made.failure = partial(_board.first_failure, 0)
+    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, listener)
+    if _lane_notes is not None:
+        made.failure = partial(_lane_notes.first_failure, 0)
     _leaving = False
     if _stop is not None:
         _stop.raised = False
@@ -306,20 +306,20 @@ def abort(error: BaseException) -> None:
 
 
 def _leave(error: BaseException | None, channel: Channel) -> None:
-    global _board, _leaving
-    _leaving, board, _board = True, _board, None
+    global _lane_notes, _leaving
+    _leaving, lane_notes, _lane_notes = True, _lane_notes, None
     try:
         told = _stop is not None and _stop.raised
-        if board is not None and error is not None and not told:
-            board.failed(reason_of(error))
+        if lane_notes is not None and error is not None and not told:
+            lane_notes.failed(reason_of(error))
         if error is not None:
             channel.abort(reason_of(error))
         if is_initialized():
             current().close()
         channel.close()
         close_group()
-        if board is not None and error is None:
-            board.left()  # the last thing that needs the dealer above is over
+        if lane_notes is not None and error is None:
+            lane_notes.left()  # the last thing that needs the dealer above is over
     finally:
         enter(None)
         _leaving = error is not None
@@ -360,7 +360,7 @@ def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
 # Ending -------------------------------------------------------------------------------------------------------------
 
 _here: LanePosition | None = None  # where the last `init` was called
-_board: LaneNotes | None = None  # where lanes leave notes for each other
+_lane_notes: LaneNotes | None = None  # where lanes leave notes for each other
 _watching = False
 _stop: Stop | None = None  # of SIGTERM, which is no reason of its own
 _leaving = False  # set while this party leaves, and after it has left because of an error
@@ -390,11 +390,11 @@ def _why_to_stop() -> PeerError:
 
     Waits up to `_GRACE` seconds for that name, so `Stop` calls it in a thread of its own.
     """
-    board, why = _board, None
-    if board is not None:
+    lane_notes, why = _lane_notes, None
+    if lane_notes is not None:
         # The session may end meanwhile, with its sockets.
         with contextlib.suppress(HummingbirdError, OSError, ValueError):
-            why = board.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
+            why = lane_notes.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
     return PeerError(
         "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
         where=name(),

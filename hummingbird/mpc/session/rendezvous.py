@@ -55,7 +55,7 @@ class Sockets(NamedTuple):
                 end.close()
 
 
-def meet(place: LanePosition, door: Listener, timeout: float, dealing: bool) -> tuple[Meeting, Sockets]:
+def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool) -> tuple[Meeting, Sockets]:
     """Meet all processes of the run in torchrun's store (env://); returns where this one is called, too.
 
     dealing: rank 0 starts a dealer on this host, for all lanes. Raises PeerError, AgreementError, DealerError,
@@ -65,7 +65,7 @@ def meet(place: LanePosition, door: Listener, timeout: float, dealing: bool) -> 
     with contextlib.ExitStack() as failed:
         try:
             store = _open_store(place, deadline, timeout)
-            server, address = (None, "") if place.lane else door.open(place.world)
+            server, address = (None, "") if place.lane else listener.open(place.world)
             if server is not None:
                 failed.callback(server.close)
             corridor = SharedPort.open(place)
@@ -150,7 +150,7 @@ def beside(session: Session, tls: Tls | None) -> Channel:
     For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
     """
     channel, place = session.channel, session.place
-    server, address = session.door.open(place.world)
+    server, address = session.listener.open(place.world)
     said = {channel.rank: f"{address} {new_seed().hex()}"}
     try:
         said |= channel.exchange_text(said[channel.rank])

@@ -77,7 +77,7 @@ class Session:
     device: torch.device = torch.device("cpu")  # where this party's shares are
     lane: int = 0
     lanes: int = 1
-    door: Listener = Listener()  # where other parties connect
+    listener: Listener = Listener()  # where other parties connect
     # Asks for the reason of the first lane that has failed.
     failure: Callable[[], str | None] = field(default=lambda: None)
     fixed_keys: Iterator[int] = field(default_factory=itertools.count)  # one for each private weight

@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
     keys = {name: read_key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    run_service("pir-server", config, lambda front: _parts(args, keys, config))
+    run_service("pir-server", config, lambda program: _parts(args, keys, config))
     return 0
 
 

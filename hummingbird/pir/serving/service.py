@@ -196,13 +196,13 @@ class Service:
         self._methods = Methods(server, max_batch, max_wait)
         self.metrics = self._methods.metrics
         try:
-            self._front = serve(self._methods.handlers(), address, tls, gate=Admission(limits))
+            self._server = serve(self._methods.handlers(), address, tls, gate=Admission(limits))
         except BaseException:
             self._methods.close()
             raise
 
     def stop(self, grace: float = 30.0) -> None:
         """Refuse new queries, answer what is queued within `grace` seconds, and end; may be called twice."""
-        ended = self._front.stop(grace)
+        ended = self._server.stop(grace)
         self._methods.close(grace)
         ended.wait(grace + 1.0)

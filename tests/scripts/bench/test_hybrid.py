@@ -47,7 +47,7 @@ def test_impala_s_tables_follow_from_its_count_and_ours_are_the_page_s() -> None
 
 
 def test_garbling_rows_state_the_bytes_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hybrid_kernels.shutil, "which", lambda name: None)  # three adders: test_bench_garble.py
+    monkeypatch.setattr(hybrid_kernels.shutil, "which", lambda name: None)  # three adders: test_garble.py
     monkeypatch.setattr(garble, "best", lambda run: run() is None or 1e-3)
     rows = list(hybrid_kernels.garbling(64))
     bytes_ = [r for r in rows if r["unit"] == "bytes a ReLU"]
