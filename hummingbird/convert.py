@@ -133,10 +133,10 @@ def convert_model(
         every party brings the same to a call. Flags and None are part of the converted net, and so are public tensors
         if forward() asks for their values.
     aim: what the tables of the masked opening are chosen for: "latency", the fewest rounds, or "throughput", the fewest
-        bits of all parties and the dealer together: in windows from bit 8 or lower on, smooth functions are then
-        splines of masked comparisons where these move less than tables (in coarser windows "gmw" may have fewer:
-        `estimate` says so); "throughput:RATIO" counts each bit of the dealer RATIO times, the bandwidth of the
-        parties' links over that of the dealer's. All parties, and their stores, have the same.
+        bits of all parties and the dealer together: smooth functions are then splines of masked comparisons, which
+        decide from bit 8 of the window on or from a lower one, where these move less than tables; "throughput:RATIO"
+        counts each bit of the dealer RATIO times, the bandwidth of the parties' links over that of the dealer's. All
+        parties, and their stores, have the same.
         None: throughput where a dealer streams material into this session, latency with a store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of

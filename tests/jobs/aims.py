@@ -21,6 +21,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(*layers, nn.LayerNorm(8), nn.Linear(8, 5)).eval()
 
 
+COARSE = {"tanh": [BitWindow(22, 10)], "silu": [BitWindow(22, 12)], "gelu": [BitWindow(22, 12)]}  # splines are smaller
 SMOOTH = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}
 
 
@@ -43,7 +44,7 @@ def main() -> None:
             found[f"{aim} {window}"] = (private.facts["aim"], total.rounds, *sent, out.tolist())
     x = torch.linspace(-20, 20, 4001).round(decimals=4)[None]
     for name, net_ in SMOOTH.items():
-        for window in (EXACT, BitWindow(24, 8)):
+        for window in (EXACT, BitWindow(24, 8), *COARSE.get(name, ())):
             private = hummingbird.convert_model(nn.Sequential(net_), window, aim="throughput")
             assert [type(step.layer).__name__ for step in private.plan if step.op == name][0].endswith("Smooth")
             with hummingbird.meter() as counted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,13 +41,13 @@ from hummingbird.ring import SCALE
 # Which form of a smooth function moves the fewest bits: a table of polynomials, or a spline of comparisons.
 #
 # A table (tabulated.py) takes one round and few bits of the parties, and kilobytes of the dealer for each value. A
-# spline (smooth.py) on the same masked comparisons takes some 24 step tables and a product: more of the parties, some
-# five more rounds, and less than half of all bits. With aim "throughput" the cheaper is taken, by the price of a value
-# between an input and an output, where no more than 2^(FINE - 16) is left undecided: that enters a spline squared,
-# below 2^-15, so splines are as exact as tables, which the plaintext twin has (docs/limits.md). In coarser windows
-# tables remain.
+# spline (smooth.py) on masked comparisons takes some 24 step tables and a product: more of the parties, some five more
+# rounds, and often less than half of all bits. With aim "throughput" the cheaper is taken, by the price of a value
+# between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided, also where the window is
+# coarser: that enters a spline squared, below 2^-15, so splines are at least as exact as tables, which the plaintext
+# simulation has (docs/limits.md).
 
-FINE = 8  # the lowest bit that decides, at most
+FINE = 8  # the lowest bit that decides in a spline, at most
 _PARTIES, _VALUES = 2, 1 << 14  # of the prices that are compared: the same whoever asks, as parties plan alike
 
 
@@ -55,10 +56,19 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
     window, aim = comparison.window, comparison.aim
     if not comparison.looks_up:
         return spline(name, comparison)
-    tables = aim.name == "latency" or comparison.drops or window.q or window.low > FINE
-    if tables or not _splines_move_less(name, comparison.name, window, aim):
+    if (
+        aim.name == "latency"
+        or comparison.drops
+        or window.q
+        or not _splines_move_less(name, comparison.name, window, aim)
+    ):
         return Tabulated(name, comparison)
-    return spline(name, comparison)
+    return spline(name, replace(comparison, window=_fine(window)))
+
+
+def _fine(window: BitWindow) -> BitWindow:
+    """The window of a spline on masked comparisons."""
+    return BitWindow(window.k, min(window.m, FINE))
 
 
 def spline(name: str, comparison: Comparison) -> Layer:
@@ -72,7 +82,7 @@ def spline(name: str, comparison: Comparison) -> Layer:
 def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableChoice) -> bool:
     """Whether a spline's bits of all parties and the dealer, counted as the aim does, are fewer."""
 
-    def moved(make: Callable[[str, Comparison], Layer]) -> float:
+    def moved(make: Callable[[str, Comparison], Layer], window: BitWindow) -> float:
         def build(step: Step) -> Built:
             if step.op != "smooth":
                 return Built(None, None, SCALE if step.op == "output" else 62, step.op == "output")
@@ -87,7 +97,7 @@ def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableCh
                 total += step.layer.cost(specs, _PARTIES)
         return _PARTIES * total.bits + aim.dealer * total.offline_bits + ROUND_BITS * _VALUES * total.rounds
 
-    return moved(spline) < moved(Tabulated)
+    return moved(spline, _fine(window)) < moved(Tabulated, window)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
