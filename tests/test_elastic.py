@@ -22,6 +22,7 @@ from hummingbird import ranks
 from hummingbird.errors import PeerError, TrustError
 from hummingbird.ranks import elastic
 from tests.launching.test_run import listening
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
 from tests.support.ports import free_port
@@ -115,7 +116,7 @@ def torchrun(folder: Path, *options: str, **variables: str) -> subprocess.Popen[
     script = "import sys; from hummingbird.ranks import elastic; print(elastic.dynamic(), flush=True); sys.stdin.read()"
     (folder / "says.py").write_text(script)
     kept = {name: value for name, value in os.environ.items() if name not in NAMES}
-    return subprocess.Popen(
+    return python.Parent(
         [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node=1", "says.py"],
         cwd=folder,
         env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -22,6 +21,7 @@ from hummingbird.mpc.protocols import division
 from hummingbird.mpc.protocols.division import Division, quotients
 from hummingbird.mpc.protocols.truncation import truncate_price
 from hummingbird.ring import SCALE
+from tests.support import python
 from tests.support.parties import channels, compute, init_alone, share, succeed, together
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -84,7 +84,7 @@ except EnvironmentProblem as error:
     variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in variables}
     for start in ("crypten.init()", "crypten.init_thread(0, 1)"):
-        ended = subprocess.run(
+        ended = python.run(
             [sys.executable, "-W", "ignore", "-c", program.format(start=start)],
             env={**environment, "PYTHONPATH": str(ROOT)},
             capture_output=True,

@@ -19,6 +19,7 @@ from hummingbird.commands import run as run_command
 from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.launching import run as module
 from hummingbird.launching.run import Failure
+from tests.support import python
 from tests.support.nursery import alive
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
@@ -155,7 +156,7 @@ def started(folder: Path, script: str, *words: str) -> Iterator[subprocess.Popen
     line = [sys.executable, "-m", "hummingbird", "run", "--parties", "2", "--", *(words or ["script.py"])]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     variables = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    with subprocess.Popen(line, cwd=folder, env=variables, **pipes) as process:
+    with python.Parent(line, cwd=folder, env=variables, **pipes) as process:
         try:
             yield process
         finally:

@@ -17,12 +17,13 @@ from hummingbird.window_search.budgeted import holds
 from tests.support.search_cases import EVERY, Instance, windows_of
 
 
-def test_with_enough_trials_it_is_brute_force_over_all_assignments() -> None:
+@pytest.mark.parametrize("instances", [40, pytest.param(120, marks=pytest.mark.slow)])
+def test_with_enough_trials_it_is_brute_force_over_all_assignments(instances: int) -> None:
     """Tables without any order. Level by level, the best of all assignments, if it is not behind the best uniform
     window; nothing is said of how the search goes about it.
     """
     solved = down = behind = 0
-    for seed in range(120):
+    for seed in range(instances):
         instance = Instance(seed)
         config = instance.search(trials=EVERY, thrifty=True)
         uniform = max((instance.table.of(windows) for windows in instance.uniforms()), default=None)
@@ -45,7 +46,7 @@ def test_with_enough_trials_it_is_brute_force_over_all_assignments() -> None:
         assert instance.table.of(windows) == best == config.provenance["accuracy"], seed
         assert windows in instance.within(level) or windows in instance.uniforms(), seed
         solved, down = solved + 1, down + (0 < level)
-    assert solved > 60 and down > 5 and behind > 1
+    assert solved > instances / 2 and down > instances / 24 and behind > instances / 120
 
 
 @pytest.mark.slow

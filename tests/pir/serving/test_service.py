@@ -208,7 +208,7 @@ def test_a_lookup_is_repeated_with_new_keys_where_servers_are_away():
 
 
 def test_the_end_and_a_death(programs):
-    with contextlib.closing(Client([program.address for program in programs], timeout=10.0)) as client:
+    with contextlib.closing(Client([program.address for program in programs], timeout=3.0)) as client:
         out, errors = programs[0].stop()
         assert programs[0].process.returncode == 0 and errors == ""
         assert out.startswith("pir-server party 0: ") and "queries in" in out and "p99" in out
