@@ -142,7 +142,9 @@ def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(
     print(f"{KILLS} kills; back {len(back)} times, after {', '.join(f'{seconds:.0f}' for seconds in back[1:])} s")
     print("\n".join(f"{count:6} {text}" for text, count in found.most_common()))
     assert not [text for text in found if text.startswith(("wrong", "unclear"))]
-    assert found["right"] > 0 and any(text.startswith("refused") for text in found)
+    assert found["right"] > 0
+    # A client tries again within its time, and a party is back within a second: of few kills none may be noticed.
+    assert KILLS < 100 or any(text.startswith("refused") for text in found)
     for rank, lane in itertools.product(range(2), range(lanes)) if store else ():
         slots = re.findall(rf"party {rank}, lane {lane} uses slot (\d+)", said)
         assert slots and len(slots) == len(set(slots))
