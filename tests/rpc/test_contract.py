@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import re
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from tests.support.contract import (
     World,
     bomb,
 )
+from tests.support.dealers import shown
 from tests.support.mutations import mutated
 from tests.support.patience import HANG, until
 
@@ -110,46 +110,39 @@ def test_a_caller_shows_a_certificate_of_the_authority(certified: Started, world
     assert pinged(address, ours.path, ours.issue("alice")) == "OK"
     for wrong in (None, theirs.issue("alice"), ours.issue("late", hours=-1)):
         assert pinged(address, ours.path, wrong) == "UNAVAILABLE"
-    with grpc.insecure_channel(address) as plain:
-        assert refusal(lambda: service.call(plain, "Ping", b"", timeout=HANG)).code() == Code.UNAVAILABLE
-    with pytest.raises(PeerError, match="TLS failed"):  # the other way round: a caller who trusts somebody else
-        alice = ours.issue("alice")
-        service.connect(address, Tls(alice.cert, alice.key, theirs.path), HANG)
+    stranger = theirs.issue("alice")
+    for wrong in (None, Tls(ca=ours.path), Tls(stranger.cert, stranger.key, ours.path)):  # the first in plain text
+        with pytest.raises(PeerError, match="connection is refused") as caught:
+            service.connect(address, wrong, HANG)
+        assert caught.value.where == address and "another authority" in caught.value.hint
+    with pytest.raises(PeerError, match="TLS failed.*CERTIFICATE_VERIFY_FAILED"):  # who trusts another authority
+        service.connect(address, stranger, HANG)
+    with pytest.raises(PeerError, match="TLS failed.*Hostname"):
+        service.connect(address.replace("localhost", "127.0.0.1"), certified.callers[0].tls, HANG)
     names = {line["client"] for line in certified.calls() if line["method"] == certified.case.method}
     assert names == {certified.callers[0].name}
     certified.answered(certified.callers[0])
 
 
-def shown(address: str, caller: Tls) -> str:
-    """The serial number of the certificate that a service shows to a new caller."""
-    context = ssl.create_default_context(cafile=caller.ca)
-    context.load_cert_chain(str(caller.cert), caller.key)
-    context.set_alpn_protocols(["h2"])
-    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), HANG) as plain:
-        with context.wrap_socket(plain, server_hostname="localhost") as secure:
-            found = secure.getpeercert()
-    assert found is not None
-    return str(found["serialNumber"])
-
-
 @called
 def test_certificates_are_renewed_under_it(certified: Started) -> None:
-    expiry = 'hummingbird_certificate_expiry_timestamp_seconds{file="cert"}'
+    cert, ca = (f'hummingbird_certificate_expiry_timestamp_seconds{{file="{file}"}}' for file in ("cert", "ca"))
     (address, *_), (caller, *_) = certified.addresses, certified.callers
     assert caller.tls is not None
-    before = shown(address, caller.tls)
-    assert 0 < certified.figures()[expiry] - time.time() <= 3600
+    port = int(address.rpartition(":")[2])
+    before = shown(port, caller.tls)
+    assert all(0 < certified.figures()[expiry] - time.time() <= 3600 for expiry in (cert, ca))
     with certified.channel(caller) as channel:
         certified.live[0].put(certified.certificate(0, hours=48))
-        assert 47 * 3600 < certified.figures()[expiry] - time.time() <= 48 * 3600
-        after = shown(address, caller.tls)
-        assert after not in (before, shown(address, caller.tls)[:0])
+        assert 47 * 3600 < certified.figures()[cert] - time.time() <= 48 * 3600
+        after = shown(port, caller.tls)
+        assert after != before and after == shown(port, caller.tls)
         certified.answered(caller, channel)  # the connection of before
     certified.answered(caller)
     Path(str(certified.live[0].tls.key)).write_text("nonsense")  # those of before stay in use
-    assert shown(address, caller.tls) == after
+    assert shown(port, caller.tls) == after and certified.figures()[cert] > time.time()
     certified.live[0].put(certified.certificate(0))
-    assert shown(address, caller.tls) not in (before, after)
+    assert shown(port, caller.tls) not in (before, after)
     assert [event["event"] for event in certified.events()].count("certificates renewed") == 2
 
 
@@ -179,11 +172,15 @@ def test_a_caller_shows_a_token_whichever_method_it_calls(tokened: Started) -> N
                         error = held.refusal()
                         assert error.code() == Code.UNAUTHENTICATED and words in str(error.details()), method
                         assert isinstance(told(error), AccessError)
+    found = tokened.figures()
+    for method in ("Ping", *tokened.case.methods):
+        assert found[f'hummingbird_requests_total{{method="{method}",outcome="UNAUTHENTICATED"}}'] == 1 + len(wrong)
     for caller in (alice, bob):
         tokened.answered(caller)
     lines = [line for line in tokened.calls() if line["method"] == tokened.case.method]
     assert [line["client"] for line in lines if line["outcome"] == "OK"] == [alice.name, bob.name]
     assert all(line["client"] is None for line in lines if line["outcome"] != "OK")
+    assert not [token for caller in tokened.callers if (token := caller.token or "") in tokened.logs[0].read_text()]
 
 
 @with_tokens
@@ -301,12 +298,12 @@ def test_health_needs_no_name(tokened: Started) -> None:
 @every
 def test_pages_say_what_it_is(tokened: Started) -> None:
     assert (tokened.page("/livez"), tokened.page("/readyz")) == ((200, "alive\n"), (200, "ready\n"))
-    for path in ("/", "/metrics/", "/livez/ping"):
-        assert tokened.page(path)[0] == 404
+    for path in ("/", "/metrics/", "/anything", "/livez/ping"):
+        assert tokened.page(path)[0] == 404, path
+    assert tokened.page("/readyz?verbose") == (200, "ready\n")
+    assert tokened.page("/metrics?name[]=hummingbird_ready")[1].endswith("hummingbird_ready 1.0\n")
     found = tokened.figures()
     assert found["hummingbird_ready"] == 1 and found["process_open_fds"] > 0
-    methods = {name.partition('method="')[2].partition('"')[0] for name in found if "_requests_total{" in name}
-    assert methods - {"Ping"} == set(tokened.case.methods)  # from zero: before the first call of each
 
 
 @called
@@ -340,13 +337,16 @@ CLEAN = {
 COUNT = 12  # messages of each kind
 
 
-def clean(call: Callable[[], bytes], method: str) -> bool:
-    """Whether garbage is refused, in the service's own words; it may happen to be a request, whose answer is one."""
+def clean(channel: grpc.Channel, method: str, *messages: bytes) -> bool:
+    """Whether garbage is refused, in the service's own words, which tell nothing of it. Some may be a request by
+    chance, or be for a method that reads none.
+    """
     try:
-        call()
+        asked(channel, method, *messages)
     except grpc.RpcError as error:
         assert error.code() in CLEAN, (method, error)
         assert "hummingbird-refused" in dict(error.trailing_metadata() or ()), (method, error)
+        assert not any(len(data) >= 8 and data[:8].hex() in str(error.details()) for data in messages)
         return True
     return False
 
@@ -362,14 +362,15 @@ def test_garbage_is_refused_in_words_and_it_goes_on(tokened: Started) -> None:
             garbage += [mutated(generator, [good]) for _ in range(COUNT)]
             garbage += [bomb(fired), b"", bytes(service.CHUNK)]
             for data in garbage:
-                clean(lambda method=method, data=data: asked(channel, method, data), method)
-            assert method in case.brief or clean(lambda method=method: asked(channel, method), method)  # no message
+                clean(channel, method, data)
+            assert method in case.brief or clean(channel, method)  # without a message
         for size in (0, 1, *(generator.randrange(len(good)) for _ in range(COUNT))):
-            assert clean(lambda size=size: asked(channel, case.method, good[:size]), case.method)
+            assert clean(channel, case.method, good[:size])
         for more in (b"x", bytes(16), good):
-            assert clean(lambda more=more: asked(channel, case.method, good + more), case.method)
+            assert clean(channel, case.method, good + more)
         for path in ("/hummingbird/Nothing", f"/nobody/{case.method}", "/"):
-            assert refusal(lambda path=path: channel.unary_unary(path)(good, timeout=HANG)).code() == Code.UNIMPLEMENTED
+            error = refusal(lambda path=path: channel.unary_unary(path)(good, timeout=HANG))
+            assert error.code() == Code.UNIMPLEMENTED and "no service of this kind" in told(error).what
         tokened.answered(caller, channel)
     for _ in range(COUNT):  # which does not even speak HTTP/2
         with socket.socket(socket.AF_UNIX) as raw:
@@ -391,7 +392,9 @@ def test_it_is_ready_when_it_serves_and_no_longer_when_it_is_told_to_end(case: S
     with Started(case, world, tls=False) as started:
         started.hold()
         assert (started.page("/livez")[0], started.page("/readyz")[0]) == (200, 503)
-        assert started.figures()["hummingbird_ready"] == 0
+        found = started.figures()
+        methods = {name.partition('method="')[2].partition('"')[0] for name in found if "_requests_total{" in name}
+        assert methods == set(case.methods) and found["hummingbird_ready"] == 0  # from zero, before the first calls
         if case.methods:
             assert (started.health(), started.health(LIVE)) == ("NOT_SERVING", "SERVING")
         started.go()
@@ -405,7 +408,9 @@ def test_it_is_ready_when_it_serves_and_no_longer_when_it_is_told_to_end(case: S
             *(["listening"] if case.methods else []),
             *("ready", "not ready", "draining", "stopped"),
         ]
+        assert {event["service"] for event in started.events()} == {case.name}
         assert started.events()[-1]["in_time"] and "Traceback" not in started.said()
+        assert started.page("/metrics")[0] == 0
         assert not Path(started.folder / "s0").exists()
         for rank in range(1, case.processes):
             started.terminate(rank)
@@ -432,6 +437,9 @@ def under_way(started: Started, ends: ExitStack) -> None:
         error = refusal(lambda method=method: asked(others, method, late))
         assert error.code() == Code.UNAVAILABLE and isinstance(told(error), UnavailableError)
         assert "is stopping" in str(error.details())
+    if len(parts) == 1:
+        with pytest.raises(UnavailableError, match="is stopping"):
+            service.connect(started.addresses[0], token=other.token, timeout=0.5)
     assert started.processes[0].poll() is None
     for call, part in zip(calls[len(parts) > 1 :], parts[len(parts) > 1 :], strict=True):
         call.send(part)

@@ -36,7 +36,7 @@ from hummingbird.hybrid import messages as hybrid
 from hummingbird.hybrid.proxy_view import read_proxy_view
 from hummingbird.hybrid.service import Service
 from hummingbird.mpc.dealer.server import JoinAnswer, JoinRequest
-from hummingbird.pir import Source, dpf
+from hummingbird.pir import Owner, Source, dpf
 from hummingbird.pir import messages as pir
 from hummingbird.prg import CIPHERS, new_seed
 from hummingbird.rpc import service, telemetry
@@ -46,7 +46,7 @@ from hummingbird.serving.message import MAX_BYTES, Request, joined, split
 from hummingbird.version import VERSION
 from tests.jobs.contract import PYTHON
 from tests.support import python
-from tests.support.dealers import Authority
+from tests.support.dealers import Authority, Live
 from tests.support.hybrid import model
 from tests.support.parties import environment
 from tests.support.paths import ROOT
@@ -196,7 +196,10 @@ CASES = [  # those with tokens first, those without a method last
     ),
     ServiceCase(
         "pir-server",
-        lambda world, folder: ["--table", str(world.table), "--party", "0"],
+        lambda world, folder: [
+            *("--table", str(world.table), "--party", "0"),
+            *("--owner", str(world.owner), "--journal", str(folder / "journal")),
+        ],
         ("Describe", "Answer", "Update", "Offer", "Switch", "PastUpdate", "Metrics"),
         method="Answer",
         request=_pir_request,
@@ -262,8 +265,9 @@ class World:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hb"))  # pytest's own may be too long for a socket's path
         self.ours, self.theirs = Authority(self.folder, "ours"), Authority(self.folder, "theirs")
-        self.table, self.bits = self.folder / "t.npy", self.folder / "bits.json"
+        self.table, self.owner, self.bits = (self.folder / name for name in ("t.npy", "owner", "bits.json"))
         np.save(self.table, ROWS.numpy())
+        self.owner.write_text(Owner().public.hex())
         self.bits.write_text(BitConfig(BitWindow(20, 6)).to_json())
         self._ends = ExitStack()
         behind = Service(model(), self.folder / "behind")
@@ -277,19 +281,6 @@ class World:
     def close(self) -> None:
         self._ends.close()
         shutil.rmtree(self.folder)
-
-
-class Live:
-    """The certificate files of a running service, and how an operator replaces them."""
-
-    def __init__(self, folder: Path, first: Tls) -> None:
-        folder.mkdir()
-        self.tls = Tls(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
-        self.put(first)
-
-    def put(self, other: Tls) -> None:
-        for name in ("cert", "key", "ca"):
-            shutil.copy(getattr(other, name), getattr(self.tls, name))
 
 
 class Started:
