@@ -161,8 +161,6 @@ def test_mutual_tls(tmp_path: Path) -> None:
     with serving(made, tmp_path / "m", ours.issue("server", "localhost")) as (address, _):
         with RemoteNet(address, tmp_path / "d", tls=ours.issue("client"), timeout=HANG) as net:
             assert close(net(images(1).float()), made, images(1).float())
-        with pytest.raises(PeerError):
-            RemoteNet(address, tmp_path / "e", timeout=HANG)
 
 
 @pytest.mark.parametrize(

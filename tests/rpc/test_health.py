@@ -16,7 +16,7 @@ from hummingbird.rpc.service import Tls, serve
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
-from tests.support.services import HANDLERS, file_of, started
+from tests.support.services import HANDLERS, file_of
 from tests.support.services import health as asked_for_health
 
 
@@ -72,12 +72,6 @@ def test_no_token_is_needed(tmp_path: Path) -> None:
         program.serve(HANDLERS)
         program.ready()
         assert main(["health", address, "--tls-ca", str(issued.ca)]) == 0
-
-
-def test_a_dealer_serves_once_it_listens(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/dealer.sock"
-    with started([sys.executable, "-m", "hummingbird", "dealer", "--listen", address]):
-        assert telemetry.ask(address) == "SERVING"
 
 
 def test_an_answer_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

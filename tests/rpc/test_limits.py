@@ -48,32 +48,6 @@ def begun(held: Held, channel: grpc.Channel, count: int) -> list[threading.Threa
     return threads
 
 
-def test_a_caller_with_many_calls_is_told_to_wait_and_others_are_served(tmp_path: Path) -> None:
-    path, (alice, bob) = file_of(tmp_path, "alice", "bob")
-    address, held = f"unix:{tmp_path}/s", Held()
-    limits = Limits(requests=5, per_client=4, client_bytes=9 << 20, named={"alice": 3})
-    with ServiceProgram("test", ServiceConfig((address,), tokens=path, limits=limits)) as program:
-        program.serve({**HANDLERS, "Held": held})
-        hers, his = (service.connect(address, timeout=HANG, token=token) for token in (alice, bob))
-        threads = begun(held, hers, 3)
-        with pytest.raises(grpc.RpcError) as caught:
-            service.call(hers, "Echo", b"", timeout=HANG)
-        told = service.explain(caught.value, "x")
-        assert isinstance(told, OverloadError) and "3 calls of yours" in told.what and told.retry_after > 0
-        assert service.call(his, "Echo", b"x", timeout=HANG) == b"x"
-        threads += begun(held, his, 1)
-        with pytest.raises(grpc.RpcError) as caught:
-            service.call(his, "Echo", b"", timeout=HANG)
-        assert "4 calls are at work; the room that is left is for callers with few" in str(caught.value.details())
-        assert health(address) == "NOT_SERVING"  # which is asked for all the same
-        held.go.set()
-        for thread in threads:
-            thread.join(HANG)
-        assert service.call(hers, "Echo", b"x", timeout=HANG) == b"x"
-        for channel in (hers, his):
-            channel.close()
-
-
 def test_the_last_room_is_for_names_that_hold_little() -> None:
     """However many names take as much as each may have, another one finds room."""
     room = Quota("calls", "at work", most=256, each=64)

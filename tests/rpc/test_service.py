@@ -171,33 +171,6 @@ def test_certificate_of_another_party_is_refused(secure):
         joined(address, 0, ours.issue("", "client.example"))
 
 
-def test_certificate_of_another_authority_is_refused(secure):
-    address, ours, theirs = secure
-    stranger = theirs.issue("party-0")
-    with pytest.raises(DealerError, match="connection is refused") as caught:  # the dealer dislikes ours
-        joined(address, 0, Tls(stranger.cert, stranger.key, ours.path))
-    assert "another authority" in caught.value.hint and address in str(caught.value)
-    with pytest.raises(DealerError, match="TLS failed.*CERTIFICATE_VERIFY_FAILED"):  # we dislike the dealer's
-        joined(address, 0, stranger)
-
-
-def test_service_of_another_name_is_refused(secure):
-    address, ours, _ = secure
-    with pytest.raises(DealerError, match="TLS failed.*Hostname"):
-        joined(address.replace("localhost", "127.0.0.1"), 0, ours.issue("party-0"))
-
-
-def test_client_without_a_certificate_is_refused(secure):
-    address, ours, _ = secure
-    with pytest.raises(DealerError, match="connection is refused"):  # plain text
-        joined(address, 0, None)
-    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ours.path.read_bytes()))
-    with pytest.raises(grpc.RpcError) as caught:
-        service.call(channel, "Ping", b"", timeout=HANG)
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    channel.close()
-
-
 def test_plain_service_is_no_match_for_a_tls_client(running, secure):
     _, ours, _ = secure
     with pytest.raises(DealerError, match="TLS failed|connection is refused"):

@@ -6,6 +6,9 @@ import copy
 import datetime
 import json
 import os
+import shutil
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +106,28 @@ class Authority:
         encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         stem.with_suffix(".key").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
         return Tls(stem.with_suffix(".crt"), stem.with_suffix(".key"), self.path)
+
+
+class Live:
+    """The certificate files of a running service, and how an operator replaces them."""
+
+    def __init__(self, folder: Path, first: Tls) -> None:
+        folder.mkdir()
+        self.tls = Tls(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+        self.put(first)
+
+    def put(self, other: Tls) -> None:
+        for name in ("cert", "key", "ca"):
+            shutil.copy(getattr(other, name), getattr(self.tls, name))
+
+
+def shown(port: int, caller: Tls) -> str:
+    """The serial number of the certificate that a service at a port of localhost shows to a new caller."""
+    context = ssl.create_default_context(cafile=caller.ca)
+    context.load_cert_chain(str(caller.cert), caller.key)
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", port), HANG) as plain:
+        with context.wrap_socket(plain, server_hostname="localhost") as secure:
+            found = secure.getpeercert()
+    assert found is not None
+    return str(found["serialNumber"])
