@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.example import is_public
+from hummingbird.graph.interpreter import run_all
 from hummingbird.graph.ops.public import is_short
-from hummingbird.graph.run import run_all
 from hummingbird.graph.steps import Step, refs
 from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, odd, places, rebuild, spelled
 

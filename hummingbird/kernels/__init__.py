@@ -1,12 +1,12 @@
 """Machine operations, by field, each with a definition in plain torch and faster implementations behind one choice.
 
     shares        bits, words, masked openings and exact products of ring elements mod 2^64: what a party computes
-    twin          the plaintext twin's comparison
+    simulation    the comparison of a simulation
     ciphertexts   the ring of CKKS: transforms, encryption, linear layers, products, sampling
     lookups       distributed point functions, and the rows that their bits select
     garble        garbled circuits of a ReLU on shares of few bits
     cot           correlated oblivious transfers, extended from trees of leaves
-    chacha20      random bytes on any device
+    streams       key streams of ChaCha20 and AES-128: random bytes where the shares are
 
 These modules declare: an operation's description and checks stand there, once. `reference/` defines in plain torch,
 `cpu/` has C++, `gpu/` Triton; `registry` chooses, and nothing else does. `heap` makes large tensors reuse memory.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hummingbird.kernels import aes128, chacha20
-from hummingbird.kernels.chacha20 import BLOCK_BYTES
+from hummingbird.kernels import streams
+from hummingbird.kernels.streams import BLOCK_BYTES
 
 
 def blocks_of(count: int) -> int:
@@ -22,7 +22,7 @@ class Drawn:
     """A tensor that is a part of a key stream, from a whole block of 64 bytes on.
 
     Kernels that take one (`shares.opening`, `shares.dealing`) never store it; `octets` does. key: of
-    `chacha20.key_words` or `aes128.key_words`. width: bits of a word in the stream, which then is packed; None: of
+    `streams.chacha20_key` or `streams.aes128_key`. width: bits of a word in the stream, which then is packed; None: of
     whole elements.
     """
 
@@ -49,7 +49,7 @@ class Drawn:
 
     def octets(self) -> Tensor:
         """Compute all of it, as it lies in the stream: uint8 (nbytes,)."""
-        cipher = aes128.aes128 if len(self.key) == aes128.KEY_BYTES // 4 else chacha20.chacha20
+        cipher = streams.aes128 if streams.is_aes128(self.key) else streams.chacha20
         return cipher(self.key, self.first, blocks_of(self.nbytes))[: self.nbytes]
 
     def tensor(self) -> Tensor:

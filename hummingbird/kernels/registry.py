@@ -1,6 +1,7 @@
 """The one place that chooses who computes.
 
-An operation is declared once, in the module of its field (`shares`, `ciphertexts`, `lookups`, `twin`, `chacha20`), as a
+An operation is declared once, in the module of its field (`shares`, `ciphertexts`,
+`lookups`, `simulation`, `garble`, `cot`, `streams`), as a
 function with its description and its checks. Its last line runs the best implementation for these tensors:
 
     return best(to_planes, x)(x, low, count)

@@ -29,10 +29,9 @@ from typing import NamedTuple
 
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.window_search.evaluator import Score
+from hummingbird.window_search.evaluator import Questions, Score
 from hummingbird.window_search.objective import Objective
 from hummingbird.window_search.problem import IDENTITY, Group, GroupWindows, named
-from hummingbird.window_search.questions import Questions
 
 # The assignments with the least sums of losses within a budget: a knapsack with one choice for every group.
 #

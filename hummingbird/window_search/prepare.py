@@ -30,14 +30,13 @@ from hummingbird.simulation.observe import check_images
 from hummingbird.simulation.windows import check_protocol, traced
 from hummingbird.structure import flatten
 from hummingbird.window_search.answers import Answers, fitting
-from hummingbird.window_search.bars import find_windows, open_study
-from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import CachedEvaluator
 from hummingbird.window_search.find import check_margin
 from hummingbird.window_search.images import fingerprint, loaded
 from hummingbird.window_search.net import SearchedNet
+from hummingbird.window_search.objective import read_budget
 from hummingbird.window_search.prepared import Candidate, Prepared
-from hummingbird.window_search.study import OBJECTIVES, Study
+from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, open_study
 
 Images = Dataset[Any] | Iterable[Any] | tuple[Tensor, Tensor]  # with labels or without
 Pair = tuple[Tensor, Tensor | None]

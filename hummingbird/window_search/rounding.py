@@ -21,10 +21,9 @@ from dataclasses import dataclass, replace
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.window_search.budgeted import Found, holds
-from hummingbird.window_search.evaluator import Score
+from hummingbird.window_search.evaluator import Questions, Score
 from hummingbird.window_search.objective import Objective
 from hummingbird.window_search.problem import Group
-from hummingbird.window_search.questions import Questions
 
 _MOST = 16  # bits of fraction, all that q can round away
 _NOTHING = 1e-6  # losses below it are chance: of them, those that save most come first

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from hummingbird import graph, ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
@@ -39,15 +40,13 @@ from hummingbird.simulation.observe import check_images, magnitudes
 from hummingbird.structure import flatten, rebuild
 from hummingbird.version import VERSION
 from hummingbird.window_search.answers import fitting
-from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import Assignment, CachedEvaluator, layer_seed
+from hummingbird.window_search.evaluator import Progress
 from hummingbird.window_search.find import search_bits
-from hummingbird.window_search.groups import group_layers
 from hummingbird.window_search.images import fingerprint, gathered
 from hummingbird.window_search.net import SearchedNet
-from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
-from hummingbird.window_search.problem import ComparingLayer
-from hummingbird.window_search.questions import Progress
+from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds, read_budget
+from hummingbird.window_search.problem import ComparingLayer, group_layers
 from hummingbird.window_search.rounding import check_knobs
 
 # Scores of windows for two parties without a dealer: the whole numbers of `simulate(cut=True)`, weights rounded too.
@@ -366,3 +365,40 @@ class Study:
         """margin_bits: log2 of 2^(k-1) / largest; below 0, values wrap. None without bits, or of zeros."""
         margin = k - 1 - math.log2(largest) if k and largest else None
         return {"largest": largest, "margin_bits": margin if margin is None else round(margin, 3)}
+
+
+# Progress bars -------------------------------------------------------------------------------------------------------
+
+
+def open_study(net: nn.Module, images: Tensor, labels: Tensor | None, **options: Any) -> Study:
+    """`Study` with these options, behind a bar for its magnitudes."""
+    with tqdm(total=len(images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
+        return Study(net, images, labels, **options, progress=lambda done, _: _advance(bar, done))
+
+
+def find_windows(
+    study: Study, budget: Fraction | None, objective: Objective, *, what: str, **options: Any
+) -> BitConfig:
+    """`Study.search` with these options, behind a bar: windows tried, the best assignment and its cost.
+
+    what: the bar's name.
+    """
+    with tqdm(desc=what, unit="window", mininterval=1, leave=False) as bar:
+
+        def tell(progress: Progress) -> None:
+            best: dict[str, str] = {}
+            if progress.accuracy is not None and progress.price is not None:
+                best = {"best": f"{100 * progress.accuracy:.2f}%", "cost": shown(objective.name, progress.price)}
+            bar.set_postfix(**best, refresh=False)
+            _advance(bar, progress.evaluations)
+
+        return study.search(budget, objective=objective, progress=tell, **options)
+
+
+def shown(objective: str, price: float) -> str:
+    """A price in the words of a budget."""
+    return {"bits": f"{64 * price:.2f}/64", "bytes": f"{price / 1e3:,.2f}kB", "seconds": f"{price:.4g}s"}[objective]
+
+
+def _advance(bar: tqdm[Any], done: int) -> None:
+    bar.update(done - bar.n)

@@ -1,7 +1,7 @@
 """Rules for the number of dimensions of a value: from a step's attributes, and the ranks of the tensors that it reads.
 
 A rank is a number, INPUT where it is that of the net's input and nothing else says it, or None where it is not known.
-`hummingbird/graph/dimensions.py` goes through a net with them.
+`hummingbird/graph/properties.py` goes through a net with them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
 it goes into where, masked_fill, a product or a cast, and into nothing else. What torch keeps as integers from there on
-has the attribute "whole" (integer_values.py).
+has the attribute "whole" (properties.py).
 """
 
 from __future__ import annotations

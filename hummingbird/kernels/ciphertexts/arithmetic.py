@@ -14,7 +14,7 @@ Modulo q a sum s is s - q round(s / q). The computed quotient is off by at most 
 more from a tie (q is odd), so the rounding is the exact one for |s| < 2^51; for larger s it may be the neighbour's, and
 a second step, whose |s| < q, puts that right. q round(s / q) is within q of s, so it is an exact product.
 
-reference/ciphertexts/arithmetic.py has this in torch, csrc/ciphertexts.cpp in C++.
+reference/ciphertexts/arithmetic.py is the version in torch, csrc/ciphertexts.cpp the one in C++.
 """
 
 from __future__ import annotations

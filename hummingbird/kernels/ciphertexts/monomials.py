@@ -6,7 +6,7 @@ X^e moves coefficients up by e and turns the sign of those that pass N. So there
 is not zero costs one product with each residue (Choi et al., Impala, 2022: sparse convolution, with monomials here in
 place of rotations). Sums are exact in float64 as those of `linear`.
 
-reference/ciphertexts/monomials.py has this in torch, csrc/monomials.cpp in C++.
+reference/ciphertexts/arithmetic.py has the version in torch, csrc/monomials.cpp the one in C++.
 """
 
 from __future__ import annotations

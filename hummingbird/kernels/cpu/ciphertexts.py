@@ -13,8 +13,7 @@ from torch import Tensor
 from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials, polynomials, sampling
 from hummingbird.kernels.ciphertexts import ring as ring_module
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
-from hummingbird.kernels.ciphertexts.ring import Ring
-from hummingbird.kernels.ciphertexts.roots import centred, exponents, powers
+from hummingbird.kernels.ciphertexts.ring import Ring, centred, exponents, powers
 from hummingbird.kernels.cpu.library import handle
 from hummingbird.kernels.reference.ciphertexts.polynomials import inverses, moduli
 from hummingbird.kernels.registry import implements

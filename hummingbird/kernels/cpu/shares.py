@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.kernels import aes128
+from hummingbird.kernels import streams
 from hummingbird.kernels.cpu.library import aes, handle
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import implements
@@ -151,7 +151,7 @@ def _packed(words: Words) -> tuple[Tensor, int]:
 
 
 def _aes_keys(*keys: Tensor) -> bool:
-    return aes() and all([len(key) == aes128.KEY_BYTES // 4 for key in keys]) and len(keys) <= _PARTIES
+    return aes() and all([streams.is_aes128(key) for key in keys]) and len(keys) <= _PARTIES
 
 
 @implements(dealing.deal_masks, "cpu", takes=_aes_keys)

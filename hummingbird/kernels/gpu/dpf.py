@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.devices import put
-from hummingbird.kernels.gpu.chacha20 import double_round
 from hummingbird.kernels.gpu.sizes import sizes
+from hummingbird.kernels.gpu.streams import double_round
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES
 

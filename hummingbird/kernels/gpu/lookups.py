@@ -1,20 +1,87 @@
-"""A table on a GPU: sums of the rows that ChaCha12 keys select.
+"""A table on a GPU, in Triton: sums of the rows that ChaCha12 keys select.
 
-Selection bits of a piece of the table at a time are expanded on the GPU and multiplied there; the pieces' sums add up
-mod 2^width. XOR and AES have no kernel there.
+For one piece of the table at a time, the GPU expands the selection bits (dpf.py) and multiplies them with the rows; the
+pieces' sums add up mod 2^width. There is no GPU kernel for XOR, nor for AES keys.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels.gpu.dpf import expand
-from hummingbird.kernels.gpu.rows import prepare, select_sum
+from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUMBER, leaves_of
 from hummingbird.kernels.lookups.rows import WIDTHS, RowStore
 from hummingbird.kernels.registry import implements
+
+# Products of selection bits and bytes on int8 units ------------------------------------------------------------------
+#
+# The product of selection bits (0 and 1) and the table's bytes x, kept as signed bytes x - 128, is exact in 32 bits:
+#
+#     sum_i t_i x_i = sum_i t_i (x_i - 128) + 128 sum_i t_i  <=  255 * 2^23 < 2^31    for pieces of up to 2^23 rows,
+#
+# and the words' sums are those of their bytes, shifted into place, mod 2^width.
+
+_PIECE, _PIECES = 1 << 23, 32  # rows of one sum at most; sums side by side, to fill the GPU
+
+
+def prepare(data: Tensor) -> Tensor:
+    """Convert rows for `select_sum`: uint8 (rows, row_bytes) -> int8 of the same shape, less 128, on their device."""
+    return (data ^ 0x80).view(torch.int8)
+
+
+@triton.jit(do_not_specialize=["bits", "bits_stride", "rows", "queries", "piece"])
+def _sums(
+    bits, bits_stride, table, rows, queries, columns, piece, out, Q: tl.constexpr, C: tl.constexpr, R: tl.constexpr
+):
+    q = tl.program_id(0).to(tl.int64) * Q + tl.arange(0, Q)
+    c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
+    start = tl.program_id(2).to(tl.int64) * piece
+    total, count = tl.zeros((Q, C), dtype=tl.int32), tl.zeros((Q,), dtype=tl.int32)
+    for step in range(0, piece, R):
+        r = start + step + tl.arange(0, R)
+        wanted = (q < queries)[:, None] & (r < rows)[None, :]
+        packed = tl.load(bits + q[:, None] * bits_stride + (r >> 3)[None, :], mask=wanted, other=0)
+        chosen = ((packed.to(tl.int32) >> (r & 7).to(tl.int32)[None, :]) & 1).to(tl.int8)
+        x = tl.load(table + r[:, None] * columns + c[None, :], mask=(r < rows)[:, None] & (c < columns), other=0)
+        total += tl.dot(chosen, x, out_dtype=tl.int32)
+        count += tl.sum(chosen.to(tl.int32), axis=1)
+    at = out + (tl.program_id(2).to(tl.int64) * queries + q[:, None]) * columns + c[None, :]
+    tl.store(at, total + 128 * count[:, None], mask=(q < queries)[:, None] & (c < columns)[None, :])
+
+
+def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
+    """Add up the rows that bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+
+    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: of `prepare`, on the same device.
+    width: 8, 16, 32 or 64, whole words in a row. InputError for anything else.
+    """
+    where = "kernels.gpu.select_sum"
+    if bits.dtype != torch.uint8 or bits.dim() != 2 or table.dtype != torch.int8 or table.dim() != 2:
+        got = f"{bits.dtype} {tuple(bits.shape)} and {table.dtype} {tuple(table.shape)}"
+        raise InputError(f"expected bits uint8 (B, n) and a table int8 (rows, row_bytes), got {got}", where=where)
+    (queries, size), (rows, columns) = bits.shape, table.shape
+    if 8 * size < rows or bits.device != table.device:
+        raise InputError(f"{8 * size} bits on {bits.device} for {rows} rows on {table.device}", where=where)
+    if width not in WIDTHS or 8 * columns % width:
+        raise InputError(f"no words of {width} bits in rows of {columns} bytes", where=f"{where}(width)")
+    size_of = sizes("rows", bits.device)  # of a product's tile
+    pieces = max(triton.cdiv(rows, _PIECE), min(_PIECES, triton.cdiv(rows, size_of["R"])))
+    piece = triton.cdiv(triton.cdiv(rows, pieces), size_of["R"]) * size_of["R"]  # at most 2^23, a multiple of a tile
+    out = torch.empty((pieces, queries, columns), dtype=torch.int32, device=bits.device)
+    grid = (triton.cdiv(queries, size_of["Q"]), triton.cdiv(columns, size_of["C"]), pieces)
+    bits, table = bits.contiguous(), table.contiguous()
+    _sums[grid](bits, size, table, rows, queries, columns, piece, out, **size_of)
+    octets = out.sum(0, dtype=torch.int64).view(queries, -1, width // 8)
+    words = (octets << 8 * torch.arange(width // 8, device=bits.device)).sum(2)  # wraps mod 2^64
+    return words.to(WIDTHS[width]).view(torch.uint8)
+
+
+# The table -----------------------------------------------------------------------------------------------------------
 
 _MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes take a quarter as much again
 _ROOM = 3 * _MOST_BITS  # bytes of a GPU for answering, besides the table

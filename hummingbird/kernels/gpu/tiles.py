@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hummingbird.kernels.gpu.chacha20 import double_round
+from hummingbird.kernels.gpu.streams import double_round
 from hummingbird.kernels.shares.packing import bytes_of
 
 TENSOR, DRAWN, PACKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import aes128
+from hummingbird.kernels import streams
 from hummingbird.kernels.checks import check_range
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import best
@@ -87,7 +87,7 @@ def deal_masks(
         what = f"got fields of {[len(shares) for shares in fields]} shares"
         raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but the first")
     words = {0: k, **dict(enumerate(numbers, 3))}  # bits that count, by field
-    packs = len(keys[0]) == aes128.KEY_BYTES // 4
+    packs = streams.is_aes128(keys[0])
     octets = [1, 1, *[0] * len(numbers), *[1 << size for size in sizes]]  # bits for each element, from field 1 on
     for place, shares in enumerate(fields):
         shape, dtype, width = (bytes_of(n * octets[place - 1]),), torch.uint8, None

@@ -1,4 +1,4 @@
-// BFV's operations for CPUs: the fast twins of reference/ciphertexts/bfv.py; ciphertexts/bfv.py has the bounds.
+// BFV's operations for CPUs: the fast twins of reference/ciphertexts/arithmetic.py; ciphertexts/bfv.py has the bounds.
 //
 // Products are of 32-bit integers, with sums of 64 bits: a register of 2 n residues gives its n even ones by one
 // multiplication, which reads the lower halves of 64-bit lanes, and its n odd ones by another, after a shift. A sum

@@ -1,4 +1,4 @@
-// The dealer's corrections of masked openings, in one pass: the fast twin of reference/shares/dealing.py;
+// The dealer's corrections of masked openings, in one pass: the fast twin of reference/shares/opening.py;
 // shares/dealing.py has the equations.
 //
 // A run of elements at a time is drawn from all parties' seeds, computed, and packed; what is between stays in a cache.

@@ -1,4 +1,4 @@
-// Sums of ciphertexts times monomials: the fast twin of reference/ciphertexts/monomials.py; ciphertexts/monomials.py
+// Sums of ciphertexts times monomials: the fast twin of reference/ciphertexts/arithmetic.py; ciphertexts/monomials.py
 // has the bounds.
 //
 // X^e x is a run of N residues of (-x, x), from N - e on. What the largest e reads of it is laid out for one part and one

@@ -41,7 +41,7 @@ struct Modulus {
 
     BODY explicit Modulus(double prime) : q(V{} + prime), inverse(V{} + 1.0 / prime) {}
 
-    // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as reference/ciphertexts/workspace.py says.
+    // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as reference/ciphertexts/ring.py says.
     BODY void reduce(V& x) const { ::reduce(x, q, inverse); }
     BODY void multiply(V& x, const V& w) const {
         x = x * w;

@@ -1,15 +1,18 @@
-"""Arithmetic on ciphertexts in plain torch, in float64; kernels/ciphertexts/arithmetic.py has the bounds."""
+"""Arithmetic on ciphertexts in plain torch: linear layers, sums and products, monomials, and BFV's operations.
+
+kernels/ciphertexts/arithmetic.py, monomials.py and bfv.py have the equations and the bounds.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic
-from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials
+from hummingbird.kernels.ciphertexts.ring import Ring, centred
 from hummingbird.kernels.reference.ciphertexts.ring import carry
 from hummingbird.kernels.registry import implements
 
@@ -114,7 +117,7 @@ def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
         sums.sub_(spare, alpha=prime)
 
 
-# ---- one residue at a time
+# One residue at a time, in float64 -----------------------------------------------------------------------------------
 
 
 def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
@@ -129,13 +132,13 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
     most = max(sizes, sum(parts))
     step = max(1, (_CPU_NUMBERS if like.is_cpu else _GPU_NUMBERS) // (ring.degree * most))
     room = torch.empty(2, min(step, count) * most * ring.degree, dtype=torch.float64, device=like.device)
-    ends = [0, *accumulate(parts)]
+    ends = [0, *itertools.accumulate(parts)]
     for start in range(0, count, step):
         some = slice(start, min(start + step, count))
         each = (some.stop - start) * ring.degree
         # Quotients go where the residues were, which are done with by then.
         values, spare = (half[: sizes * each].view(-1, sizes, ring.degree) for half in room)
-        residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in pairwise(ends)]
+        residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in itertools.pairwise(ends)]
         for i, prime in enumerate(ring.primes):
             for residue, t in zip(residues, tensors, strict=True):
                 residue.copy_(t[some, :, i])
@@ -201,3 +204,44 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     values = carry(dropped[:, plain:].reshape(-1, degree), ring.primes[count], ring.take(count))
     spread[:, plain:] = values.view(n, size - plain, count, degree)
     return spread
+
+
+# Monomials and BFV, in int64 -----------------------------------------------------------------------------------------
+
+
+@implements(monomials.taps, "reference")
+def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
+    """See `monomials.taps`; |sum| < 2^53, which int64 holds."""
+    ends, degree = first.tolist(), ring.degree
+    out = torch.zeros(len(ends) - 1, *x.shape[1:], dtype=torch.int64, device=x.device)
+    for sums, start, stop in zip(out, ends[:-1], ends[1:], strict=True):
+        terms = zip(*(t[start:stop].tolist() for t in (inputs, shifts, factors)), strict=True)
+        for number, shift, factor in terms:
+            sign = 1 - 2 * (shift // degree)  # X^N = -1
+            shift %= degree
+            sums[..., shift:].add_(x[number, ..., : degree - shift], alpha=sign * factor)
+            sums[..., :shift].sub_(x[number, ..., degree - shift :], alpha=sign * factor)
+    for i, q in enumerate(ring.primes):
+        out[..., i, :] = centred(out[..., i, :], q)
+    return out.int()
+
+
+@implements(bfv.encode, "reference")
+def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
+    """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""
+    v = (x * factor) << (64 - k) >> (64 - k)  # mod 2^64, then the low k bits with their sign
+    residues = [centred(error - v * inverse, q) for q, inverse in zip(ring.primes, inverses, strict=True)]  # below 2^57
+    return torch.stack(residues, 1).int()
+
+
+@implements(bfv.accumulate, "reference")
+def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
+    """See `bfv.accumulate`; output o has the weights order[first[o] : first[o + 1]], times x of the same `inputs`."""
+    out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32, device=x.device)
+    for number, (start, end) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
+        total = torch.zeros(x.shape[1:], dtype=torch.int64, device=x.device)
+        for weight, source in zip(order[start:end].tolist(), inputs[start:end].tolist(), strict=True):
+            total += weights[weight].long() * x[source]
+        for i, q in enumerate(ring.primes):
+            out[number, :, i] = centred(total[:, i], q)
+    return out

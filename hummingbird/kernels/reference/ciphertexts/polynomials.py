@@ -11,7 +11,7 @@ from torch import Tensor
 from hummingbird.kernels.ciphertexts import polynomials
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
 from hummingbird.kernels.ciphertexts.ring import Ring
-from hummingbird.kernels.reference.ciphertexts.workspace import pieces
+from hummingbird.kernels.reference.ciphertexts.ring import pieces
 from hummingbird.kernels.registry import implements
 
 

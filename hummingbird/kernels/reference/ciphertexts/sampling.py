@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.kernels.ciphertexts import sampling
-from hummingbird.kernels.ciphertexts.ring import Ring
-from hummingbird.kernels.ciphertexts.roots import centred
+from hummingbird.kernels.ciphertexts.ring import Ring, centred
 from hummingbird.kernels.ciphertexts.sampling import ETA, WORD
 from hummingbird.kernels.registry import implements
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hummingbird.kernels.lookups.dpf import AES, BLOCK
-from hummingbird.kernels.reference.chacha20 import rounds
+from hummingbird.kernels.reference.streams import rounds
 
 _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 
