@@ -1,8 +1,8 @@
-"""Maxima of two values, magnitudes, comparisons as data, and choices by them: the arguments torch takes -> steps.
+"""Maxima of two values, magnitudes, comparisons as values, and selection by them: rules from torch's arguments.
 
-A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
-it goes into where, masked_fill, a product or a cast, and into nothing else. What torch keeps as integers from there on
-has the attribute "whole" (properties.py).
+A comparison of private values is the number 1 or 0, of the kind BOOL. torch would treat it as a truth value, so it may
+enter where, masked_fill, a product or a cast only. A result that is an integer in torch has the attribute "whole"
+(properties.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def magnitude(b: StepBuilder, input: Any) -> Ref:
 
 
 def extreme(op: str) -> Callable[..., Ref]:
-    """maximum, minimum of two tensors; of one tensor and a number, or a constant tensor."""
+    """The rule of maximum and minimum: of two tensors, or of a tensor and a number or constant tensor."""
 
     def rule(b: StepBuilder, input: Any, other: Any = None, **options: Any) -> Ref:
         if other is None or options or not isinstance(other, (Ref, Tensor)):  # torch.max(x, 1): a dimension
@@ -43,13 +43,13 @@ def extreme(op: str) -> Callable[..., Ref]:
 
 
 def compared(name: str) -> Callable[..., Ref]:
-    """x > y and its kin: gt, ge, lt, le."""
+    """The rule of the comparisons gt, ge, lt and le."""
 
     def rule(b: StepBuilder, input: Any, other: Any) -> Ref:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")
         if not isinstance(input, Ref):
             input, other, turned = other, input, not turned
-        if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # what is learned stays a tensor
+        if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # a learned number stays a tensor
             other = other.item()
         if isinstance(other, (int, float)):
             number = b.number(other, "what is compared with")
@@ -61,7 +61,7 @@ def compared(name: str) -> Callable[..., Ref]:
 
 
 def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) -> Ref:
-    """other + condition (input - other), for a condition that is compared, or a public mask."""
+    """The rule of where: other + condition (input - other), for a comparison or a constant mask."""
     if input is None or other is None:
         raise Unsupported("where with one argument: it gives as many places as hold", "where(condition, x, y)")
     if isinstance(condition, Tensor):
@@ -94,9 +94,9 @@ def where_method(b: StepBuilder, input: Any, condition: Any, other: Any) -> Ref:
 
 
 def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
-    """A comparison as a number; other casts are known with an example alone, and are then no call.
+    """The rule of casts: a comparison becomes a number. Other casts need an example, with which no call is traced.
 
-    dtype: of methods whose name says it, like float().
+    dtype: the type of a method whose name says it, such as float().
     """
 
     def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
@@ -114,14 +114,14 @@ def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
 
 
 def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
-    """x y, where a number times a mask is a constant."""
+    """Emit x y; a number times a constant mask is a constant."""
     if not isinstance(x, Ref) and not isinstance(y, Ref):
         return torch.as_tensor(x).float() * torch.as_tensor(y).float()
     return _named(b, suffix, arithmetic("mul"), x, y)
 
 
 def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
-    """A step of a rule under a name of its own."""
+    """Apply a rule with a suffix to the name of its step."""
     name, b.name = b.name, b.name + suffix
     try:
         return rule(b, *values)
@@ -134,7 +134,7 @@ def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tenso
 
 
 def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
-    """1 where x > y (strict) or x >= y, 0 elsewhere; turned: x and y exchanged."""
+    """The meaning of "greater": 1 where x > y (strict) or x >= y, else 0; turned: x and y exchanged."""
     y = other[0] if other else a["value"]
     greater, less = (y, x) if a["turned"] else (x, y)
     return (greater > less if a["strict"] else greater >= less).to(x.dtype)

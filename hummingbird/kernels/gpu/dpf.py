@@ -1,6 +1,6 @@
 """Selection bits on a GPU, in Triton: ChaCha12 trees, level by level; kernels/lookups/dpf.py has the construction.
 
-A thread computes one node's children, or half of a leaf.
+Each thread computes the children of one node, or half of a leaf.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _chacha12(k0, k1, k2, k3, counter, public, inside):
 
 @triton.jit
 def _node(at, inside):
-    """The seed's four words, and the control bit in all places of a word."""
+    """A node: the four words of its seed, and a word with all bits equal to the control bit."""
     k0, k1 = _word(at + 0, inside), _word(at + 1, inside)
     k2, k3 = _word(at + 2, inside), _word(at + 3, inside)
     return k0 & 0xFFFFFFFE, k1, k2, k3, (k0 ^ k0) - (k0 & 1)
@@ -54,10 +54,10 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
     tl.store(at + word, x.to(tl.int32, bitcast=True), mask=inside)
 
 
-# Words are read one by one: whether addresses are multiples of 16 bytes makes no kernel faster.
+# Words are read one by one, so kernels specialized for addresses that are multiples of 16 bytes would not be faster.
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """The children of `total` nodes, n of each key."""
+    """Compute the children of `total` nodes, n of each key."""
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -77,7 +77,7 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
 
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "finals"])
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
-    """The halves of leaves, by the grid's second dimension, of `total` nodes, n of each key."""
+    """Compute the leaves of `total` nodes, n of each key; the grid's second dimension is the half of the leaf."""
     index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -104,9 +104,9 @@ def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
 
 
 def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tensor:
-    """Make selection bits as `dpf.expand`, uint8 (B, 128 * leaves) on a device, from keys on the CPU.
+    """Compute selection bits as `dpf.expand`, uint8 (B, 128 * leaves) on a device, from keys on the CPU.
 
-    InputError for keys of another PRF than chacha12. Takes 16 bytes a leaf besides the result.
+    InputError for keys of another PRF than chacha12. Needs 16 bytes of memory a leaf besides the result.
     """
     rows = dpf.check(keys, "kernels.gpu.expand(keys)")
     if not (keys[:, dpf.NUMBER] == CHACHA12).all():

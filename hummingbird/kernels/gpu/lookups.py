@@ -55,7 +55,7 @@ def _sums(
 
 
 def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
-    """Add up the rows that bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+    """Sum the rows that bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
 
     bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: of `prepare`, on the same device.
     width: 8, 16, 32 or 64, whole words in a row. InputError for anything else.
@@ -83,17 +83,17 @@ def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
 
 # The table -----------------------------------------------------------------------------------------------------------
 
-_MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes take a quarter as much again
-_ROOM = 3 * _MOST_BITS  # bytes of a GPU for answering, besides the table
+_MOST_BITS = 1 << 28  # bytes of selection bits at a time; the trees' nodes take a quarter of that in addition
+_ROOM = 3 * _MOST_BITS  # bytes of GPU memory for answering, besides the table
 
 
 @implements(RowStore, "gpu")
 class SignedRows(RowStore):
-    """Rows of signed bytes on a device; keys, rows that come and answers that go are on the CPU."""
+    """A table's rows as signed bytes on a GPU; keys, rows to write and answers are on the CPU."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         _check_room(rows * row_bytes + _ROOM, device)
-        # Zeros, as `prepare` has them.
+        # `prepare` of zeros.
         self._data = torch.full((rows, row_bytes), -128, dtype=torch.int8, device=device)
         self.nbytes = self._data.numel()
 
@@ -101,7 +101,7 @@ class SignedRows(RowStore):
         self._data[start : start + len(data)] = prepare(data.to(self._data.device))
 
     def replace(self, index: Tensor, rows: Tensor) -> None:
-        last = {row: place for place, row in enumerate(index.tolist())}  # a GPU writes equal indices in any order
+        last = {row: place for place, row in enumerate(index.tolist())}  # a GPU would write equal indices in any order
         where, places = torch.tensor([*last]), torch.tensor([*last.values()])
         self._data[where.to(self._data.device)] = prepare(rows[places].to(self._data.device))
 
@@ -130,9 +130,9 @@ class SignedRows(RowStore):
 
 
 def _check_room(needed: int, device: torch.device) -> None:
-    """EnvironmentProblem where a GPU has less memory left than this many bytes."""
+    """Raise EnvironmentProblem if a GPU has less free memory than this number of bytes."""
     if device.type != "cuda":
-        return  # a CPU, for Triton's interpreter
+        return  # the CPU, with Triton's interpreter
     left = torch.cuda.mem_get_info(device)[0]
     if needed > left:
         what = f"rows on {device} take {needed / 1e9:.2f} GB with room to answer, {left / 1e9:.2f} are left there"

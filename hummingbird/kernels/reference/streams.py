@@ -31,9 +31,9 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def rounds(start: list[Tensor], count: int) -> list[Tensor]:
-    """The block function: `count` rounds, an even number, of the state `start`, and the state added to the result.
+    """ChaCha's block function: `count` rounds on the state `start`, plus `start` itself.
 
-    start: the 16 words of many states, int32 of one shape. Twenty rounds are ChaCha20, twelve ChaCha12.
+    start: the 16 words of many states, int32 of one shape. count: even; 20 for ChaCha20, 12 for ChaCha12.
     """
     x = list(start)
 
@@ -59,7 +59,7 @@ def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def encrypted_zeros(encrypt: CipherContext, size: int) -> Tensor:
-    """The first bytes of a cipher's key stream, a multiple of 64 of them: uint8 (size,)."""
+    """The first `size` bytes, a multiple of 64, of a cipher's key stream: uint8 (size,)."""
     out = torch.empty(size + 15, dtype=torch.uint8)  # update_into wants a block of slack
     view = out.numpy().data
     for start in range(0, size, _PIECE):

@@ -21,7 +21,7 @@ from hummingbird.kernels.ciphertexts.ring import Ring, centred, exponents, power
 from hummingbird.kernels.registry import implements
 
 _CPU_PIECE, _GPU_PIECE = 1 << 16, 1 << 22  # residues modulo one prime at a time
-_WIDE = 64  # columns of a matrix product, from which on it costs no more than to multiply its result by a number
+_WIDE = 64  # columns from which on a matrix product costs no more than multiplying its result by a number
 _COLUMNS = 8  # at least: a vector of the last steps, whose rows are short
 
 
@@ -32,9 +32,9 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Make each step's matrices: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k, or inverses, the last step's first.
+    """The matrices of each step: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k; or inverses, the last step's first.
 
-    The second of each two is the first divided by q.
+    Each step has a pair: the matrix, and the matrix divided by q.
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
@@ -51,9 +51,9 @@ def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Te
 
 
 class Workspace:
-    """Buffers for a piece of some polynomials, modulo one prime at a time: float64 (N, columns), a polynomial a column.
+    """Buffers for a few polynomials, modulo one prime at a time: float64 (N, columns), one polynomial for each column.
 
-    One is kept per thread: fresh memory costs more than the transforms that are done in it.
+    Each thread keeps one: fresh memory would cost more than the transforms.
     """
 
     def __init__(self, degree: int, columns: int, device: torch.device) -> None:
@@ -61,41 +61,42 @@ class Workspace:
         self._a, self._b, self._kept = torch.empty(3, degree, columns, dtype=torch.float64, device=device)
 
     def _other(self, x: Tensor) -> Tensor:
-        """The one of the two working buffers that is free while x is worked on."""
+        """The working buffer that does not hold x."""
         return self._a if x is self._b else self._b
 
     def load(self, x: Tensor) -> Tensor:
-        """int32 (columns, N), any strides, in a buffer that the next `load` or transform overwrites."""
+        """Copy x, int32 (columns, N), any strides, to a buffer that the next `load` or transform overwrites."""
         return self._a.copy_(x.t())
 
     def keep(self, x: Tensor) -> Tensor:
-        """int32 (columns, N), or float64 (N, columns), in a buffer that stays as it is until the next `keep`."""
+        """Copy x, int32 (columns, N) or float64 (N, columns), to a buffer that stays valid until the next `keep`."""
         return self._kept.copy_(x if x.is_floating_point() else x.t())
 
     def beside(self, values: Tensor, x: Tensor) -> Tensor:
-        """`load` that leaves alone what a transform returned."""
+        """Copy x as `load` does, to the buffer that does not hold `values`."""
         return self._other(values).copy_(x.t())
 
     def store(self, x: Tensor, out: Tensor) -> None:
-        """Residues (N, columns) to int32 (columns, N), of any strides."""
+        """Copy residues (N, columns) to `out`, int32 (columns, N), any strides."""
         out.copy_(x.t())
 
     def reduce(self, x: Tensor, q: int) -> Tensor:
-        """x mod q, in place, of what is kept in another buffer: float64 integers |x| < 2^53 - q.
+        """Reduce x modulo q, in place, or in another buffer if x is kept: float64 integers |x| < 2^53 - q.
 
-        x/q is found with an error below |x/q| 2^-52, one rounding of 1/q and one of the product: |result| <= q/2 + 2.
-        For |x| < 2^51 the result is centred: q is odd, so x/q keeps 1/2q away from halves, which is above the error.
+        x/q has an error below |x/q| 2^-52, one rounding of 1/q and one of the product: |result| <= q/2 + 2. For
+        |x| < 2^51 the result is centred: q is odd, so x/q is at least 1/2q away from a half, more than the error.
         """
         quotients = torch.mul(x, 1.0 / q, out=self._other(x)).round_()
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """Transform x, |x| <= 2^25, of `load` or `keep`, to values or coefficients of absolute value <= q/2 + 16.
+        """Transform x of `load` or `keep`, |x| <= 2^25, to values or coefficients, |result| <= q/2 + 16.
 
-        They are in a buffer that the next `load` or transform may overwrite. A step is M x - q n with n = (M/q) x
-        rounded, so that what is summed is touched three times and not five. The sums of M x are below
+        The result is in a buffer that the next `load` or transform may overwrite. A step is M x - q n with n = (M/q) x
+        rounded, so that memory is touched three times and not five. The sums of M x are below
         8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26 - 2047: they are exact in any order, before and after q n is
-        taken from them. Those of (M/q) x are below 2^27 and have up to 10 errors of 2^-53 of that, 2^-22: of q, 16.
+        subtracted. The sums of (M/q) x are below 2^27 and have up to 10 errors of 2^-53 of that, 2^-22: 16 after the
+        product with q.
         """
         degree, columns, device = self.key
         for matrix, scaled in _matrices(degree, q, inverse, str(device)):
@@ -117,7 +118,7 @@ _kept = threading.local()
 
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Cut `count` polynomials into pieces that fit a workspace, this thread's."""
+    """Split `count` polynomials into pieces that fit this thread's workspace."""
     size = max(_COLUMNS, (_CPU_PIECE if device.type == "cpu" else _GPU_PIECE) // degree)
     for start in range(0, count, size):
         key = (degree, min(size, count - start), device)
@@ -139,7 +140,7 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 
 def carry(x: Tensor, last: int, ring: Ring) -> Tensor:
-    """Take values modulo the prime `last` to those of the same centred coefficients modulo the ring's.
+    """Convert values modulo the prime `last` to values of the same centred coefficients modulo the ring's primes.
 
     int32 (n, N) to (n, L, N); |coefficient| < 2^25, which transforms allow.
     """

@@ -63,7 +63,7 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
     if size != key_bytes(count):
         hint = f"a key for {count} rows has {key_bytes(count)} bytes"
         raise InputError(f"the keys are cut short or too long: {size} bytes", where=where, hint=hint)
-    # So that a key has one encoding only; what is random in it cannot be checked.
+    # A key has one encoding only; its random parts cannot be checked.
     damaged = "is damaged or was not made by pir.dpf.generate"
     refuse(data[:, ROOT] & 1 != role, f"{damaged}: its root does not fit its party")
     spare = (data[:, HEAD:-LEAF_BYTES:LEVEL] & 1) | (data[:, HEAD + BLOCK : -LEAF_BYTES : LEVEL] & 0xFC)

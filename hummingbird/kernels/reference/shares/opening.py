@@ -75,13 +75,13 @@ def select(
 
 @implements(opening.mask_words, "reference")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """round(share / 2^shift) + mask mod 2^width, packed: two int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    """See `opening.mask_words`."""
     return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """The sum of packed words mod 2^width, without sign: int64 (n,)."""
+    """See `opening.open_words`."""
     total = unpack_words(frames[0], n, width)
     for frame in frames[1:]:
         total += unpack_words(frame, n, width)
@@ -90,7 +90,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "reference")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """T[v] = [x mod 2^bits <= v] for all v, as bits, the elements one after the other: uint8 (ceil(n 2^bits / 8),)."""
+    """See `opening.step_table`."""
     step = x & low_bits(bits)
     if bits < 3:
         return pack_words(torch.full_like(step, -1) << step, 1 << bits)
@@ -144,7 +144,7 @@ def lift(
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)
-    # Shares of the two bits and of the mask, whose own carries are taken off.
+    # Shares of the two bits and of the mask, less the masks' carry.
     b, s = (c * one + (1 - 2 * c) * plain(r) for c, r in zip(bits, (bit, wrap), strict=True))
     below = 1 - ((opened >> (k - 1)) & 1)  # [X < 2^(w-1)]
     over = (below * one - s) << k if k < 64 else 0
