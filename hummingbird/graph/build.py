@@ -150,9 +150,7 @@ class StepBuilder:
     def check_told(self, value: Any, what: str) -> None:
         """Raise Unsupported for a secret tensor in the place of a number."""
         if self.is_hidden(value):
-            told = (
-                f"{what} is a number of a parameter or buffer: it would be told to those who must not have the weights"
-            )
+            told = f"{what} is a number of a parameter or buffer: it would be shown to parties without the weights"
             raise Unsupported(told, "add it or multiply by it, as in x * self.t, or write the number into the code")
 
     def is_hidden(self, value: Any) -> bool:

@@ -53,7 +53,7 @@ def inputs(
     structure = spelled(structure, is_short)
     if not _same(structure, attrs["call"]):
         names = [*attrs["names"], *(public["title"] for public in free)]
-        form = f"the inputs {', '.join(map(repr, names))} in the places that they have in the example"
+        form = f"the inputs {', '.join(map(repr, names))} in the positions of the example"
         hint = "other public arguments are part of the converted net: convert it again to change them"
         raise InputError(f"expected {form}, and the same public arguments", where="input", hint=hint)
     found, public = [x for x in leaves if private(x)], [x for x in leaves if not private(x)]

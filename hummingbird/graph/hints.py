@@ -21,8 +21,8 @@ _MODULES: dict[type[Any], str] = {
     **{module: refused.hint for refused in REFUSED for module in refused.modules},
 }
 
-_PROGRAM = "pass the nn.Module that it was made from: what is converted are a net's layers, not a compiled program"
-_QUANTIZED = "pass the float net, as it was before quantization: private inference has a fixed point of its own"
+_PROGRAM = "pass the nn.Module that it was made from: a net's layers are converted, not a compiled program"
+_QUANTIZED = "pass the float net, as it was before quantization: private inference has its own fixed-point numbers"
 _QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize")
 
 

@@ -62,7 +62,7 @@ def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
 def rounded(steps: Sequence[Step]) -> list[Problem]:
     """Steps at which torch would round integers: means, and constants with a fraction in a hardtanh or a pad."""
     return [
-        Problem(steps[number].name, f"torch rounds what {steps[number].op} makes of whole numbers (int64)", HINT)
+        Problem(steps[number].name, f"torch rounds the result of {steps[number].op} on integers (int64)", HINT)
         for number in sorted(integer_values(steps))
         if _fractions(steps[number]) or _does(steps[number]) == "rounded"
     ]

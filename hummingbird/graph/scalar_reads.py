@@ -43,7 +43,7 @@ class HiddenNumbers(TorchFunctionMode):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _READS:
-            what = f"{name}() of a parameter or buffer: the number would be told to those who must not have the weights"
+            what = f"{name}() of a parameter or buffer: the number would be shown to parties without the weights"
             raise Unsupported(what, _HINT)
         found = _listed(func, args[0]) if name in _NUMBERS else func(*args, **kwargs)
         self._own.update({leaf: None for leaf in leaves(found) if isinstance(leaf, Tensor)})

@@ -258,7 +258,7 @@ class TraceState:
         if module is not None:
             return self._module(str(node.target), module, args, kwargs)
         if node.kwargs.get("out") is not None:
-            raise Unsupported("a result written into out=", "use what the call gives")
+            raise Unsupported("a result written into out=", "use the result of the call")
         rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
         name = function_name(node)
         if rule is None:

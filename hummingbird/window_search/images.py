@@ -73,7 +73,7 @@ def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Te
     except InputError as problem:
         raise InputError(problem.what, where=where, hint=_LABELLED) from None
     if images.is_meta or (isinstance(labels, Tensor) and labels.is_meta):
-        raise InputError("what is on the meta device has no values", where=where, hint="load them on the CPU or a GPU")
+        raise InputError("tensors on the meta device have no values", where=where, hint="load them on the CPU or a GPU")
     if labels is None:
         return images[:most], None
     if not isinstance(labels, Tensor) or labels.is_complex() or labels.ndim < 1:

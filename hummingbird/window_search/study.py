@@ -156,7 +156,7 @@ def _in_place(example: Any, images: Tensor) -> Any:
     """The example's arguments, with these images in place of its one private tensor."""
     structure, leaves = flatten(example, is_private, is_public)
     if sum(map(is_private, leaves)) != 1:
-        hint = "images=(x, y), or a dict by name: all inputs in the places that they have in the example"
+        hint = "images=(x, y), or a dict by name: all inputs in the positions of the example"
         raise InputError("one tensor of images for a net of several private inputs", where="images", hint=hint)
     return rebuild(structure, iter([images if is_private(leaf) else leaf for leaf in leaves]))
 

@@ -35,7 +35,7 @@ from hummingbird.graph.ops.activations import ROOTS
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
 
-_NORM = "divide by it what its squares are of: (x - mean) / (variance + eps).sqrt(), as a norm does"
+_NORM = "divide the value whose squares it has: (x - mean) / (variance + eps).sqrt(), as a norm does"
 
 
 def batch_norm(
@@ -160,7 +160,7 @@ def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
     """The rule of sqrt and rsqrt: the root of a mean of squares plus a number; other roots are refused."""
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
-        raise Unsupported(f"{name} of what is no mean of squares over dimensions that are kept", ROOTS)
+        raise Unsupported(f"{name} of a value that is no mean of squares with keepdim=True", ROOTS)
     return b.emit("add", input, suffix=".root", kind=kind, value=0.0)
 
 
@@ -229,7 +229,7 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
     if b.is_hidden(value):
         found = next((number for number in _ROUND if bool((value == number).all())), None)
         if found is None:
-            b.check_told(value, "the eps of a norm, which all parties are told,")
+            b.check_told(value, "the eps of a norm, which all parties see,")
         return found
     return float(value)
 

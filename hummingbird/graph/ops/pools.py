@@ -112,7 +112,7 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
     if bool((first > last).any()):
         raise InputError(
             f"a window of max pooling (kernel {kernel}, dilation {dilation}, padding {padding}) over {size} places "
-            "looks at padding alone, where torch gives -inf",
+            "covers padding only, for which torch returns -inf",
             hint="make the input larger, or the padding or the dilation smaller",
         )
     taps = torch.arange(kernel)[:, None].clamp(min=first[None]).minimum(last[None])

@@ -20,8 +20,8 @@ from hummingbird.graph.ops.arithmetic import arithmetic, constant, integers, val
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
 from hummingbird.graph.steps import Ref
 
-HINT = "return what argmax gives and do the rest on the opened result; of a comparison, take (x > 0).float()"
-_ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one place"
+HINT = "return the result of argmax and compute the rest on the opened result; for a comparison, use (x > 0).float()"
+_ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one device"
 
 
 def magnitude(b: StepBuilder, input: Any) -> Ref:
@@ -33,8 +33,8 @@ def extreme(op: str) -> Callable[..., Ref]:
 
     def rule(b: StepBuilder, input: Any, other: Any = None, **options: Any) -> Ref:
         if other is None or options or not isinstance(other, (Ref, Tensor)):  # torch.max(x, 1): a dimension
-            hint = f"torch.{op}imum(x, y) of two tensors; max_pool or argmax over places"
-            raise Unsupported(f"{op} over the places of one tensor", hint)
+            hint = f"torch.{op}imum(x, y) of two tensors; max_pool or argmax within one tensor"
+            raise Unsupported(f"{op} over the elements of one tensor", hint)
         if not isinstance(input, Ref):
             input, other = other, input
         return b.emit(f"{op}imum", b.tensor(input), value(b, other))
@@ -52,7 +52,7 @@ def compared(name: str) -> Callable[..., Ref]:
         if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # a learned number stays a tensor
             other = other.item()
         if isinstance(other, (int, float)):
-            number = b.number(other, "what is compared with")
+            number = b.number(other, "the number in a comparison")
             return b.emit("greater", b.tensor(input), kind=BOOL, value=number, turned=turned, strict=strict)
         x, y = b.tensor(input), value(b, other)
         return b.emit("greater", x, y, kind=BOOL, turned=turned, strict=strict)
@@ -63,13 +63,13 @@ def compared(name: str) -> Callable[..., Ref]:
 def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) -> Ref:
     """The rule of where: other + condition (input - other), for a comparison or a constant mask."""
     if input is None or other is None:
-        raise Unsupported("where with one argument: it gives as many places as hold", "where(condition, x, y)")
+        raise Unsupported("where with one argument: the size of its result is private", "where(condition, x, y)")
     if isinstance(condition, Tensor):
         mask = condition.bool().float()
         kept = _times(b, input, mask, ".kept")
         return _named(b, ".chosen", arithmetic("add"), kept, _times(b, other, 1 - mask, ".other"))
     if b.kind(condition) != BOOL:
-        raise Unsupported("where on what is no comparison", "where(x > y, a, b)")
+        raise Unsupported("where with a condition that is no comparison", "where(x > y, a, b)")
     if isinstance(input, Ref) or isinstance(other, Ref):
         difference = _named(b, ".difference", arithmetic("sub"), input, other)
         chosen = _times(b, condition, difference, ".chosen")
@@ -85,7 +85,7 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
 def masked_fill(b: StepBuilder, input: Any, mask: Any, value: Any) -> Ref:
     if isinstance(input, Ref) and b.is_integer(input) and not isinstance(value, Ref):
         if not bool((torch.as_tensor(value) == torch.as_tensor(value).round()).all()):
-            raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of whole numbers (int64)", HINT)
+            raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of integers (int64)", HINT)
     return where(b, mask, value, input)
 
 

@@ -101,8 +101,8 @@ def getitem(b: StepBuilder, input: Any, index: Any) -> Ref:
     if kind != TUPLE and (found := listed(b, b.tensor(input), parts)) is not None:
         return found
     if kind == TUPLE or not all(_fixed(part) for part in parts):
-        hint = "slice with numbers, use chunk, or one list of places: x[:, [2, 0]]"
-        raise Unsupported("an index that is not made of fixed integers and slices", hint)
+        hint = "slice with numbers, use chunk, or one list of indices: x[:, [2, 0]]"
+        raise Unsupported("an index with other parts than fixed integers and slices", hint)
     return b.emit("getitem", b.tensor(input), index=parts if isinstance(index, tuple) else index)
 
 
@@ -175,13 +175,13 @@ def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
     return b.emit("cat", tuple(_along(b, x, dim, part, f".{n}") for n, part in enumerate(slices)), dim=dim)
 
 
-ROWS = "places must be constants, int64; by private ones, hummingbird.lookup gives a net its rows"
+ROWS = "indices must be constants, int64; for private ones, hummingbird.lookup returns rows as a net's input"
 
 
 def index_select(b: StepBuilder, input: Any, dim: int, index: Any) -> Ref:
     found = whole_numbers(index)
     if found is None:
-        raise Unsupported("index_select by what is no constant list of places", ROWS)
+        raise Unsupported("index_select by indices that are no constant list", ROWS)
     return picked(b, b.tensor(input), dim, found)
 
 

@@ -146,7 +146,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
     _check_like("kernels.multiply(y)", y, torch.int32, x)
     a, b = x.shape[1], y.shape[1]
     if x.shape[0] != y.shape[0] or not 1 <= min(a, b) <= _MOST_PRODUCTS:
-        hint = "as many ciphertexts on both sides, at most 8 parts on one"
+        hint = "the same number of ciphertexts on both sides, and at most 8 parts on one of them"
         raise InputError(f"{tuple(x.shape)} times {tuple(y.shape)}", where="kernels.multiply", hint=hint)
     x, y = x.contiguous(), y.contiguous()
     return best(multiply, x, y)(ring, x, y)

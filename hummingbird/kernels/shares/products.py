@@ -71,7 +71,7 @@ def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
     factor = _checked("kernels.matmul", a, b, bits)
     if factor.code.dim() == 2:  # one product for all of a's rows
         if a.shape[-1] != factor.code.shape[0]:
-            hint = "the first's columns are as many as the second's rows"
+            hint = "the first has as many columns as the second has rows"
             what = f"{tuple(a.shape)} times {tuple(factor.code.shape)}: inner sizes differ"
             raise InputError(what, where="kernels.matmul", hint=hint)
         a = a.contiguous()

@@ -56,7 +56,7 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
         refuse(role != party, f"is not for party {party}", "the first keys go to party 0, the second to party 1")
     refuse(counts - 1 >= MOST_ROWS, f"is for a table of no or more than {MOST_ROWS} rows")  # 0 - 1 wraps
     count = int(counts[0])
-    refuse(counts != count, f"is for a table of another size than key 0, which has {count} rows", "batch them apart")
+    refuse(counts != count, f"is for a table of another size than key 0, which has {count} rows", "use two batches")
     if rows is not None and count != rows:
         hint = "ask the server for its table's shape before making keys"
         raise InputError(f"the keys are for a table of {count} rows, this one has {rows}", where=where, hint=hint)
