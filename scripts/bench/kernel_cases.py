@@ -177,8 +177,7 @@ def _random(n: int) -> Iterator[Case]:
 
 def _lookups(n: int, source: Stream, device: torch.device) -> Iterator[Case]:
     """Keys expanded and rows summed, at about n rows of 256 bytes and n / 2^15 queries at most."""
-    from hummingbird.kernels.gpu.dpf import expand
-    from hummingbird.kernels.gpu.lookups import prepare, select_sum
+    from hummingbird.kernels.gpu.lookups import expand, prepare, select_sum
 
     rows, queries, row_bytes = min(n, 1 << 20), max(1, min(512, n >> 15)), 256 if n >= 1 << 15 else 8
     leaves = dpf.leaves_of(rows)

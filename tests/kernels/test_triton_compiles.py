@@ -93,7 +93,7 @@ for aim in ("latency", "throughput"):
             private.forward(adapter.from_share(torch.zeros(shape, dtype=torch.int64, device=META)))
 """
 NETS = ("resnet18", "resnet50", "vit")
-EVERY = {"streams:_blocks", "dpf:_children", "dpf:_leaves", "lookups:_sums", "dealing:_deal_masks"}
+EVERY = {"streams:_blocks", "lookups:_children", "lookups:_leaves", "lookups:_sums", "dealing:_deal_masks"}
 EVERY |= {f"opening:_{name}" for name in ("mask_words", "open_words", "compare_opened", "lift")}
 EVERY |= {"digits:_cut", "digits:_multiply"}
 
@@ -103,8 +103,8 @@ EVERY |= {"digits:_cut", "digits:_multiply"}
 # registers too, where one program more then fits a multiprocessor.
 USAGE = {
     "streams:_blocks": {80: (32, 0), 90: (32, 0)},
-    "dpf:_children": {80: (40, 0), 90: (32, 0)},
-    "dpf:_leaves": {80: (40, 0), 90: (32, 0)},
+    "lookups:_children": {80: (40, 0), 90: (32, 0)},
+    "lookups:_leaves": {80: (40, 0), 90: (32, 0)},
     "lookups:_sums": {80: (232, 0), 90: (200, 0)},
     "dealing:_deal_masks": {80: (232, 0), 90: (232, 24)},
     "opening:_mask_words": {80: (96, 0), 90: (112, 32)},
