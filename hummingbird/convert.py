@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
-from hummingbird.graph import Step, integer_values
+from hummingbird.graph import Step, properties
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
@@ -65,7 +65,7 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 def _problems(steps: list[Step], owner: int | None, config: BitConfig) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
-    found = integer_values.rounded(steps) + columns.fine(steps, config)
+    found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
     elif not sessions.is_initialized() or sessions.current().rank == owner:

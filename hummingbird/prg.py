@@ -17,7 +17,7 @@ import secrets
 import torch
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import aes128, chacha20
+from hummingbird.kernels import streams
 from hummingbird.kernels.drawn import Drawn, blocks_of
 
 CIPHERS = {"aes-128-ctr": 16, "chacha20": 32}  # bytes of a seed
@@ -74,12 +74,12 @@ class Stream:
         # A zero nonce is safe: the key belongs to this stream alone.
         chacha = expands_on_devices(seed)
         self.on_device = chacha and self.device.type != "cpu"
-        self._key = chacha20.key_words(seed, self.device) if chacha else aes128.key_words(seed)
+        self._key = streams.chacha20_key(seed, self.device) if chacha else streams.aes128_key(seed)
 
     @property
     def packs(self) -> bool:
         """Whether words of any width are drawn without gaps; a GPU draws whole ones, each in a register of its own."""
-        return len(self._key) == aes128.KEY_BYTES // 4
+        return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
         """Leave uniform elements of the next whole blocks to who reads them; width: of a packed word, in bits."""

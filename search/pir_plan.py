@@ -29,7 +29,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir.batching.cost_model import Price, Speed, pareto
 from hummingbird.table import text_table
-from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.objective import read_budget
 from search import pir_plots
 from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
 from search.pir_grid import COMPANIONS, KINDS, Profile, Recipe, found, recipes, share_dropped

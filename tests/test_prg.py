@@ -10,8 +10,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.chacha20 import chacha20, key_words
 from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.streams import chacha20, chacha20_key
 from hummingbird.prg import Stream, derive, new_seed
 from tests.support.triton import interpret
 
@@ -161,33 +161,35 @@ RFC_8439 = [
 
 @pytest.mark.parametrize(("key", "block", "expected"), RFC_8439)
 def test_vectors_of_the_chacha20_standard(key: bytes, block: int, expected: str) -> None:
-    assert bytes(chacha20(key_words(key, CPU), block, 1).tolist()).hex() == expected
+    assert bytes(chacha20(chacha20_key(key, CPU), block, 1).tolist()).hex() == expected
     assert chacha_keystream(key, 64, block).hex() == expected
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(0, 0), (0, 1), (0, 1000), (7, 3), ((1 << 32) - 2, 2)])
 def test_any_blocks_are_those_of_another_implementation(first: int, blocks: int) -> None:
-    assert bytes(chacha20(key_words(LONG, CPU), first, blocks).tolist()) == chacha_keystream(LONG, 64 * blocks, first)
+    assert bytes(chacha20(chacha20_key(LONG, CPU), first, blocks).tolist()) == chacha_keystream(
+        LONG, 64 * blocks, first
+    )
 
 
 @pytest.mark.parametrize(("first", "blocks"), [((1 << 32) - 1, 2), (-1, 1)])
 def test_what_chacha20_refuses(first: int, blocks: int) -> None:
     with pytest.raises(InputError, match="2\\^32 blocks"):
-        chacha20(key_words(LONG, CPU), first, blocks)
+        chacha20(chacha20_key(LONG, CPU), first, blocks)
     with pytest.raises(InputError, match="32 bytes, got 16"):
-        key_words(bytes(16), CPU)
+        chacha20_key(bytes(16), CPU)
     with pytest.raises(InputError, match="int32 \\(8,\\), got"):
-        chacha20(key_words(LONG, CPU).long(), 0, 1)
+        chacha20(chacha20_key(LONG, CPU).long(), 0, 1)
 
 
 @pytest.mark.slow
 def test_triton_computes_the_same() -> None:
     interpret(
         "import torch\n"
-        "from hummingbird.kernels.chacha20 import key_words\n"
-        "from hummingbird.kernels.gpu import chacha20 as gpu\n"
-        "from hummingbird.kernels.reference import chacha20 as reference\n"
-        "key = key_words(bytes(range(32)), torch.device('cpu'))\n"
+        "from hummingbird.kernels.streams import chacha20_key\n"
+        "from hummingbird.kernels.gpu import streams as gpu\n"
+        "from hummingbird.kernels.reference import streams as reference\n"
+        "key = chacha20_key(bytes(range(32)), torch.device('cpu'))\n"
         "for first, blocks in ((0, 0), (0, 1), (0, 128), (3, 129), (2**32 - 2, 2), (77, 400)):\n"
         "    expected = reference.chacha20(key, first, blocks)\n"
         "    assert torch.equal(gpu.chacha20(key, first, blocks), expected), (first, blocks)\n"
@@ -198,7 +200,7 @@ def test_a_device_draws_what_a_cpu_draws_and_may_leave_it() -> None:
     """The meta device stands in for one, with a key of its own on the CPU."""
     here, there = Stream(LONG), Stream(LONG, "meta")
     assert there.on_device and not here.on_device and not Stream(SEED, "meta").on_device
-    there._key, there.device = key_words(LONG, CPU), CPU
+    there._key, there.device = chacha20_key(LONG, CPU), CPU
     raw = whole_blocks(chacha_keystream(LONG, 4 << 20), SIZES)
     assert [stream.bytes(size).numpy().tobytes() for stream in (here, there) for size in SIZES] == raw * 2
     left, words = there.leave(torch.int32, 7, 5), here.words(7, 5, dtype=torch.int32)

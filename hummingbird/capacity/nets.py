@@ -24,7 +24,7 @@ from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Wor
 from hummingbird.cost import FREE, Cost, asking
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls
-from hummingbird.graph.run import run_all
+from hummingbird.graph.interpreter import run_all
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by

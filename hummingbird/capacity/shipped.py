@@ -17,7 +17,7 @@ from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Wor
 from hummingbird.cost import FREE, Cost, crypten_shipped_relu
 from hummingbird.errors import ConfigError, ModelError, Problem
 from hummingbird.graph import calls
-from hummingbird.graph.run import run_all
+from hummingbird.graph.interpreter import run_all
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.report import BANDWIDTH, RTT
 

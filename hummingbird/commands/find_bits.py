@@ -31,11 +31,10 @@ from hummingbird.hybrid import make_plan, prices
 from hummingbird.simulation.row_ranges import find_rows
 from hummingbird.table import text_table
 from hummingbird.window_search import Objective
-from hummingbird.window_search.bars import find_windows, shown
-from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.objective import read_budget
 from hummingbird.window_search.prepared import layer_table
 from hummingbird.window_search.rounding import without_q
-from hummingbird.window_search.study import OBJECTIVES, Study
+from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, shown
 
 HELP = "Find windows for every layer of a trained net."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:

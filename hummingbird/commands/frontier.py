@@ -27,10 +27,9 @@ from hummingbird.commands.searching import check_states, interrupted, online, st
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.table import text_table
-from hummingbird.window_search.bars import find_windows
-from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.objective import read_budget
 from hummingbird.window_search.rounding import without_q
-from hummingbird.window_search.study import Study
+from hummingbird.window_search.study import Study, find_windows
 
 HELP = "Find windows at several budgets, and show accuracy against bytes sent."
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:

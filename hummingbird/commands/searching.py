@@ -14,8 +14,7 @@ from hummingbird.commands.search_options import grouping
 from hummingbird.commands.subject import Subject
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
-from hummingbird.window_search.bars import open_study
-from hummingbird.window_search.study import Study
+from hummingbird.window_search.study import Study, open_study
 
 
 def state_of(out: Path) -> Path:

@@ -1,18 +1,21 @@
-"""Which traced values are the same tensor in memory: a call that writes in place changes all of them.
+"""Aliases: which traced values are the same tensor in memory, and which calls write in place.
 
 `y = x; y += 1` changes x, and so does an in-place ReLU on the input of a residual branch. A list of steps has values,
-not memory, so after a write every name of that tensor must stand for the new value. A write through a view would change
-a part or another shape of it; where such a value is read later, the net is refused.
+not memory, so after a write every name of the tensor must stand for the new value. A write through a view would change
+a part or another shape of the tensor; where such a value is read later, the net is refused.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
+from torch import fx, nn
 from torch.fx import Node
 
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.ops.vocabulary import OPERATIONS
+from hummingbird.graph.ops.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, OPERATIONS
 
 VIEWS = frozenset(name for name, op in OPERATIONS.items() if op.view)
 
@@ -26,19 +29,22 @@ class Aliases:
         self._handle: dict[Node, int] = {}
 
     def fresh(self, node: Node) -> None:
-        """`node` has memory of its own."""
+        """Note that `node` has memory of its own."""
         self._storage[node] = self._handle[node] = self._order[node]
 
     def same(self, node: Node, base: Node) -> None:
-        """`node` is `base`."""
+        """Note that `node` is the same value as `base`."""
         self._storage[node], self._handle[node] = self._storage[base], self._handle[base]
 
     def view(self, node: Node, base: Node) -> None:
-        """`node` may share memory with `base`, in another shape or order."""
+        """Note that `node` may share memory with `base`, in another shape or order."""
         self._storage[node], self._handle[node] = self._storage[base], self._order[node]
 
     def written(self, node: Node, base: Node) -> list[Node]:
-        """The nodes that are `base`, into which `node` writes; Unsupported if another view of it is read later."""
+        """The nodes that are the same value as `base`, into which `node` writes.
+
+        Raises Unsupported if another view of that memory is read later.
+        """
         sharing = [other for other, storage in self._storage.items() if storage == self._storage[base]]
         for other in sharing:
             later = any(self._order.get(user, -1) > self._order[node] for user in other.users)
@@ -48,3 +54,41 @@ class Aliases:
                     "use the form that is not in place",
                 )
         return [other for other in sharing if self._handle[other] == self._handle[base]]
+
+
+# Calls that write in place -------------------------------------------------------------------------------------------
+#
+# They stay in the graph even where nothing reads their result.
+
+
+def in_place(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a call writes into its first argument, or into `out`."""
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if node.kwargs.get("out") is not None:
+        return True
+    name = function_name(node)
+    if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+        return True
+    for known in (FUNCTIONS.get(node.target), node.target):
+        names = _parameters(known)
+        if "inplace" in names:
+            position = names.index("inplace") - (known is not node.target)  # rules begin with the builder
+            return bool(node.kwargs.get("inplace", node.args[position] if position < len(node.args) else False))
+    return False
+
+
+def _parameters(function: Any) -> list[str]:
+    """Names of a function's parameters; [] for a builtin without signature."""
+    try:
+        return list(inspect.signature(function).parameters) if callable(function) else []
+    except ValueError:
+        return []
+
+
+def function_name(node: fx.Node) -> str:
+    """The name of the function or method that a node calls."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "fn")
+    return node.name.rstrip("0123456789").rstrip("_") if name == "fn" else name  # boolean_dispatch hides the name

@@ -1,7 +1,8 @@
-"""The batch's size while a net is traced with an example: an int that knows that it stands for any size.
+"""The batch size while a net is traced with an example: an int that stands for any size.
 
-Products and quotients with whole numbers stay multiples of the batch; they become steps that ask the input for its
-size. Whatever else forward() asks, say `if x.shape[0] == 1`, has an answer for one batch only: then the batch is fixed.
+Products and quotients with integers stay multiples of the batch size; they become steps that read the size of the
+input. Any other use in forward(), such as `if x.shape[0] == 1`, has an answer for one size only: then the converted net
+takes batches of that size only.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from hummingbird.errors import InputError
 
 
 class BatchFixed(InputError):
-    """forward() does something with the batch's size that other sizes may not answer alike."""
+    """forward() uses the batch size in a way whose result may depend on the size."""
 
 
 class TracedBatch:
-    """The batch of a trace; asked: what forward() did with its size that fixes it, even if it caught the error."""
+    """The batch of a trace. asked: uses of its size that fix it, recorded even if forward() catches the error."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.asked: list[str] = []
 
     def fixed(self, what: str) -> BatchFixed:
-        """The error of this use of the size, which is on record then."""
+        """Record a use that fixes the size, and return its error."""
         self.asked.append(what)
         return BatchFixed(f"the batch's size is used in {what!r}")
 
 
 class BatchSize(int):
-    """`factor` times the batch's size."""
+    """`factor` times the batch size."""
 
     factor: int
     batch: TracedBatch

@@ -1,4 +1,4 @@
-"""The list under construction: rules emit steps here and check what they were given."""
+"""Construction of the list of steps: rules emit steps through `StepBuilder`, which also checks their arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from hummingbird.graph.example import leaves
 from hummingbird.graph.steps import Ref, Step
 
-# What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
-# problem does not hide the next ones nor cause them.
+# Kinds of values. "unknown" is a value that could not be converted: it passes every check, so that one problem neither
+# hides others nor causes them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
-ROOT, INVERSE = "root", "inverse root"  # of a mean of squares: a norm divides by it (ops/norms.py)
+ROOT, INVERSE = "root", "inverse root"  # of a mean of squares, by which a norm divides (ops/norms.py)
 PUBLIC = "public"  # a tensor that every party has (ops/public.py)
-# What to write where a tensor computed from the input is needed and something else stands.
+# Hints by kind, where a tensor computed from the net's input is needed.
 _INSTEAD = {
     "": "a constant goes into a layer, a sum, or a product with it",
     TUPLE: "unpack it first: a, b = x.chunk(2, 1)",
@@ -29,7 +29,7 @@ _INSTEAD = {
 
 
 class Unsupported(Exception):
-    """A rule cannot express the call it was given: what, and what to write instead."""
+    """A rule cannot express a call. what: why not. hint: what to write instead."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what)
@@ -37,12 +37,13 @@ class Unsupported(Exception):
 
 
 class StepBuilder:
-    """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted.
+    """Steps so far, and the kind of each value; `name` is the qualified name of the call being converted.
 
-    root: the net, a copy whose tensors may be kept. plain: whether all of torch's elementwise functions are taken, for
-    who computes on plain values. ranks: gives the number of dimensions of every step's value (dimensions.py). integers:
-    the steps whose values are whole numbers in torch (integer_values.py). hidden: knows the tensors that must not
-    become numbers, as those are told to others (scalar_reads.py), or None.
+    root: the net, a copy whose tensors may be kept.
+    ranks: steps -> the rank of each value (properties.py).
+    integers: steps -> numbers of those whose values are integers in torch (properties.py).
+    plain: accept all of torch's elementwise functions, for a caller that computes on plain values.
+    hidden: the `HiddenNumbers` that knows which tensors must not become Python numbers (scalar_reads.py); None: none.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class StepBuilder:
         return Ref(len(self.steps) - 1)
 
     def _free(self, name: str) -> str:
-        """The name, or where an earlier step has it, the first of name_1, name_2, ... that none has."""
+        """The name, or if it is taken, the first of name_1, name_2, ... that is free."""
         number, free = 0, name
         while free in self._names:
             number += 1
@@ -88,7 +89,7 @@ class StepBuilder:
         return self.kinds[value.index] if isinstance(value, Ref) else ""
 
     def tensor(self, value: Any, what: str = "input") -> Ref:
-        """`value` if it is a tensor computed from the net's input."""
+        """Check that `value` is a tensor computed from the net's input, and return it; Unsupported if not."""
         if self.kind(value) not in (TENSOR, UNKNOWN):
             what = f"{what} must be a tensor computed from the net's input, got {self._show(value)}"
             raise Unsupported(what, _INSTEAD.get(self.kind(value), "write it with a tensor"))
@@ -96,27 +97,27 @@ class StepBuilder:
         return ref
 
     def rank(self, value: Ref) -> int | str | None:
-        """The number of dimensions of a value, as `dimensions.ranks` has it; None beside steps that failed."""
+        """The rank of a value (`properties.ranks`); None if steps could not be converted."""
         try:
             return self._ranks(self.steps)[value.index]
         except KeyError:
             return None
 
     def is_integer(self, value: Ref) -> bool:
-        """Whether a value is whole numbers in torch, int64."""
+        """Whether a value is an integer tensor (int64) in torch."""
         return value.index in self._integers(self.steps)
 
     def owns(self, value: Any) -> bool:
-        """Whether it is one of the net's parameters or buffers, or was computed of them."""
+        """Whether a constant is one of the net's parameters or buffers, or was computed from one."""
         return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
-        """Note a constant that was computed of others; owned: whether the net owns one of those."""
+        """Note a constant that was computed from others; owned: whether the net owns one of those."""
         if owned:
             self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})
 
     def weight(self, value: Any, what: str = "weight") -> Tensor:
-        """A detached copy of a constant tensor; one copy however often it is asked for."""
+        """A detached copy of a constant tensor; the same copy in every call. Unsupported for other values."""
         if isinstance(value, Ref):
             raise Unsupported(f"{what} depends on the net's input", "weights must be constants: parameters or buffers")
         if not isinstance(value, Tensor):
@@ -140,26 +141,24 @@ class StepBuilder:
         return value.detach().contiguous() if id(value) in self._own else value.detach().clone().contiguous()
 
     def number(self, value: Any, what: str) -> float:
-        """`value` as a finite float."""
+        """Convert `value` to a finite float; Unsupported if it is none."""
         self.check_told(value, what)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise Unsupported(f"{what} must be a fixed finite number, got {self._show(value)}", "write the number")
         return float(value)
 
     def check_told(self, value: Any, what: str) -> None:
-        """Unsupported for a secret tensor where a number stands."""
+        """Raise Unsupported for a secret tensor in the place of a number."""
         if self.is_hidden(value):
-            told = (
-                f"{what} is a number of a parameter or buffer: it would be told to those who must not have the weights"
-            )
+            told = f"{what} is a number of a parameter or buffer: it would be shown to parties without the weights"
             raise Unsupported(told, "add it or multiply by it, as in x * self.t, or write the number into the code")
 
     def is_hidden(self, value: Any) -> bool:
-        """Whether a tensor must not become a number."""
+        """Whether a tensor must not become a Python number."""
         return self.hidden is not None and self.hidden.owns(value)
 
     def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:
-        """`value` as n python ints: one int is repeated."""
+        """Convert `value` to n Python ints; a single int is repeated. Unsupported if it is neither."""
         items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
         items = items * n if len(items) == 1 else items
         if len(items) != n or not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
@@ -186,7 +185,7 @@ class StepBuilder:
 
 
 def no_dtype(dtype: Any) -> None:
-    """Unsupported for a dtype: steps compute in the type of their input."""
+    """Raise Unsupported for a dtype argument: steps compute in the type of their input."""
     if dtype is not None:
         raise Unsupported(f"dtype={dtype}", "leave dtype out: there is one number type in private inference")
 

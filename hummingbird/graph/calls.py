@@ -1,7 +1,7 @@
-"""A call of a converted net: the caller's arguments as the one tensor that its steps begin with, and results as given.
+"""A call of a converted net: arguments packed into the one tensor that its steps read, and results unpacked.
 
-Several inputs are one tensor (batch, values), each image's values in a row, and so are several results. Public inputs
-stay as they are, in the order of the steps "public".
+Several private inputs are packed into one tensor (batch, values), one row for each image, and so are several results.
+Public inputs stay as they are, in the order of the steps "public".
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.example import is_public
+from hummingbird.graph.interpreter import run_all
 from hummingbird.graph.ops.public import is_short
-from hummingbird.graph.run import run_all
 from hummingbird.graph.steps import Step, refs
 from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, odd, places, rebuild, spelled
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call. leaves: all of them, in the order of the arguments; batch: the number of images."""
+    """The tensors of a call. leaves: all, in the order of the arguments. batch: the number of images."""
 
     leaves: list[Any]
     private: list[Any]
@@ -31,14 +31,17 @@ class Inputs(NamedTuple):
     batch: int
 
     def packed(self) -> Tensor:
-        """The private ones, where they are plain tensors, as the net's one tensor."""
+        """The private inputs packed into one tensor; for plain tensors only."""
         return packed(self.private) if self.private else torch.zeros(self.batch, 0)
 
 
 def inputs(
     steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
 ) -> Inputs:
-    """The inputs of a call; private: tells private ones. InputError for a call unlike that of the example."""
+    """The inputs of a call. private: whether an argument is a private input.
+
+    Raises InputError for a call whose arguments differ from the example's in structure, shapes or public constants.
+    """
     attrs = next(step.attrs for step in steps if step.op == "input")
     if "call" not in attrs:
         if len(args) != 1 or kwargs:
@@ -50,7 +53,7 @@ def inputs(
     structure = spelled(structure, is_short)
     if not _same(structure, attrs["call"]):
         names = [*attrs["names"], *(public["title"] for public in free)]
-        form = f"the inputs {', '.join(map(repr, names))} in the places that they have in the example"
+        form = f"the inputs {', '.join(map(repr, names))} in the positions of the example"
         hint = "other public arguments are part of the converted net: convert it again to change them"
         raise InputError(f"expected {form}, and the same public arguments", where="input", hint=hint)
     found, public = [x for x in leaves if private(x)], [x for x in leaves if not private(x)]
@@ -74,7 +77,7 @@ def inputs(
 
 
 def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
-    """InputError unless a public input has the type and the shape of the example's."""
+    """Raise InputError unless a public input has the type and the shape of the example's."""
     shape = tuple(x.shape)
     kept, name = str(x.dtype).removeprefix("torch."), wanted["title"]
     fits = len(shape) == len(wanted["shape"]) and all(
@@ -87,7 +90,7 @@ def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
 
 
 def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
-    """A net's inputs without numbers, for an input of this shape: what steps are run on that are asked for shapes."""
+    """A net's inputs on the meta device, for a private input of this shape: on them steps are run for shapes only."""
     public = [step.attrs for step in steps if step.op == "public"]
     shapes = [[shape[0] if size is None else size for size in attrs["shape"]] for attrs in public]
     types = [getattr(torch, attrs["dtype"]) for attrs in public]
@@ -96,21 +99,21 @@ def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
 
 
 def packed_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape of inputs of these shapes as the net's one tensor."""
+    """The shape of private inputs of these shapes, packed into one tensor."""
     if len(shapes) == 1:
         return tuple(shapes[0])
     return shapes[0][0], sum(math.prod(shape[1:]) for shape in shapes)
 
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """Several inputs as the net's one tensor."""
+    """Pack several private inputs into one tensor."""
     return tensors[0] if len(tensors) == 1 else torch.cat([x.reshape(len(x), -1) for x in tensors], 1)
 
 
 def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]], wrap: Callable[[Tensor], Any]) -> Any:
-    """The net's results, each as `wrap` has it, in the structure that forward() gives them in; out: (batch, values).
+    """Unpack the net's results into the structure of forward()'s result.
 
-    shapes: `shapes_for` the input.
+    out: (batch, values). shapes: of `shapes_for` the input. wrap: applied to each result.
     """
     structure = steps[-1].attrs.get("structure")
     if structure is None:
@@ -120,9 +123,9 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 
 
 def separate(steps: Sequence[Step]) -> list[Step]:
-    """The steps with an output that is a tuple of the results, in place of one tensor that holds them all.
+    """The steps with a tuple of results as output, in place of one packed tensor.
 
-    For nets that are told to others: ModelError for a structure with constants that JSON does not have.
+    For nets that are sent to others. Raises ModelError for a structure with constants that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:
@@ -134,7 +137,7 @@ def separate(steps: Sequence[Step]) -> list[Step]:
 
 
 def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Shapes of the results that the last step holds, for an input of this shape; [] if it is the result."""
+    """Shapes of the results that the output packs, for an input of this shape; [] if the output is the one result."""
     if "structure" not in steps[-1].attrs:
         return []
     bare = weightless(steps)
@@ -144,7 +147,7 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
 
 
 def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
-    """The name of each private input, no two alike, and its shape for one image; None where the net has any."""
+    """The unique name of each private input, and its shape for one image; None if the net takes any shape."""
     first = next(step for step in steps if step.op == "input")
     if "call" not in first.attrs:
         return [(first.name, None)]
@@ -154,7 +157,7 @@ def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | Non
 
 
 def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-    """The structure of the results for an input of this shape, and name and shape of each tensor in it."""
+    """The structure of the results for an input of this shape, and the name and shape of each tensor in it."""
     structure = steps[-1].attrs.get("structure", TENSOR)
     if structure == TENSOR:
         bare = weightless(steps)
@@ -163,7 +166,7 @@ def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structur
 
 
 def weightless(steps: Sequence[Step]) -> list[Step]:
-    """The steps with their tensors on the meta device, to be run for shapes alone."""
+    """The steps with their tensors on the meta device, to run them for shapes only."""
     moved = [{name: value.to("meta") for name, value in s.attrs.items() if isinstance(value, Tensor)} for s in steps]
     return [replace(step, attrs=step.attrs | attrs) for step, attrs in zip(steps, moved, strict=True)]
 

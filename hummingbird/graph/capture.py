@@ -1,6 +1,7 @@
-"""Run forward() once on symbols (torch.fx) and keep, beside the graph, the module each call was made in.
+"""Capture of a net: run forward() once on symbols (torch.fx), and note the module in which each call was made.
 
-A module whose forward() cannot be captured becomes a Problem and is then kept whole, so that the rest is still seen.
+A module whose forward() cannot be captured becomes a Problem and is then kept whole, so that the rest of the net is
+still examined.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HINTS = {  # by words of errors that torch.fx and Python raise
     "interpreted as an integer": "write sizes as numbers",
     "argument of type": "use Python's numbers and torch's tensors",
 }
-_SIZES = (2, 3), (4, 7)  # of batches in a trace that leaves the batch free
+_SIZES = (2, 3), (4, 7)  # batch sizes of the two traces that leave the batch free
 
 # torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
 _TRACING = threading.Lock()
@@ -44,11 +45,12 @@ _TRACING = threading.Lock()
 
 @dataclass(frozen=True)
 class Capture:
-    """The graph (None if there is none), the module path of every node, and the modules that were kept whole.
+    """The captured graph, None if there is none.
 
-    structure: of the result. example: the call it was traced on. running: the values of that call, while it is checked.
-    fixed: whether the batch must have the example's size. types: of the nodes that are tensors, known with an example.
-    places: the file and line of every call in the net's own code.
+    scopes: the module path of every node. opaque: paths of modules that were kept whole.
+    structure: the structure of the result. example: the call that was traced. running: its values, while it is checked.
+    fixed: whether the batch must have the example's size. types: dtypes of nodes that are tensors; known with an
+    example. places: file and line of every call in the net's own code.
     """
 
     root: nn.Module
@@ -64,7 +66,7 @@ class Capture:
     places: dict[fx.Node, tuple[str, int]] = field(default_factory=dict)
 
     def place(self, node: fx.Node) -> str:
-        """Where the net's code makes a call, in words: " (net.py:12: x = x[y])"; "" where that is not known."""
+        """File, line and text of a call in the net's code: " (net.py:12: x = x[y])"; "" if not known."""
         if node.op not in ("call_function", "call_method") or node not in self.places:
             return ""
         file, line = self.places[node]
@@ -94,7 +96,7 @@ class _Tracer(SymbolTracer):
         self.places: dict[fx.Node, tuple[str, int]] = {}
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """forward() is called as on the example; without one with one input, as net(x) does, and the defaults."""
+        """Call forward() as the example does; without an example, with one input and the defaults, as net(x) does."""
         if self.example is not None:
             example = self.example
             names = (f"{name}_{n}" if example.names.count(name) > 1 else name for n, name in enumerate(example.names))
@@ -105,7 +107,7 @@ class _Tracer(SymbolTracer):
         return self._flattened(function), [root, *(_given(argument, positional) for argument in arguments)]
 
     def _flattened(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with a flat tuple of tensors as its result, or the one tensor; `structure` is what it gave."""
+        """Wrap a function: its result becomes a flat tuple of tensors, or a single one; `structure` keeps its form."""
 
         def flat(*arguments: Any) -> Any:
             result = self._unpacked(function(*arguments))
@@ -115,7 +117,7 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """A result with the parts of tuples that one call gives, as chunk does: an example tells how many there are."""
+        """Unpack results of calls such as chunk, which return tuples; an example tells how many parts there are."""
         if isinstance(value, fx.Proxy):
             known = self.known(value)
             return tuple(self._unpacked(part) for part in value) if isinstance(known, (tuple, list)) else value
@@ -129,7 +131,7 @@ class _Tracer(SymbolTracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _unrolls(self, m: nn.Module) -> bool:
-        """Whether a recurrent layer becomes the calls of its steps, which an example counts."""
+        """Whether a recurrent layer is unrolled into calls for each time step, which needs an example."""
         known = type(m) in LAYERS and type(m) not in self.custom
         return known and self.running is not None and self.path_of_module(m) not in self.opaque
 
@@ -173,7 +175,7 @@ class _Tracer(SymbolTracer):
 
 @contextmanager
 def _wrapped_functions_open() -> Iterator[None]:
-    """A block in which a library's functions are traced into that it keeps whole in torch.fx's traces (`fx.wrap`)."""
+    """A context in which functions that a library keeps whole in torch.fx's traces (`fx.wrap`) are traced into."""
     table = fx._symbolic_trace._wrapped_fns_to_patch
     kept = {key: home for key, home in table.items() if isinstance(home.get(key[1]), FunctionType)}
     for key in kept:
@@ -185,7 +187,7 @@ def _wrapped_functions_open() -> Iterator[None]:
 
 
 def _given(argument: Any, positional: int) -> Any:
-    """The value of an argument of forward() in a call with one input; fx keeps defaults on placeholders."""
+    """The value of an argument of forward() in a call with one input; fx stores defaults on placeholders."""
     if not isinstance(argument, fx.Proxy):
         return argument
     target, first = str(argument.node.target), argument.node.prev.op == "root"
@@ -199,16 +201,16 @@ def _given(argument: Any, positional: int) -> Any:
 
 
 def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a net is itself one layer, which must not be traced into."""
+    """Whether a net is itself a single layer, which must not be traced into."""
     return module_rule(net) is not None or type(net) in custom or is_unsupported(net)
 
 
 def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example | None = None) -> Capture:
-    """Trace `net` (eval mode), on an example's shapes or on none; optional arguments take their defaults.
+    """Capture `net`, in eval mode, with an example or without; optional arguments take their defaults.
 
-    A net that cannot be traced becomes problems, and no error.
+    No error is raised for a net that cannot be traced: the result lists the problems.
     """
-    # A net that is itself one layer of torch.nn would be traced into; as a child it is a leaf like any other.
+    # A net that is itself one layer of torch.nn would be traced into; as a child module it is a leaf.
     if is_leaf(net, custom):
         net = nn.Sequential(net)
     if call is None:
@@ -218,9 +220,10 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example |
 
 
 def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) -> Capture | None:
-    """The net traced for batches of any size; None where it does not work alike for all of them.
+    """Capture the net for batches of any size; None if its calls depend on the size.
 
-    It is traced twice, with other sizes: what depends on them unseen, such as a loop over the batch, then differs.
+    The net is traced twice with different sizes: if something unseen depends on them, such as a loop over the batch,
+    the two traces differ.
     """
     first, again = (_capture(net, custom, call, sizes) for sizes in _SIZES)
     for captured in (first, again):
@@ -231,7 +234,7 @@ def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) ->
 
 
 def _alike(first: Capture, second: Capture) -> bool:
-    """Whether two traces make the same calls, with the same constants."""
+    """Whether two traces have the same calls and the same constants."""
     assert first.graph is not None and second.graph is not None
     pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
     names = {a: b for a, b in pairs}
@@ -278,14 +281,14 @@ def _capture(
             break
         except Exception as error:  # forward() is the user's code: it may raise anything on symbols
             path = tracer.failed or ""
-            # A module kept whole gives one value; its caller may then fail to unpack it, which is no news.
+            # A module kept whole returns one value; if its caller fails to unpack it, that is no new problem.
             if not (opaque and "cannot be iterated" in str(error)):
                 found.append(_failure(path, error))
             if not path or path in opaque:
                 found += _unsupported_below(net, "", example)
                 return Capture(net, None, {}, frozenset(opaque), list(dict.fromkeys(found)))
             opaque.add(path)
-    # forward() may have caught the error, and gone another way than it goes at inference.
+    # forward() may have caught the error and continued differently than at inference.
     found += [_failure(path, error) for path, error in tracer.refused]
     for path in sorted(opaque):
         found += _unsupported_below(net, path, example)
@@ -299,7 +302,7 @@ _INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def _place() -> tuple[str, int] | None:
-    """File and line of the call under way in the net's own code."""
+    """File and line in the net's own code of the current call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
         frame = frame.f_back
@@ -318,7 +321,7 @@ def _failure(path: str, error: Exception) -> Problem:
 
 
 def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> list[Problem]:
-    """Known unsupported layers in a part that was not traced."""
+    """Problems of unsupported layers inside a module that was not traced."""
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         for name, module in net.get_submodule(path).named_modules(prefix=path)

@@ -1,9 +1,9 @@
-"""The inputs that a net is traced with, and what every traced value is for them.
+"""The example: inputs that a net is traced with, and the shape and type of every traced value on them.
 
-Shapes are then known, so forward() may ask for them. Floating-point tensors are the private inputs. Other tensors
-(masks, token numbers) are public: free, so that each call brings its own, or, where forward() asks for their values,
-part of the converted net, as flags and None are. To keep the batch free, two batches of different sizes are run side by
-side: a size that differs between them is a multiple of the batch's (batch.py).
+With an example shapes are known, so forward() may ask for them. Floating-point tensors are the private inputs. Other
+tensors (masks, token numbers) are public: free, so that each call brings its own; or, if forward() asks for their
+values, part of the converted net, as flags and None are. To keep the batch free, two batches of different sizes run
+side by side: a size that differs between them is a multiple of the batch size (batch.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUBLIC = frozenset(
     "shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_leaf "
     "itemsize names is_mps is_xla is_xpu is_mkldnn is_hpu is_ipu is_mtia is_vulkan is_maia is_sparse_csr".split()
 )
-# Functions and methods that give such facts.
+# Functions and methods that return such facts.
 FACTS = frozenset(
     "getitem size dim ndimension numel nelement stride is_floating_point is_complex is_tensor is_contiguous "
     "element_size len get_device storage_offset is_signed result_type broadcast_shapes is_same_size".split()
@@ -37,10 +37,12 @@ FACTS = frozenset(
 
 
 class Example:
-    """A call of a net: its tensors, in order, and the structure that they stand in.
+    """A call of a net.
 
-    structure: of (arguments, keyword arguments). names: of the tensors, as forward() calls them. Public ones are among
-    them where they are free. batched: whether those of the batch's size in their first dimension follow it.
+    structure: the structure of (arguments, keyword arguments), without the tensors.
+    leaves: the tensors, in order: private inputs, and those public ones that are free.
+    names: forward()'s names of the tensors.
+    batched: whether the first dimension of a free public tensor that equals the batch size is the batch.
     any_batch: whether the batch may be free.
     """
 
@@ -57,12 +59,12 @@ class Example:
 
     @property
     def private(self) -> list[Tensor]:
-        """The tensors that are shared between the parties."""
+        """The private inputs, which are shared between the parties."""
         return [x for x in self.leaves if is_private(x)]
 
     @property
     def batch(self) -> int:
-        """Number of images."""
+        """The number of images."""
         return int((self.private or self.leaves)[0].shape[0])
 
     def follows(self, x: Tensor) -> bool:
@@ -70,22 +72,24 @@ class Example:
         return is_private(x) or (self.batched and x.dim() > 0 and x.shape[0] == self.batch)
 
     def of(self, batch: int) -> list[Tensor]:
-        """Tensors of these shapes and types, without numbers, with this many images."""
+        """Empty tensors of these shapes and types, for another number of images."""
         shapes = [(batch, *x.shape[1:]) if self.follows(x) else tuple(x.shape) for x in self.leaves]
         return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 
     def call(self, net: Any, leaves: Sequence[Any]) -> Any:
-        """net(...) on these tensors."""
+        """Call the net on these tensors, in the structure of the example."""
         args, kwargs = rebuild(self.structure, iter(leaves))
         return net(*args, **kwargs)
 
     def readings(self) -> list[Example]:
-        """This call with free public tensors, batched or not, and with fixed ones, for any batch and for its own: from
-        the freest on.
+        """The ways to trace this call, from the most general on.
+
+        First for any batch size, then for the example's; within each: public tensors free and batched, free and not
+        batched, fixed.
         """
         found = [self]
         if len(self.private) < len(self.leaves):
-            if self.private:  # without, the public ones tell the batch
+            if self.private:  # else the batch is known from the public tensors only
                 found.append(self._like(batched=False))
             structure, leaves = flatten(rebuild(self.structure, iter(self.leaves)), is_private)
             names = [name for name, x in zip(self.names, self.leaves, strict=True) if is_private(x)]
@@ -100,7 +104,8 @@ class Example:
 def given(net: nn.Module, example: Any) -> Example:
     """The call that `example` stands for: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
-    InputError for anything else, for arguments that forward() does not take, and for tensors of different batches.
+    Raises InputError for anything else, for arguments that forward() does not take, and for tensors of different
+    batch sizes.
     """
     kwargs = dict(example) if isinstance(example, dict) else {}
     args = () if isinstance(example, dict) else tuple(example) if isinstance(example, (tuple, list)) else (example,)
@@ -117,7 +122,7 @@ def given(net: nn.Module, example: Any) -> Example:
     except ValueError:  # a compiled forward() has no signature
         hint = "pass the nn.Module that it was made from: a compiled program does not say what its arguments are"
         raise InputError(f"{type(net).__name__} is no program of Python", where="example", hint=hint) from None
-    # In the order of the structure, which is that of the call.
+    # In the order of the structure, which is the order of the call.
     found = {id(x): name for name, value in bound.arguments.items() for x in flatten(value, is_private, is_public)[1]}
     call = Example(structure, [x.detach() for x in leaves], [found[id(x)] for x in leaves])
     batch = tuple((call.private or leaves)[0].shape)[:1]
@@ -136,34 +141,34 @@ def is_private(value: Any) -> bool:
 
 
 def is_public(value: Any) -> bool:
-    """Whether an argument is a tensor that every party has: one of whole numbers or of truth values."""
+    """Whether an argument is a public input: a tensor of integers or truth values, which every party has."""
     return isinstance(value, Tensor) and value.dtype in PUBLIC_TYPES
 
 
 class Running:
-    """Every node's value, without numbers (torch's fake tensors), on the example with these batches, one or two.
+    """The value of every node as fake tensors of torch (shapes and types only), on the example.
 
-    batch: what its sizes are multiples of; None with one batch, whose sizes are numbers.
+    sizes: one or two batch sizes. `batch`: with two, the batch of which sizes may be multiples; with one, None.
     """
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
         self.root, self.sizes = root, tuple(sizes)
         self.batch = TracedBatch(self.sizes[0]) if len(self.sizes) > 1 else None
         self.values: dict[fx.Node, tuple[Any, ...]] = {}
-        self.busy = False  # whether a module is computed, and not traced
+        self.busy = False  # a call is being computed here, and must not be traced
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._left = [call.of(size) for size in self.sizes]
 
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
-        """The node's value in every run."""
+        """Compute a node's value for each batch size."""
         self.busy = True
-        if reads_attribute(node):  # it has numbers
+        if reads_attribute(node):  # a fake tensor has no numbers
             number = getattr(self._attribute(node.args[0]), str(node.target))()
             self.values[node], self.busy = (number,) * len(self.sizes), False
             return self.values[node]
-        quiet, _LOG.disabled = _LOG.disabled, True  # torch logs what it raises, with a page of its own code
+        quiet, _LOG.disabled = _LOG.disabled, True  # torch logs each error that it raises, with a page of its own code
         fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # in which attention gives a tensor for weights that are None
+        torch.backends.mha.set_fastpath_enabled(False)  # there attention returns a tensor for weights that are None
         try:
             with self._fake:
                 self.values[node] = tuple(self._value(node, run) for run in range(len(self.sizes)))
@@ -197,15 +202,15 @@ class Running:
         return value
 
     def types(self) -> dict[fx.Node, torch.dtype]:
-        """The type of every node that is a tensor."""
+        """The dtype of every node that is a tensor."""
         return {node: values[0].dtype for node, values in self.values.items() if isinstance(values[0], Tensor)}
 
     def attribute(self, node: fx.Node, name: str) -> Any:
-        """A public attribute of a tensor: its shape, its type."""
+        """A public attribute of a node's tensor, such as its shape or type."""
         return self.same([getattr(value, name) for value in self.values[node]])
 
     def same(self, values: Sequence[Any]) -> Any:
-        """A fact that holds for every batch; what grows with the batch becomes a BatchSize."""
+        """A fact from its values for each batch size: a size that grows with the batch becomes a BatchSize."""
         first, last = values[0], values[-1]
         if isinstance(first, (tuple, list)) and type(first) is type(last) and len(first) == len(last):
             return type(first)([self.same(pair) for pair in zip(first, last, strict=True)])
@@ -220,20 +225,20 @@ class Running:
 
 
 def reads_attribute(node: fx.Node) -> bool:
-    """Whether a node is item() or tolist() of a parameter."""
+    """Whether a node is item() or tolist() of a parameter or buffer."""
     reads = node.op == "call_method" and node.target in ("item", "tolist")
     return reads and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr"
 
 
 def leaves(value: Any) -> list[Any]:
-    """Everything in a node's arguments that is no container."""
+    """All values in a node's arguments, without the containers."""
     found: list[Any] = []
     fx.node.map_aggregate(value, found.append)
     return found
 
 
 def plain(value: Any) -> Any:
-    """fx's immutable lists and dicts as plain ones."""
+    """Convert fx's immutable lists and dicts to plain ones."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):

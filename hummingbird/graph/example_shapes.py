@@ -1,6 +1,6 @@
-"""Nets whose forward() asks for shapes, where images or their shape are at hand: those are the example.
+"""Nets whose forward() asks for shapes: the images at hand serve as the example.
 
-A net that needs none is traced without, so that what was found for it before, windows above all, goes on to fit.
+A net that can be traced without an example is traced without, so that windows found for it earlier still fit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hummingbird.graph.unwrap import unwrapped
 
 
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
-    """The images if the net is traced with them alone, None if it is without; ModelError if with neither.
+    """The images if the net needs them as the example, None if it can be traced without one.
 
-    images: (B, ...), of which the shape counts. custom: as for `trace`.
+    images: (B, ...); only the shape matters. custom: as for `trace`. Raises ModelError if both ways fail.
     """
     if not problems(net, custom=custom):
         return None
@@ -41,10 +41,10 @@ def settled(
     custom: Collection[type[nn.Module]] = (),
     secret: bool = False,
 ) -> nn.Module:
-    """The net itself, or where it takes an example its steps as a net that takes none: `SavedNet`, for inference.
+    """A net that can be traced without an example: the net itself, or its steps with the example as a `SavedNet`.
 
-    secret: as for `trace`. Raises as `example_of`, and ModelError with `any_batch` for a net that can have the batch of
-    these images alone.
+    secret: as for `trace`. any_batch: raise ModelError for a net that can take the batch size of these images only.
+    Raises as `example_of`.
     """
     example = example_of(net, images, custom=custom)
     if example is None:
@@ -56,9 +56,9 @@ def settled(
 
 
 def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] = (), secret: bool = False) -> SavedNet:
-    """The steps of a net with this example, as a net that takes none, for inference; arguments and errors of `trace`.
+    """The steps of a net with this example as a `SavedNet`, which needs none; arguments and errors of `trace`.
 
-    ModelError for a layer of register_converter too.
+    Raises ModelError also for a layer of register_converter.
     """
     steps = unfolded(net, custom=custom, example=example, secret=secret)
     if own := [step.name for step in steps if step.op == "custom"]:
@@ -69,9 +69,9 @@ def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] =
 
 
 def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
-    """The shape of an example's private inputs as the net's one tensor, and all inputs in words; errors of `trace`.
+    """The shape of an example's private inputs, packed into one tensor, and all inputs in words.
 
-    Public inputs alone have a shape of (batch, 0).
+    Without private inputs the shape is (batch, 0). Raises as `trace`.
     """
     call = given(unwrapped(net), example)
     words = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(call.names, call.leaves, strict=True))
@@ -80,9 +80,9 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 
 
 def alone(example: Any) -> bool:
-    """Whether an example tells nothing but shapes: None, or a single tensor.
+    """Whether an example tells nothing but a shape: None, or a single tensor.
 
-    A net that is traced without it is then the same net.
+    A net traced without such an example is the same net.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 
@@ -90,9 +90,9 @@ def alone(example: Any) -> bool:
 def fingerprints(
     net: nn.Module, steps: Sequence[Step], example: Any, *, custom: Collection[type[nn.Module]] = ()
 ) -> list[str]:
-    """The fingerprints that windows of this net may name; steps: as it is traced with the example.
+    """The fingerprints that windows of this net may name. steps: the net traced with the example.
 
-    What was found without an example fits the net with one that tells nothing but shapes.
+    Windows found without an example also fit the net with an example that tells nothing but a shape.
     """
     found = [fingerprint(steps)]
     if example is not None and alone(example) and not problems(net, custom=custom):
@@ -101,24 +101,24 @@ def fingerprints(
 
 
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
-    """The steps of `trace`, with these images as the example for a net that is not traced without.
+    """The steps of `trace`, with these images as the example if the net needs one.
 
-    Raises as `trace`, and ModelError for a net that can have the batch of these images alone.
+    Raises as `trace`, and ModelError for a net that can take the batch size of these images only.
     """
     try:
         return trace(net, elementwise=elementwise, secret=secret)
     except ModelError as error:
-        asks = any(problem.hint == SHAPE_TEST for problem in error.problems)  # then the other problems are of interest
+        asks = any(problem.hint == SHAPE_TEST for problem in error.problems)  # then the second error says more
         try:
             steps = trace(net, elementwise=elementwise, secret=secret, example=images)
         except (InputError, ModelError) as again:
             raise again if asks and isinstance(again, ModelError) else error from None
     _check_batch(steps, images)
-    return [replace(steps[0], attrs={}), *steps[1:]]  # the input's shape is who asks's to say
+    return [replace(steps[0], attrs={}), *steps[1:]]  # the caller decides on the input's shape
 
 
 def _check_batch(steps: Sequence[Step], images: Tensor) -> None:
-    """ModelError for steps that hold for the batch of these images alone."""
+    """Raise ModelError for steps that are valid for one batch size only."""
     if steps[0].attrs["shape"][0] is not None:
         what = f"forward() depends on how many images there are, and was traced with {len(images)}"
         raise ModelError([Problem("net", what, "write it for any number of images")])

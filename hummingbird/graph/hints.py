@@ -1,6 +1,6 @@
-"""Why a layer or function has no private form here, and what to use in its place.
+"""Hints: what to use in place of a layer or function without a private form.
 
-What a room of operations refuses is said there (`ops/op.py`: `Refused`); here is what belongs to no room.
+A module of `ops/` lists what it refuses itself (`Refused`, ops/op.py); this module has the rest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MODULES: dict[type[Any], str] = {
     **{module: refused.hint for refused in REFUSED for module in refused.modules},
 }
 
-_PROGRAM = "pass the nn.Module that it was made from: what is converted are a net's layers, not a compiled program"
-_QUANTIZED = "pass the float net, as it was before quantization: private inference has a fixed point of its own"
+_PROGRAM = "pass the nn.Module that it was made from: a net's layers are converted, not a compiled program"
+_QUANTIZED = "pass the float net, as it was before quantization: private inference has its own fixed-point numbers"
 _QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize")
 
 
 def program_hint(value: Any) -> str:
-    """The hint for a net that has no layers any more, torch.jit's or torch.export's; "" for others."""
+    """The hint for a compiled program of torch.jit or torch.export, which has no layers; "" for other values."""
     home = type(value).__module__
     return _PROGRAM if isinstance(value, torch.jit.ScriptModule) or home.startswith("torch.export") else ""
 
@@ -37,7 +37,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def is_unsupported(module: nn.Module) -> bool:
-    """Whether a problem names this module as a whole, not the functions that it calls."""
+    """Whether a problem must name this module, and not the functions that it calls."""
     return isinstance(module, tuple(_MODULES)) or bool(program_hint(module)) or _is_quantized(module)
 
 
@@ -59,7 +59,7 @@ def module_hint(module: nn.Module) -> str:
 
 
 def function_hint(name: str, target: Any = None) -> str:
-    """The hint for a function or method that cannot be converted; `target`: what the graph calls."""
+    """The hint for a function or method that cannot be converted; target: the object that the graph calls."""
     if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
         return _PROGRAM
     if isinstance(target, FunctionType) and not target.__module__.startswith("torch."):  # kept whole by fx.wrap

@@ -1,7 +1,7 @@
-"""The one walk over a net's steps: each step gets the values that it reads, and a value goes after its last reader.
+"""The walk over a net's steps, in the manner of torch.fx.Interpreter, and the net's value in plain torch (`run`).
 
-As torch.fx.Interpreter does it for nodes. Steps are those of a graph or of a plan. What a step computes is the
-caller's to say: tensors, shares and shapes all take the same walk.
+Each step gets the values that it reads, and a value is dropped after its last reader. Steps are those of a graph or of
+a plan; the caller says what a step computes, so tensors, shares and shapes all take the same walk.
 
     net = Interpreter(steps)
     values = net.start(x)
@@ -12,12 +12,17 @@ caller's to say: tensors, shares and shapes all take the same walk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from hummingbird.errors import InputError
-from hummingbird.graph.steps import map_refs, refs
+from torch import Tensor
 
-INPUTS = ("input", "public")  # what the caller brings
+from hummingbird.errors import InputError
+from hummingbird.graph.ops.op import like
+from hummingbird.graph.ops.vocabulary import OPERATIONS
+from hummingbird.graph.steps import Step, map_refs, refs
+
+INPUTS = ("input", "public")  # operations whose values the caller supplies
 
 
 class _Step(Protocol):
@@ -32,17 +37,17 @@ S = TypeVar("S", bound=_Step)
 
 
 def arguments(step: _Step, values: Mapping[int, Any] | Sequence[Any]) -> tuple[Any, ...]:
-    """A step's inputs with values in place of references; `values`: of earlier steps, by number."""
+    """A step's inputs, with the values of earlier steps, by number, in place of references."""
     found: tuple[Any, ...] = map_refs(step.inputs, lambda ref: values[ref.index])
     return found
 
 
 class Interpreter(Generic[S]):
-    """Runs steps on values that the caller holds in a dict, by the number of the step that made them.
+    """Runs steps on a dict of values, which the caller holds: step number -> its value.
 
-    order: numbers of steps, in the order in which they will run; None: from the first to the last.
-    keep: keep every value. Otherwise a value is dropped once the last step in `order` that reads it has run; what no
-        step reads is a result, and stays.
+    order: numbers of the steps in the order in which they will run; None: from the first to the last.
+    keep: keep every value. Otherwise a value is dropped once the last step in `order` that reads it has run; a value
+        that no step reads is a result and stays.
     """
 
     def __init__(self, steps: Sequence[S], order: Iterable[int] | None = None, *, keep: bool = False) -> None:
@@ -56,7 +61,10 @@ class Interpreter(Generic[S]):
                 self._dead[number].append(index)
 
     def start(self, *inputs: Any) -> dict[int, Any]:
-        """Values before the first step: of the net's input, then its public ones. InputError for a wrong number."""
+        """The dict before the first step: the net's private input, then its public ones.
+
+        Raises InputError for a wrong number of inputs.
+        """
         if len(inputs) != len(self._inputs):
             public = sum(self.steps[number].op == "public" for number in self._inputs)
             what = f"the net takes {len(self._inputs)} input(s), got {len(inputs)}"
@@ -70,10 +78,10 @@ class Interpreter(Generic[S]):
         compute: Callable[[int, S, tuple[Any, ...]], Any],
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """Run steps, all or those of these numbers, in order; `values` gains theirs and loses what is read no more.
+        """Run all steps, or those with these numbers, in order; `values` gains their values and loses unused ones.
 
-        compute: gives a step's value from its number, itself and its arguments; an input's argument is its own value.
-        To go on from the same values twice, pass a copy of the dict: no value is written into.
+        compute: (number, step, arguments) -> the step's value; the argument of an input is its own value.
+        To continue twice from the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]
@@ -85,3 +93,35 @@ class Interpreter(Generic[S]):
         """Drop the values that no step reads after this one."""
         for index in self._dead[number]:
             del values[index]
+
+
+# Plain torch ---------------------------------------------------------------------------------------------------------
+
+# What each operation computes, OPS[op](attrs, *values), as `ops/` defines it; all private versions follow it.
+OPS: dict[str, Callable[..., Any]] = {name: op.meaning for name, op in OPERATIONS.items() if op.meaning is not None}
+
+
+def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
+    """Run a net in plain torch: its output for its input and its public inputs.
+
+    Raises InputError for a wrong number of inputs, or a wrong rank.
+    """
+    net = Interpreter(steps)
+    values = net.start(*inputs)
+    net.run(values, partial(_evaluate, inputs[0]))
+    output: Tensor = values[len(steps) - 1]
+    return output
+
+
+def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
+    """The value of every step: tensors, tuples of tensors (chunk, split), sizes and ints. Raises as `run`."""
+    net = Interpreter(steps, keep=True)
+    values = net.start(*inputs)
+    net.run(values, partial(_evaluate, inputs[0]))
+    return [values[number] for number in range(len(steps))]
+
+
+def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
+    """The step's value; a constant goes to the device and type of the net's input `x`."""
+    value = OPS[step.op](step.attrs, *arguments)
+    return like(value, x) if step.op == "constant" else value

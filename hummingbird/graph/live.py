@@ -1,8 +1,8 @@
-"""The net itself, call by call, with the steps that its calls become: for a twin that trains with the net.
+"""The net itself, call by call, each with the step that it becomes: for a simulation that trains with the net.
 
-`trace` gives copies of weights and folds batch norms; here every call is made on the live modules, as forward() would,
-except those of chosen ops. They are found by the same walk, so they have the same names. A call in place is
-replaced by one that is not; all names of the tensor get the new value, as in the list of steps.
+`trace` copies weights and folds batch norms. Here every call runs on the live modules, as in forward(), except calls
+that the caller replaces by functions of its own. The same walk finds them, so the names are the same. Where an in-place
+call is replaced, all names of the tensor get the new value, as in the list of steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from hummingbird.structure import TENSOR, Structure, rebuild
 
 @dataclass(frozen=True)
 class LiveCall:
-    """A node of the traced net; `step` is what it becomes. renamed: nodes that stand for its result from here on.
+    """A node of the traced net, and the step that it becomes.
 
-    training: arguments where they differ in training mode. dead: values that nothing reads any more.
+    renamed: nodes that stand for its result from here on, after a write in place. training: the arguments in training
+    mode. dead: nodes whose values nothing reads after this call.
     """
 
     node: fx.Node
@@ -41,7 +42,7 @@ class LiveCall:
 
 @dataclass(frozen=True)
 class LiveNet:
-    """All calls in order; wrapped: the net is a single layer, named "0"."""
+    """All calls of a net, in order. wrapped: the net is a single layer, which the trace names "0"."""
 
     calls: tuple[LiveCall, ...]
     wrapped: bool
@@ -54,9 +55,9 @@ class LiveNet:
         return self  # it holds no weights and never changes
 
     def run(self, net: nn.Module, inputs: Inputs, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """The results of forward() on these inputs, in order if there are several.
+        """Run forward() on these inputs; several results are returned in order.
 
-        instead: `instead[name](tensor, weight of a PReLU)` for the steps of these names.
+        instead: step name -> function that replaces its call; it takes the tensors, and the weight of a PReLU.
         """
         net = unwrapped(net)
         if net.training and not self.trains:
@@ -80,7 +81,7 @@ class LiveNet:
         return inputs.leaves
 
     def result(self, out: Any) -> Any:
-        """The value of forward(), from the results in order."""
+        """The result of forward() in its structure, from the results in order."""
         return rebuild(self.structure, iter([out] if self.structure == TENSOR else out))
 
     def _value(
@@ -130,7 +131,7 @@ _OF_TWO = frozenset({"maximum", "minimum", "greater"})
 
 
 def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The twin of a layer of two tensors, or of a tensor and the number that it holds itself."""
+    """Run the replacement of a layer that compares two tensors, or a tensor and a number of its own."""
     operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
     if "value" in step.attrs:
         operands = [value for value in operands if isinstance(value, Tensor)][:1]
@@ -150,7 +151,7 @@ def _attribute(net: nn.Module, path: str) -> Any:
 
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> LiveNet:
-    """The calls of a net that `trace` accepts; the net is not touched. Raises ModelError as `trace` does."""
+    """The calls of a net that `trace` accepts; the net is not changed. Raises ModelError as `trace` does."""
     if isinstance(saved := unwrapped(net), SavedNet):
         return _saved(saved)
     walked = walk(net, custom=custom, example=example)
@@ -186,21 +187,21 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
 
 
 class _SavedLive(LiveNet):
-    """A saved net has one private input, which holds all, and then its public ones."""
+    """A saved net, whose inputs are one packed private tensor and then its public inputs."""
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
         return [inputs.packed(), *inputs.public]
 
 
 def _saved(net: SavedNet) -> LiveNet:
-    """The calls of a saved net: its steps are its modules."""
+    """The calls of a saved net, whose steps are its modules."""
     if found := problems(net):
         raise ModelError(found)
     graph, nodes = fx.Graph(), list[fx.Node]()
     steps = net.steps
     for step in steps:
         inputs = step.inputs
-        if "structure" in step.attrs:  # the results one by one, in place of one tensor that holds them all
+        if "structure" in step.attrs:  # the results one by one, in place of the packed tensor
             inputs = steps[inputs[0].index].inputs
         arguments = map_refs(inputs, lambda ref: nodes[ref.index])
         kind = {"input": "placeholder", "public": "placeholder", "output": "output"}.get(step.op, "call_module")
@@ -227,7 +228,7 @@ def _without_weights(step: Step | None) -> Step | None:
 
 
 def _arguments(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, tuple[Any, Any]] | None:
-    """The arguments that each node of `graph` has in `other`; None unless both make the same calls."""
+    """The arguments that each node of `graph` has in `other`; None unless both have the same calls."""
     if len(graph.nodes) != len(other.nodes):
         return None
     pairs = dict(zip(other.nodes, graph.nodes, strict=True))

@@ -1,10 +1,10 @@
-"""Whether a net computes every image of a batch by itself, so that parts of a batch can run apart: from its steps.
+"""Whether a net computes the images of a batch independently, so that parts of a batch can run separately.
 
-The batch is followed from step to step, by the rules of `ops/batch_rules.py`. Where an operation has no rule, or its
-rule does not know, the net is not rowwise.
+The rules of `ops/batch_rules.py` follow the batch's dimension from step to step. If an operation has no rule, or its
+rule cannot tell, the net is not rowwise.
 
-Layouts are those of three images; for every other number of images the same steps must give values of the same sizes
-but for the batch. That rules out a size that is three by chance, and what depends on how many images there are.
+Layouts are found for a batch of three images; for other batch sizes all values must have the same sizes, but for the
+batch. This excludes a size that is three by coincidence, and values that depend on the number of images.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.graph.calls import on_meta
-from hummingbird.graph.dimensions import is_size
+from hummingbird.graph.interpreter import run_all
 from hummingbird.graph.ops.batch_rules import PROBE, BatchLayout, Mixed, Shape, Where
 from hummingbird.graph.ops.vocabulary import OPERATIONS
-from hummingbird.graph.run import run_all
+from hummingbird.graph.properties import is_size
 from hummingbird.graph.steps import Ref, Step, map_refs
 
-_OTHERS = (1, 2, 5)  # images
+_OTHERS = (1, 2, 5)  # other batch sizes
 
 
 class _Known(NamedTuple):
@@ -32,7 +32,7 @@ class _Known(NamedTuple):
 
 
 def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
-    """Whether every image of a batch of this shape is computed by itself."""
+    """Whether the images of a batch of this shape are computed independently."""
     probed = _values(steps, shape, PROBE)
     others = {images: _values(steps, shape, images) for images in {*_OTHERS, shape[0]}}
     if probed is None:
@@ -50,7 +50,7 @@ def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
 
 
 def _values(steps: Sequence[Step], shape: Sequence[int], images: int) -> list[Any] | None:
-    """Every step's value, shapes only; None if the net cannot take so many images."""
+    """Every step's value on the meta device; None if the net cannot take this number of images."""
     try:
         return run_all(steps, *on_meta(steps, (images, *shape[1:])))
     except (InputError, RuntimeError, IndexError, ValueError, TypeError):
@@ -94,13 +94,13 @@ def _layout(
 
 
 def _repeated(step: Step, values: Sequence[Any]) -> Where:
-    """A constant, once for each image where a size is that of the batch."""
+    """The layout of an expanded constant, which is repeated for each image if a size is the batch's."""
     sizes = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
     return BatchLayout(sizes.index(PROBE)) if PROBE in sizes else None
 
 
 def _tensors(inputs: Any) -> Iterator[_Known]:
-    """All that is known of a step's tensors, through nested tuples."""
+    """The tensors among a step's inputs, through nested tuples."""
     if isinstance(inputs, _Known):
         if isinstance(inputs.value, Tensor):
             yield inputs
@@ -110,7 +110,7 @@ def _tensors(inputs: Any) -> Iterator[_Known]:
 
 
 def _same(layout: Any, value: Any, probe: Any, images: int) -> None:
-    """Mixed unless a value has the sizes it had for the probe, but for the batch."""
+    """Raise Mixed unless a value has the same sizes as with the probe, but for the batch."""
     if isinstance(value, Tensor):
         sizes = list(probe.shape)
         if layout is not None:

@@ -1,7 +1,7 @@
-"""A net as data: the steps that a net was traced to, before batch norms are folded, as a module of its own.
+"""A net as data: the steps of a traced net, before batch norms are folded, as a module.
 
-It has no code of the net that it was made from, computes what that net computes at inference, and is traced to the same
-steps, names included. So whatever takes a net takes this one.
+The module needs no code of the original net, computes what that net computes at inference, and is traced to the same
+steps with the same names. So every function that takes a net takes this module.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from hummingbird.graph import calls
 from hummingbird.graph.example import is_private
-from hummingbird.graph.interpreter import Interpreter
-from hummingbird.graph.run import OPS
+from hummingbird.graph.interpreter import OPS, Interpreter
 from hummingbird.graph.schema import check
 from hummingbird.graph.steps import Step
 
 
 class SavedStep(nn.Module):
-    """One operation, and its tensors as buffers under the names that they have among its attributes."""
+    """One operation; its tensors are buffers, with the names of the attributes."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -33,11 +32,11 @@ class SavedStep(nn.Module):
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """The attributes, with the tensors as they are now."""
+        """The attributes, with the current tensors."""
         return {name: self._buffers.get(name, value) for name, value in self._attrs.items()}
 
     def forward(self, *values: Any) -> Any:
-        """The operation, as `hummingbird.graph.run` has it."""
+        """Compute the operation as `hummingbird.graph.run` does."""
         return _batch_norm(self.attrs, *values) if self.op == "batch_norm" else OPS[self.op](self.attrs, *values)
 
     def extra_repr(self) -> str:
@@ -45,10 +44,10 @@ class SavedStep(nn.Module):
 
 
 class SavedNet(nn.Module):
-    """The net of these steps; InputError for steps that no net has (`schema.check`).
+    """The net of these steps, for inference only: it has no parameters, and computes as in eval mode in any mode.
 
-    steps: as traced, before batch norms are folded. Modules have the names of the steps, and no parameters: it is for
-    inference, in eval mode whatever its mode says.
+    steps: as traced, before batch norms are folded. Submodules have the names of the steps. Raises InputError for steps
+    that are no valid net (`schema.check`).
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -61,7 +60,7 @@ class SavedNet(nn.Module):
 
     @property
     def steps(self) -> list[Step]:
-        """The steps, with the tensors as they are now."""
+        """The steps, with the current tensors."""
         return [Step(step.name, step.op, step.inputs, step.attrs) for step in self._by_name.values()]
 
     def step(self, name: str) -> SavedStep:
@@ -69,7 +68,7 @@ class SavedNet(nn.Module):
         return self._by_name[name]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The net's result, for the arguments of the net that was saved; errors of `hummingbird.graph.run`."""
+        """Compute the net's result, for the arguments of the original net. Raises as `hummingbird.graph.run`."""
         steps, shapes = self.steps, list[tuple[int, ...]]()
 
         def compute(number: int, step: SavedStep, arguments: tuple[Any, ...]) -> Any:
@@ -90,7 +89,7 @@ def _batch_norm(a: dict[str, Any], x: Tensor) -> Tensor:
 
 
 def _attach(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Register a module under its qualified name; a container on the way gives its place, and its children, to it."""
+    """Register a module under its qualified name; it replaces a container of that name and takes over its children."""
     *path, leaf = name.split(".")
     for part in path:
         if part not in root._modules:

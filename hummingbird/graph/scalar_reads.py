@@ -1,8 +1,8 @@
 """Parameters and buffers that forward() turns into Python numbers, as in `x * self.t.item()`.
 
-Numbers are part of the steps, which a client or other parties are given; tensors are not. Where the net's tensors must
-stay with their owner, item() and tolist() give tensors of no dimension, which remain weights in a sum or a product;
-what needs a number itself is refused. Tensors of whole numbers are public anyway (public.py).
+A number becomes part of the steps, which the client and all parties see; a tensor does not. Where the net's tensors
+must stay with their owner, item() and tolist() return tensors of rank 0, which remain weights in a sum or a product;
+operations that need a Python number are refused. Integer tensors are public anyway (ops/public.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hummingbird.graph.build import Unsupported
 from hummingbird.graph.example import leaves
 
-# By which a tensor's values become Python's. Truth values are none of them: they choose code, which is public.
+# Methods that turn a tensor's values into Python's. bool() is not among them: it chooses code, which is public.
 _NUMBERS = frozenset({"item", "tolist"})
 _READS = frozenset("numpy __array__ __int__ __float__ __complex__ __index__".split())
 _HINT = "keep it a tensor, as in x * self.t, or write the number into the code if everybody may know it"
-_MOST = 1 << 16  # numbers of a list
+_MOST = 1 << 16  # elements of a tensor whose tolist() is taken
 
 
 class HiddenNumbers(TorchFunctionMode):
-    """A block in which numbers of a net's parameters and buffers, or of what is computed of them, remain tensors, or
-    are an error.
+    """A context in which reads of a net's parameters and buffers, and of values computed from them, stay tensors.
+
+    Reads that need a Python number raise Unsupported.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -42,19 +43,19 @@ class HiddenNumbers(TorchFunctionMode):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _READS:
-            what = f"{name}() of a parameter or buffer: the number would be told to those who must not have the weights"
+            what = f"{name}() of a parameter or buffer: the number would be shown to parties without the weights"
             raise Unsupported(what, _HINT)
         found = _listed(func, args[0]) if name in _NUMBERS else func(*args, **kwargs)
         self._own.update({leaf: None for leaf in leaves(found) if isinstance(leaf, Tensor)})
         return found
 
     def owns(self, value: Any) -> bool:
-        """Whether a tensor is one of the net's, or was computed of them."""
+        """Whether a tensor is one of the net's, or was computed from one."""
         return isinstance(value, Tensor) and value in self._own
 
 
 def _listed(func: Callable[..., Any], x: Tensor) -> Any:
-    """The numbers of a tensor as item() or tolist() has them, each a tensor."""
+    """The result of item() or tolist(), with a tensor of rank 0 in place of each number."""
     if not x.dim() or (func.__name__ == "item" and x.numel() == 1):
         return x.detach().reshape(())
     if func.__name__ == "item" or x.numel() > _MOST:

@@ -1,8 +1,7 @@
-"""Checks of steps that come from a file: operations are a closed list, and so are the names and kinds of their inputs
-and attributes.
+"""Checks of steps that come from a file: a closed list of operations, with the kinds of their inputs and attributes.
 
-An operation without attributes of a saved net (`Op.attrs`) is in none: "custom", which holds code, and "elementwise",
-which has no private form.
+Operations with `Op.attrs` None may not occur in a file: "custom", which holds code, and "elementwise", which has no
+private form.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from hummingbird.graph.ops.public import FUNCTIONS, MOST_NUMBERS, TYPES
 from hummingbird.graph.ops.vocabulary import OPERATIONS as VOCABULARY
 from hummingbird.graph.steps import Ref, Step
 
-_MOST = 1 << 31  # what sizes and positions stay below
+_MOST = 1 << 31  # bound of sizes and positions
 
-# Operation -> kinds of its inputs, and its attributes as NAME=KIND, with "?" where they may be missing. An input is "x"
+# Operation -> kinds of its inputs, and its attributes as NAME=KIND, with "?" if they are optional. Kinds of inputs: "x"
 # (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "public" (a public value), "size" (a number
-# or a step that makes one); "x?" may be missing. "size*" may repeat, and takes a step of several sizes too; "public*"
-# may repeat, and takes a step of a number too.
+# or a step that makes one); "x?" is optional. "size*" may repeat, and also takes a step of several sizes; "public*" may
+# repeat, and also takes a step of a number.
 OPERATIONS: dict[str, tuple[str, str]] = {
     name: (op.inputs, op.attrs) for name, op in VOCABULARY.items() if op.attrs is not None
 }
@@ -53,7 +52,7 @@ def _is_index(value: Any) -> bool:
 
 
 def _is_shape(value: Any) -> bool:
-    """Whether these are sizes, of which the first, the batch, may be open."""
+    """Whether it is a tuple of sizes; the first, the batch, may be None."""
     return type(value) is tuple and (value[:1] == (None,) or _sizes(value[:1])) and _sizes(value[1:])
 
 
@@ -66,7 +65,7 @@ def _all_words(value: Any) -> bool:
 
 
 def _is_structure(value: Any) -> bool:
-    """Whether it is one of `hummingbird.structure`, with constants that are numbers, words, True, False or None."""
+    """Whether it is a structure of `hummingbird.structure` with constants that are numbers, words, booleans or None."""
     if type(value) is not tuple or not value:
         return False
     if value[0] in ("tensor", "public"):
@@ -84,13 +83,13 @@ def _is_structure(value: Any) -> bool:
 
 
 def _all_exact(value: Any) -> bool:
-    """Whether these are whole numbers of 64 bits, or truth values."""
+    """Whether it is a tuple of 64-bit integers or booleans."""
     whole = type(value) is tuple and all(type(item) in (int, bool) for item in value)
     return whole and all(-(1 << 63) <= item < 1 << 63 for item in value) and len(value) <= MOST_NUMBERS
 
 
 def _is_call(value: Any) -> bool:
-    """Whether it is a structure of arguments and keyword arguments, with types and positions among the constants."""
+    """Whether it is a structure of arguments and keyword arguments; constants may be types, slices or "..." too."""
     if type(value) is not tuple or len(value) != 3 or value[:2] != ("tuple", ()):
         return False
     if not _is_structure(_bare(value)) or len(value[2]) != 2:
@@ -100,7 +99,7 @@ def _is_call(value: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """A structure of a call with None in place of what other structures do not hold."""
+    """A structure of a call, with None in place of constants that other structures may not hold."""
     if type(value) is not tuple or not value:
         return None
     if value[0] == "type":
@@ -141,7 +140,10 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def check(steps: Sequence[Step]) -> None:
-    """InputError, naming the step, for steps that no net has: what they read and hold is checked, no value computed."""
+    """Check that steps are a valid net: their names, inputs and attributes; no value is computed.
+
+    Raises InputError, with the name of the step.
+    """
     kinds: list[str] = []
     names: set[str] = set()
     for number, step in enumerate(steps):
@@ -185,7 +187,7 @@ def _check_inputs(step: Step, kinds: Sequence[str]) -> None:
         raise ValueError(f"{step.op} takes another value or a constant")
 
 
-# The kinds of values that an input of each sort may have.
+# Kind of input -> the kinds of values that it takes.
 _READS: dict[str, tuple[str, ...]] = {
     "x": (TENSOR,),
     "x|tuple": (TENSOR, TUPLE),
@@ -222,7 +224,7 @@ def _check_attributes(step: Step) -> None:
 
 
 def _check_shapes(step: Step) -> None:
-    """ValueError unless what belongs to one layer has one number of dimensions, and fits together."""
+    """Raise ValueError unless the attributes of a layer have one number of dimensions and fit together."""
     a = step.attrs
     names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}

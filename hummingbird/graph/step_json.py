@@ -1,7 +1,7 @@
-"""Steps as JSON: tuples, references, slices, "..." and infinities have objects of their own; a tensor has a name.
+"""Steps as JSON: tuples, references, slices, "..." and infinities become JSON objects; a tensor becomes its name.
 
-Nothing in a text is believed, as it may come from anybody: readers raise one of `MALFORMED` for what no step holds.
-Whether the parts of a step fit together is for others to say (`schema.check`).
+A text may come from anybody: the readers raise one of `MALFORMED` for a value that no step may hold. They do not check
+whether the parts of a step fit together; `schema.check` does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MOST_NAME = 512  # characters
 
 
 def check_name(name: Any, number: int) -> str:
-    """The name of step `number`; ValueError for one that cannot be shown."""
+    """The name of step `number`. Raises ValueError for a name that is too long or not printable."""
     if not isinstance(name, str) or len(name) > MOST_NAME or not name.isprintable():
         raise ValueError(f"the name of step {number}")
     return name
 
 
 def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
-    """A value of a step as JSON has it; `tensor`: gives a tensor's name, without it a tensor is a TypeError."""
+    """Convert a value of a step for JSON. tensor: tensor -> its name; None: a tensor raises TypeError."""
     if isinstance(value, tuple):
         return {"tuple": [plain(item, tensor) for item in value]}
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
 
 
 def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
-    """The value that `plain` has written; `tensor`: gives what a tensor's name stands for."""
+    """Convert back what `plain` has made. tensor: name -> tensor; None: a tensor raises ValueError."""
     if not isinstance(data, dict):
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
@@ -70,7 +70,7 @@ def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
 
 
 def whole(value: Any) -> int:
-    """A whole number, 0 or more."""
+    """Check that a value is an integer of 0 or more; ValueError if not."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{str(value)[:32]!r} is no whole number")
     return value

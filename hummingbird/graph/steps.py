@@ -1,6 +1,6 @@
-"""A trained net as a list of steps: each names its canonical op, the earlier steps it reads, and its public attributes.
+"""Steps of a net: each names its operation, the earlier steps that it reads, and its attributes.
 
-Step i reads steps 0..i-1 only, so a walk from front to back is an evaluation, and `print(*steps, sep="\n")` the plan.
+Step i reads steps 0..i-1 only, so a walk from front to back evaluates the net; `print(*steps, sep="\n")` shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hummingbird.errors import InputError
 
 @dataclass(frozen=True)
 class Ref:
-    """The value made by step number `index`."""
+    """A reference to the value of step number `index`."""
 
     index: int
 
@@ -31,9 +31,9 @@ class Step:
     """One operation: `str(step)` reads `conv1 = conv(%0; weight=float32(64, 3, 7, 7), ...)`.
 
     name: qualified name, unique in the list ("layer1.0.relu"; "relu#1" for the second call of the module "relu").
-    op: the name of an operation, as `hummingbird.graph.ops` defines it.
-    inputs: Ref, nested tuples of Ref; python ints where the op takes a shape.
-    attrs: what the op needs beside its inputs; tensors are detached float32 or float64 copies.
+    op: the name of an operation that `hummingbird.graph.ops` defines.
+    inputs: Ref, nested tuples of Ref; Python ints where the op takes a shape.
+    attrs: the op's attributes; tensors among them are detached float32 or float64 copies.
     """
 
     name: str
@@ -63,16 +63,16 @@ def refs(value: Any) -> Iterator[Ref]:
 
 
 def map_refs(value: Any, function: Callable[[Ref], Any]) -> Any:
-    """A step's inputs with `function(ref)` in place of every Ref, through nested tuples; the rest stays."""
+    """A step's inputs with `function(ref)` in place of every Ref, through nested tuples; other values stay."""
     if isinstance(value, Ref):
         return function(value)
     return tuple(map_refs(item, function) for item in value) if isinstance(value, tuple) else value
 
 
 def compact(steps: Sequence[Step], forward: Mapping[int, int] | None = None) -> list[Step]:
-    """Read step forward[i] wherever step i was read, drop what the last step does not need, number again.
+    """Redirect references to step i to step forward[i], drop steps that the last one does not need, and renumber.
 
-    The inputs stay, even where nothing reads them: an evaluation gives it a value.
+    The net's inputs stay even where nothing reads them, as the caller supplies a value for each.
     """
     forward = forward or {}
     steps = [_renumbered(step, lambda index: forward.get(index, index)) for step in steps]
@@ -91,7 +91,7 @@ def _renumbered(step: Step, number: Callable[[int], int]) -> Step:
 def fingerprint(steps: Sequence[Step], *, weights: bool = True) -> str:
     """SHA-256 (hex) of names, ops, inputs and attributes; the same on every device and machine.
 
-    weights: hash the tensors' values too (else types and shapes only). InputError where they are on the meta device.
+    weights: hash the tensors' values too; else only types and shapes. Raises InputError for values on the meta device.
     """
     digest = hashlib.sha256(b"hummingbird-graph-1")
     for step in steps:

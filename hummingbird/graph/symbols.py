@@ -1,9 +1,9 @@
-"""The values of forward() while it is traced: torch.fx's proxies, made to answer as tensors do, or to refuse.
+"""Symbols: the values of forward() while it is traced, torch.fx's proxies that answer as tensors or refuse.
 
-A traced value has no numbers and, without an example, no shape. Python code may still ask: `isinstance(x, Tensor)`,
-`hasattr(x, "mask")`, `if x.sum() > 0`, `len(x)`. Where the answer at inference is known it is given; otherwise the
-question is an error, and is on record even if forward() catches it: a wrong answer would lead forward() another way
-than at inference, unseen.
+A symbol has no numbers and, without an example, no shape. Python code may still ask for them: `isinstance(x, Tensor)`,
+`hasattr(x, "mask")`, `if x.sum() > 0`, `len(x)`. A symbol answers where the answer at inference is known. Otherwise it
+raises an error, which is recorded even if forward() catches it: a wrong answer would silently lead forward() down
+another branch than at inference.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _isinstance = builtins.isinstance
 # Methods whose result is not one tensor, and attributes whose value is one.
 _NO_TENSOR = frozenset("size dim ndimension numel nelement stride chunk split unbind item tolist".split())
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
-# Calls that give the tensor itself where its type and device are those asked for.
+# Calls that return the tensor itself if it has the requested type and device already.
 _CASTS = frozenset("to float double half bfloat16 int long type type_as cpu cuda".split())
-# Calls that take a tensor's shape or type alone.
+# Calls that use only the shape or type of a tensor.
 _FILLS = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like".split())
 
 
@@ -63,7 +63,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 class _Questions:
-    """Answers to the questions that Python may ask of a traced value."""
+    """Python's special methods and attributes of a traced value: answers, or refusals."""
 
     tracer: Any
     node: fx.Node
@@ -78,7 +78,7 @@ class _Questions:
                 raise AttributeError(f"{type(known).__name__} has no attribute {name!r}")
             if _isinstance(known, Tensor) and name in PUBLIC:
                 return self.tracer.running.attribute(self.node, name)
-        # A module kept whole gives one value, whatever it really returns.
+        # A module kept whole is one value in the trace, whatever it really returns.
         if not hasattr(Tensor, name) and not self.tracer.opaque:
             raise AttributeError(f"a tensor has no attribute {name!r}")
         return _Attribute(self, name)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ class _Questions:
         self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
 
     def _write(self, function: Callable[..., Any], other: Any) -> Any:
-        """fx turns `x += y` into an addition; here it stays an in-place call, because other names of x change too."""
+        """Keep `x += y` an in-place call, as other names of x change too; fx would make it an addition."""
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __iadd__(self, other: Any) -> Any:
@@ -136,9 +136,9 @@ class _Attribute(_Questions, fx.proxy.Attribute):
 
 
 class SymbolTracer(fx.Tracer):
-    """torch.fx's tracer on symbols; `refused` has every question without an answer, and the module it was asked in.
+    """torch.fx's tracer on symbols; `refused` lists all refusals, each with the path of the module that asked.
 
-    running: the values on an example, if there is one.
+    opaque: paths of modules to keep whole. running: the values on an example; None without one.
     """
 
     def __init__(self, opaque: set[str], running: Running | None = None) -> None:
@@ -149,7 +149,7 @@ class SymbolTracer(fx.Tracer):
         self.refused: list[tuple[str, Unsupported]] = []
 
     def refuse(self, what: str, hint: str) -> Any:
-        """Raise Unsupported, and remember it."""
+        """Record a refusal, and raise it as Unsupported."""
         error = Unsupported(what, hint)
         self.refused.append((self.paths[-1], error))
         raise error
@@ -162,7 +162,7 @@ class SymbolTracer(fx.Tracer):
         return None if self.running is None else self.running.values[obj.node][0]
 
     def own(self, node: fx.Node) -> Tensor | None:
-        """The net's parameter that a node reads, whose shape and type are facts without an example too."""
+        """The net's parameter that a node reads, None for other nodes; its shape is known without an example."""
         if node.op != "get_attr":
             return None
         if not self._parameters:  # while fx traces, a module's attributes are symbols
@@ -170,7 +170,7 @@ class SymbolTracer(fx.Tracer):
         return self._parameters.get(str(node.target))
 
     def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """The value of a call that asks for a fact about parameters alone; None for other calls."""
+        """The value of a call that asks for a shape, a type and the like of parameters only; None for other calls."""
         given = [leaf.node for leaf in (*_leaves(args), *_leaves(kwargs)) if _isinstance(leaf, fx.Proxy)]
         if name not in FACTS or name == "getitem" or not given or any(self.own(node) is None for node in given):
             return None
@@ -182,7 +182,7 @@ class SymbolTracer(fx.Tracer):
         return self.own(value.node) if _isinstance(value, fx.Proxy) else value
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        """A symbol; on an example, facts about a tensor are themselves, and a cast that does nothing is its input."""
+        """Make a symbol; with an example, return a shape or type as is, and the input of a cast without effect."""
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if self.running is None:
             fact = self._fact(kind, target, name, args, kwargs) if kind.startswith("call_") else None
@@ -202,7 +202,7 @@ class SymbolTracer(fx.Tracer):
         return self.running.same(values)
 
     def _filled(self, name: str, values: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
-        """A constant of a traced value's shape or type, once for each image where its size grows with the batch."""
+        """A constant of a traced value's shape or type, expanded to the batch if its size grows with the batch."""
         rest = [*args[1:], kwargs.get("fill_value")]
         number = 0 if "zeros" in name else 1 if "ones" in name else rest[-1] if rest[-1] is not None else rest[-2]
         pairs = list(zip(values[0].shape, values[-1].shape, strict=True))
@@ -231,9 +231,9 @@ class SymbolTracer(fx.Tracer):
 
 
 class Sizing(TorchFunctionMode):
-    """A block in which torch's functions of a multiple of the batch's size, and of no symbol, make symbols.
+    """A context in which torch's functions of batch sizes, without any symbol, make symbols.
 
-    torch.arange(x.shape[0]) would else be a tensor of the example's size.
+    Without it torch.arange(x.shape[0]) would be a tensor of the example's size.
     """
 
     def __init__(self, tracer: SymbolTracer) -> None:
@@ -262,7 +262,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _answer(value: Any, kinds: Any) -> bool:
-    """isinstance() for code that is being traced: a symbol is the tensor that it stands for, but to torch itself."""
+    """isinstance() for traced code: a symbol counts as the tensor that it stands for, but not inside torch itself."""
     if not _isinstance(value, _Questions):
         return _isinstance(value, kinds)
     asking = sys._getframe(1)
@@ -278,7 +278,7 @@ def _answer(value: Any, kinds: Any) -> bool:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Let isinstance() know symbols in this block. Nothing less reaches forward(): C code must go on seeing proxies."""
+    """Replace isinstance() in this block by `_answer`; no smaller change would do, as C code must still see proxies."""
     builtins.isinstance = _answer
     try:
         yield

@@ -1,7 +1,7 @@
 """torch.fx graph -> list of steps: capture the net, walk its nodes, look each up in the vocabulary, fold batch norms.
 
-Every node that cannot be converted becomes one Problem and a value that fits anywhere, so the walk reaches the end and
-lists them all. torch.fx: Reed et al. 2022, "torch.fx: practical program capture and transformation".
+A node that cannot be converted becomes one Problem and a value that passes every check, so the walk reaches the end and
+lists all problems. torch.fx: Reed et al. 2022, "torch.fx: practical program capture and transformation".
 """
 
 from __future__ import annotations
@@ -10,34 +10,32 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hummingbird.errors import ModelError, Problem
-from hummingbird.graph.alias import VIEWS, Aliases
+from hummingbird.graph.alias import VIEWS, Aliases, function_name, in_place
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import BOOL, INT, PUBLIC, SIZE, UNKNOWN, StepBuilder, Unsupported
 from hummingbird.graph.build import TENSOR as TENSOR_KIND
 from hummingbird.graph.capture import Capture, capture, is_leaf
-from hummingbird.graph.dimensions import ranks
 from hummingbird.graph.example import Example, given, is_private, leaves, plain
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
-from hummingbird.graph.integer_values import integer_values
 from hummingbird.graph.ops import elementwise, public
 from hummingbird.graph.ops.norms import check_variance
 from hummingbird.graph.ops.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
-from hummingbird.graph.randomness_check import RandomnessCheck
-from hummingbird.graph.rewrite.fold import fold
+from hummingbird.graph.properties import integer_values, ranks
+from hummingbird.graph.rewrite import fold
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.scalar_reads import HiddenNumbers
 from hummingbird.graph.steps import Ref, Step, compact
 from hummingbird.graph.unwrap import plain_copy, unwrapped
-from hummingbird.graph.writes import function_name, in_place
 from hummingbird.structure import TENSOR, spelled
 
 
@@ -49,13 +47,18 @@ def trace(
     example: Any = None,
     secret: bool = False,
 ) -> list[Step]:
-    """The net at inference as a list of steps, from "input" to "output", batch norms folded; the net is not touched.
+    """Trace a net at inference into a list of steps, from "input" to "output", with batch norms folded.
 
-    custom: module types to keep whole, as steps "custom". elementwise: take all of torch's elementwise functions, as
-    steps "elementwise" where they have no rule of their own: for who computes on plain values. example: an input to run
-    the net on while it is traced, so that forward() may ask for shapes: a tensor, a tuple of arguments, or a dict of
-    keyword arguments. secret: refuse numbers that forward() reads from parameters and buffers.
-    Raises ModelError with every problem; InputError for no net, and for an example that it does not take.
+    The net itself is not changed.
+
+    custom: module types to keep whole, as steps "custom".
+    elementwise: accept all of torch's elementwise functions, as steps "elementwise" if they have no rule of their own;
+        for a caller that computes on plain values.
+    example: an input to run the net on while it is traced, so that forward() may ask for shapes: a tensor, a tuple of
+        arguments, or a dict of keyword arguments.
+    secret: refuse numbers that forward() reads from parameters and buffers.
+
+    Raises ModelError with all problems, InputError for an object that is no net or an example that it does not take.
 
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
@@ -69,7 +72,7 @@ def trace(
 def unfolded(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Step]:
-    """The steps of `trace` before batch norms are folded, "batch_norm" among them: a `SavedNet`. Raises as `trace`."""
+    """The steps of `trace` before batch norms are folded, as `SavedNet` takes them. Raises as `trace`."""
     steps, found = _convert(net, custom, False, example, secret)
     if found:
         raise ModelError(found)
@@ -79,12 +82,12 @@ def unfolded(
 def problems(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Problem]:
-    """Every reason, by qualified name, why `trace` would refuse the net; empty if it would not."""
+    """All reasons, by qualified name, why `trace` would refuse the net; empty if it would not."""
     return _convert(net, custom, False, example, secret)[1]
 
 
 def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> TraceState:
-    """The walk behind `trace`, before batch norms are folded: which step each traced call became. Raises as `trace`."""
+    """The state of `trace` before batch norms are folded: which step each traced call became. Raises as `trace`."""
     walked, found = _walk(net, custom, False, example)
     if found or walked is None:
         raise ModelError(found)
@@ -105,7 +108,7 @@ def _builder(root: nn.Module, plain: bool = False) -> StepBuilder:
 
 
 def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
-    """The steps of a `SavedNet`, whose tensors are held to what the rules ask of a net's own."""
+    """The steps of a `SavedNet`; its tensors must pass the checks of any net's parameters."""
     twin = plain_copy(net)
     assert isinstance(twin, SavedNet)
     builder, steps, found = _builder(twin), [], _around(twin)
@@ -130,7 +133,7 @@ def _walk(
         twin = plain_copy(net)  # forward() runs once below, and may write to anything
     except ModelError as error:
         return None, error.problems
-    found = [] if is_leaf(twin, tuple(custom)) else _around(twin)
+    found = [] if is_leaf(twin, tuple(custom)) else _around(twin)  # problems of the call of the whole net
     readings: list[Example | None] = [None] if example is None else [*given(net, example).readings()]
     best: tuple[TraceState | None, list[Problem]] | None = None
     for reading in readings:
@@ -140,7 +143,7 @@ def _walk(
             walked, problems = _walked(twin, custom, elementwise, reading, hidden)
         if walked is not None and not problems and not walked.captured.fixed:
             return walked, found
-        if best is None or best[1]:  # the last word on problems is that of the reading with the fewest symbols
+        if best is None or best[1]:  # report the problems of the last reading, which has the fewest symbols
             best = walked, problems
     assert best is not None
     return best[0], list(dict.fromkeys(found + best[1]))
@@ -149,7 +152,7 @@ def _walk(
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[TraceState | None, list[Problem]]:
-    """The net read in one way: with these of its inputs free."""
+    """Trace the net with one reading of the example, which determines the free inputs."""
     with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)
         if captured.graph is None:
@@ -164,7 +167,7 @@ def _walked(
 
 
 def _around(net: nn.Module) -> list[Problem]:
-    """Problems of a call of the whole net: what it does beside its class's forward(), which alone is traced."""
+    """Problems of the net as a whole: only the class's forward() is traced, so hooks and the like would be lost."""
     hooks = nn.modules.module
     found = []
     if _hooked(net):
@@ -186,7 +189,7 @@ _SUBCLASS = "write a subclass with this forward(), or delete the replacement: de
 
 
 class TraceState:
-    """made: the step of each call that became one. renamed: the nodes that a call in place gives a new value."""
+    """The walk over a captured graph. made: traced call -> its step. renamed: in-place call -> nodes it changes."""
 
     def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...], elementwise: bool = False) -> None:
         assert captured.graph is not None
@@ -255,7 +258,7 @@ class TraceState:
         if module is not None:
             return self._module(str(node.target), module, args, kwargs)
         if node.kwargs.get("out") is not None:
-            raise Unsupported("a result written into out=", "use what the call gives")
+            raise Unsupported("a result written into out=", "use the result of the call")
         rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
         name = function_name(node)
         if rule is None:
@@ -268,14 +271,14 @@ class TraceState:
             return self._elementwise(name, args, kwargs, problem)
 
     def _elementwise(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], problem: Unsupported) -> Ref:
-        """A step of torch's function of this name, where such steps are taken; else the problem."""
+        """A step "elementwise" of torch's function of this name, if the caller accepts such steps; else the problem."""
         found = elementwise.known(name) if self.elementwise else None
         if found is None:
             raise problem
         return elementwise.emit(self.builder, found, args, kwargs)
 
     def _is_public(self, node: fx.Node, sized: bool) -> bool:
-        """Whether a call is of public values and sizes alone, none of them a weight, and known."""
+        """Whether a call is a known function of public values and sizes only, and of no weight."""
         given = [self.values[source] for source in node.all_input_nodes]
         kinds = [self.builder.kind(value) for value in given]
         known = all(kind in (PUBLIC, INT, SIZE) for kind, x in zip(kinds, given, strict=True) if isinstance(x, Ref))
@@ -287,7 +290,7 @@ class TraceState:
         return args, {key: plain(fx.node.map_aggregate(value, read)) for key, value in node.kwargs.items()}
 
     def _shared(self, value: Any) -> Any:
-        """An argument, a private value where it is public."""
+        """An argument; a public value becomes a private one."""
         found = self._argument(value)
         if self.builder.kind(found) != PUBLIC:
             return found
@@ -301,7 +304,7 @@ class TraceState:
         return self.values[value] if isinstance(value, fx.Node) else value
 
     def _size(self, factor: int) -> Ref:
-        """A multiple of the batch's size, which the input tells."""
+        """A multiple of the batch size, as steps that read the input's size."""
         if factor not in self.sizes:
             size = self.builder.emit("size", self.builder.first("input"), suffix=f".batch{factor}", kind=INT, dim=0)
             if factor > 1:
@@ -310,7 +313,7 @@ class TraceState:
         return self.sizes[factor]
 
     def _input(self, node: fx.Node) -> Ref:
-        """The net's input; several are one tensor, each image's values in a row, and parts of it; or a public one."""
+        """The net's input, or a public one. Several private inputs are slices of one tensor (batch, values)."""
         call = self.captured.example
         if call is None:
             if any(step.op == "input" for step in self.builder.steps):
@@ -340,7 +343,7 @@ class TraceState:
         return self.builder.emit("reshape", found, -1, *shapes[place])
 
     def _begin(self, call: Example, placeholders: list[fx.Node], shapes: list[tuple[int, ...]]) -> None:
-        """The input of the steps: the one private tensor, or all of them side by side."""
+        """Emit the input of the steps: the one private tensor, or all of them side by side."""
         names = tuple(name for name, x in zip(call.names, call.leaves, strict=True) if is_private(x))
         batch = call.batch if self.captured.fixed else None
         shape = (batch, *shapes[0]) if len(shapes) == 1 else (batch, sum(math.prod(shape) for shape in shapes))
@@ -388,7 +391,7 @@ class TraceState:
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 
     def _remember(self, node: fx.Node, value: Any) -> None:
-        """Note which memory the result is, and let in-place calls change the values of all names of it."""
+        """Note the memory of the result; an in-place call changes the value of every name of that memory."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:
@@ -411,7 +414,7 @@ class TraceState:
 
 
 def _live(captured: Capture) -> list[fx.Node]:
-    """Nodes the output needs, and in-place calls, whose effect may be needed; the assertions of fx are left out."""
+    """Nodes that the output needs, and in-place calls, whose effect may be needed; fx's assertions are left out."""
     assert captured.graph is not None
     needed: set[fx.Node] = set()
     for node in reversed(captured.graph.nodes):
@@ -447,3 +450,31 @@ def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kw
         raise
     except Exception as error:  # the user's own code runs here
         raise Unsupported(f"evaluating this constant fails: {error}", "compute it in __init__") from error
+
+
+# Random numbers ------------------------------------------------------------------------------------------------------
+#
+# A net that draws random numbers has no one answer, and a trace would keep a single draw for ever: it is refused.
+
+
+class RandomnessCheck(TorchDispatchMode):
+    """A context that watches all operations of this thread; `drawn` names the first that drew random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs or {}):
+            self.drawn = self.drawn or func.__name__.partition(".")[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation would draw random numbers only for a dropout, with probability 0: torch's attention."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    place = names.index("dropout_p")
+    given = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
+    return bool(given == 0)

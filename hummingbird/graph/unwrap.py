@@ -1,6 +1,7 @@
-"""The net inside its wrappers: DataParallel, DistributedDataParallel and torch.compile run a net as it is.
+"""The net inside its wrappers: DataParallel, DistributedDataParallel and torch.compile.
 
-Names are those of the net without its wrappers, so that windows found for the one fit the other.
+Wrappers do not change what a net computes. Layers have the names of the net without its wrappers, so windows that were
+found for the wrapped net fit the bare one, and the reverse.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrapped(net: Any) -> nn.Module:
-    """`net` without wrappers around it, itself and no copy. InputError for what is no net."""
+    """Take the wrappers off a net; no copy is made. Raises InputError for an object that is no net."""
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
         net = inner
     if isinstance(net, nn.Module):
@@ -27,8 +28,9 @@ def unwrapped(net: Any) -> nn.Module:
 
 
 def plain_copy(net: Any) -> nn.Module:
-    """A deep copy of `net` in eval mode, without wrappers anywhere. Raises as `unwrapped`, ModelError if it cannot be
-    copied.
+    """Copy a net deeply, in eval mode, without wrappers around it or inside it.
+
+    Raises InputError as `unwrapped`, ModelError for a net that cannot be copied.
     """
     net = unwrapped(net)
     try:
@@ -45,14 +47,14 @@ def plain_copy(net: Any) -> nn.Module:
 
 
 def submodule(net: nn.Module, path: str) -> nn.Module:
-    """The module of an unwrapped `net` that has this name once all wrappers are away."""
+    """The submodule of an unwrapped `net` by its path, in which the wrappers inside the net do not count."""
     for name in path.split(".") if path else ():
         net = unwrapped(getattr(net, name))
     return net
 
 
 def _inside(net: nn.Module) -> nn.Module | None:
-    """The net that a wrapper runs; None for a net that is no wrapper."""
+    """The net inside a wrapper; None for a net that is no wrapper."""
     if isinstance(net, _PARALLEL):
         return net.module
     if type(net).__name__ == "OptimizedModule" and type(net).__module__.startswith("torch._dynamo"):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph import Step
-from hummingbird.graph.rewrite.fold import scaled_outputs
+from hummingbird.graph.rewrite import scaled_outputs
 from hummingbird.graph.steps import compact, refs
 from hummingbird.hybrid.plan_builder import UnfinishedStep
 

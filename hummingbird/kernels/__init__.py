@@ -1,15 +1,16 @@
-"""Machine operations, by field, each with a definition in plain torch and faster implementations behind one choice.
+"""Machine operations, by field: each has a definition in plain torch, and faster implementations.
 
-    shares        bits, words, masked openings and exact products of ring elements mod 2^64: what a party computes
-    twin          the plaintext twin's comparison
-    ciphertexts   the ring of CKKS: transforms, encryption, linear layers, products, sampling
+    shares        a party's work on ring elements mod 2^64: bits, words, masked openings, exact products
+    simulation    the comparison of a simulation
+    ciphertexts   the ring of CKKS and BFV: transforms, encryption, linear layers, products, sampling
     lookups       distributed point functions, and the rows that their bits select
     garble        garbled circuits of a ReLU on shares of few bits
     cot           correlated oblivious transfers, extended from trees of leaves
-    chacha20      random bytes on any device
+    streams       key streams of ChaCha20 and AES-128; drawn.py: tensors that are parts of one
 
-These modules declare: an operation's description and checks stand there, once. `reference/` defines in plain torch,
-`cpu/` has C++, `gpu/` Triton; `registry` chooses, and nothing else does. `heap` makes large tensors reuse memory.
+These modules declare the operations, with description and checks. `reference/` has their definitions in plain torch,
+`cpu/` implementations in C++, `gpu/` in Triton; only `registry` chooses among them. `checks` has checks of arguments,
+`devices` finds devices, and `heap` makes large tensors reuse freed memory.
 """
 
 from hummingbird.kernels.cpu import library
@@ -61,5 +62,5 @@ __all__ = [
 
 
 def active() -> str:
-    """Name what runs on this machine's CPU: "avx512", "avx2", "portable" (the C++ library), or "torch" (reference)."""
+    """The implementation on this machine's CPU: "avx512", "avx2", "portable" (the C++ library), or "torch"."""
     return library.isa() if library.available() else "torch"

@@ -1,4 +1,4 @@
-"""Checks of arguments that several operations share; each raises InputError with the argument's name."""
+"""Checks of arguments that several operations share; each raises InputError with `where`, the argument's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_tensor(
     size: int | None = None,
     rows: int | None = None,
 ) -> None:
-    """A tensor of this type, on the device of `like`, 1-D of `size` elements (None: any number), or so many rows."""
+    """Check a tensor's type and device (that of `like`), and its shape: (size,), or (rows, size); size None: any."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"expected a tensor, got {type(tensor).__name__}", where=where, hint="pass a torch.Tensor")
     if tensor.dtype != dtype:
@@ -33,7 +33,7 @@ def check_tensor(
 
 
 def check_range(where: str, value: int, least: int, most: int) -> None:
-    """A whole number from `least` to `most`."""
+    """Check that a value is an int from `least` to `most`."""
     if not isinstance(value, int) or not least <= value <= most:
         hint = "see the function's description for what is allowed"
         raise InputError(f"expected a whole number from {least} to {most}, got {value}", where=where, hint=hint)

@@ -1,18 +1,19 @@
-"""Correlated oblivious transfers, extended from 32 trees of 16 leaves: what each side computes, and labels of bits.
+"""Correlated oblivious transfers, extended from 32 trees of 16 leaves: both sides' local work, and labels of bits.
 
-Transfer i gives the receiver a choice c_i and a key T_i, and the sender, who has delta, the key Q_i = T_i ^ c_i delta:
-128 bits each. SoftSpoken OT (Roy, CRYPTO 2022) for the field of 2^4, semi-honest: the receiver has the leaves s_jx of
-tree j, x = 0 .. 15; the sender has all but that at x = delta_j, the four bits 4 j .. 4 j + 3 of delta. Let r_jx be the
-bit for transfer i of the stream of s_jx: AES-CTR under that key, where block t, a little-endian number, is for
-transfers 128 t to 128 t + 127. With the bit b of x in the sums,
+In transfer i the receiver gets a key T_i for its choice c_i, and the sender, which has delta, gets
+Q_i = T_i ^ c_i delta: 128 bits each. SoftSpoken OT (Roy, CRYPTO 2022) for the field of 2^4, semi-honest: the receiver
+has the leaves s_jx of tree j, x = 0 .. 15; the sender has all but the one at x = delta_j, the four bits 4 j .. 4 j + 3
+of delta. Let r_jx be the bit for transfer i of the stream of s_jx: AES-CTR under that key, where block t, a
+little-endian number, serves transfers 128 t to 128 t + 127. With the bit b of x in the sums,
 
     u_j = sum_x r_jx          bit 4 j + b of T = sum_x x_b r_jx                              the receiver
                               bit 4 j + b of Q = sum_x (x ^ delta_j)_b r_jx + delta_jb m_j   the sender, m_j = u_j ^ c
 
-where the sender's first sum is bit 4 j + b of T, plus delta_jb u_j. So it wants the streams at places y = x ^ delta_j,
-and then place 0, which it lacks, is in none of its sums. What a transfer gives follows from its number alone.
+where the sender's first sum is bit 4 j + b of T, plus delta_jb u_j. So the sender keeps the streams at positions
+y = x ^ delta_j: position 0, which it lacks, is then in none of its sums. The keys of a transfer depend on its number
+only, not on how transfers are cut into calls.
 
-Bits of delta and of keys are numbered from the lowest of the first word on, as in labels of garbled circuits.
+Bits of delta and of keys are numbered from the lowest bit of the first word, as in labels of garbled circuits.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.packing import bytes_of
 
 TREES, LEAVES, SEED = 32, 16, 16  # SEED: bytes of a leaf
-BLOCK = 128  # transfers to a block of a stream
-MOST_BLOCKS = 1 << 40  # AES is a permutation: 512 streams of so many blocks are not random with probability 2^-40
+BLOCK = 128  # transfers for each block of a stream
+MOST_BLOCKS = 1 << 40  # of a stream: AES is a permutation, which 512 such streams show with probability 2^-40
 
 
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Make the receiver's sums and keys T of the transfers of these blocks.
+    """Compute the receiver's sums and keys T for the transfers of these blocks.
 
     leaves: uint8 (32, 16, 16), on the CPU. Returns the sums u_j, uint8 (32, 16 blocks), packed, and keys int64 (128
     blocks, 2). InputError for anything else. Constant time.
@@ -43,9 +44,10 @@ def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """Make the sender's keys Q of the transfers of blocks from this one on.
+    """Compute the sender's keys Q for the transfers of these blocks.
 
-    leaves: uint8 (32, 16, 16), on the CPU, that of x at place x ^ delta_j; place 0 is not read. delta: int64 (2,).
+    leaves: uint8 (32, 16, 16), on the CPU, leaf x at index x ^ delta_j; index 0 is not read. delta: int64 (2,).
+    block: number of the first block.
     corrections: m_j, uint8 (32, 16 blocks), packed. Returns int64 (128 blocks, 2). InputError for anything else.
     Constant time.
     """
@@ -58,7 +60,7 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """Turn labels of 0 into labels of bits: L_i ^ b_i delta.
+    """Convert labels of 0 to labels of bits: L_i ^ b_i delta.
 
     labels: int64 (n, 2). bits: uint8 (ceil(n/8),), packed; spare bits are not read. delta: int64 (2,). Returns int64
     (n, 2). InputError for anything else. Constant time.

@@ -1,4 +1,4 @@
-"""Devices by name, "cpu", "cuda", and "cuda:1" for one card of several; and small tensors on their way to one."""
+"""Devices: lookup by name ("cpu", "cuda", "cuda:1"), copies of small tensors to a GPU, and a thread's current GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
 def find_device(name: str, where: str) -> torch.device:
-    """Find a device by its name; InputError for another name, and for a card that is not there.
+    """Find a device by its name; InputError for an unknown name, and for a GPU that is not there.
 
     find_device("cuda:1", where="--device")
     """
@@ -34,22 +34,22 @@ def find_device(name: str, where: str) -> torch.device:
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:
-    """Put a small tensor of the CPU on a device, without waiting for what a GPU is at; elsewhere as `tensor.to`.
+    """Copy a small tensor from the CPU to a device, without waiting for the GPU's running kernels.
 
-    Kernels that this thread starts later find it there. A copy from memory that is not pinned would end when all
-    kernels that were started before have ended.
+    Kernels that this thread starts later see the copy. A copy from memory that is not pinned would wait for all kernels
+    that were started before. For other devices this is `tensor.to`.
     """
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    with torch.cuda.device(device):  # memory is pinned for a card: for the first one, where a thread has chosen none
+    with torch.cuda.device(device):  # memory is pinned for the thread's current GPU, by default the first one
         return tensor.pin_memory().to(device, non_blocking=True)  # torch reuses the pinned memory after the copy
 
 
 def on_this_card(run: _Run) -> _Run:
-    """The same function for another thread, which shall use the card that this one has chosen, if it uses any.
+    """Wrap a function for another thread, so that it runs with this thread's current GPU, if CUDA is in use.
 
-    torch keeps a choice for each thread. One without a choice takes the first card: it would start CUDA on it, half a
-    gigabyte, and kernels of tensors on another card would fail there.
+    torch keeps the current GPU for each thread; a new thread has the first one. There it would initialize CUDA, half a
+    gigabyte, and kernels on tensors of another GPU would fail.
     """
     if not torch.cuda.is_initialized():
         return run
@@ -63,5 +63,5 @@ def on_this_card(run: _Run) -> _Run:
 
 
 def processors() -> int:
-    """How many processors this process may run on."""
+    """The number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,11 @@
-"""Garbled circuits of a ReLU, and of a cut without one, on shares of few bits.
+"""Garbled circuits of a ReLU ("relu"), and of a sign extension without it ("lift"), on shares of few bits.
 
-The garbler holds s, the evaluator p, both of w bits; x = s + p mod 2^w is read as a signed number. The evaluator ends
-with y - r mod 2^k', for y = relu(x) ("relu") or y = x ("lift"). Two variants:
+The garbler holds s, the evaluator p, both of w bits; x = s + p mod 2^w is read as a signed number. The evaluator's
+result is y - r mod 2^k', for y = relu(x) ("relu") or y = x ("lift"). Two variants:
 
     garbler "data"    knows s and r when it garbles; only the evaluator's bits have labels
-    garbler "model"   knows neither: its bits have labels too, which it sends when it knows s; the evaluator ends with
-                      y + offset, and garbling gives the garbler the offset
+    garbler "model"   knows neither: its bits have labels too, which it sends once it knows s; the evaluator's result is
+                      y + offset, and the garbler learns the offset by garbling
 
 Labels are blocks of 128 bits, int64 (..., 2), the low word first. The offset R of labels (`delta`) is secret and odd: a
 wire's label of 1 is its label of 0 XOR R, and a label's lowest bit is its colour. XOR is free (Kolesnikov and
@@ -14,17 +14,17 @@ with c_0 = 0:
 
     c_{i+1} = c_i ^ (p_i ^ c_i)(s_i ^ c_i),  i = 0 .. w-2        x_i = s_i ^ p_i ^ c_i        b = not x_{w-1}
 
-L_i and G_i are the labels of 0 of p_i and s_i. The garbler "data" knows s_i and swaps labels for it: its G_i is s_i R,
-the evaluator's is 0. The hash of a block (Guo, Katz, Wang, Weng and Yu, "Better concrete security for half-gates
+L_i and G_i are the labels of 0 of p_i and s_i. The garbler "data" knows s_i and swaps labels accordingly: its G_i is
+s_i R, the evaluator's is 0. The hash of a block (Guo, Katz, Wang, Weng and Yu, "Better concrete security for half-gates
 garbling (in the multi-instance setting)", CRYPTO 2020), with a public key S, fresh for each session, and a number j,
 never used twice under S:
 
     H_j(x) = AES-128_{S ^ j}(sigma(x)) ^ sigma(x)        sigma(l|r) = (l ^ r|l)        j = 256 tile + number
 
-l is the high word; a block is 16 bytes, least significant first, for AES as for j. A tile is 16 instances, which share
-its keys. Gate i has the numbers 2 i and 2 i + 1, row i has 48 + i.
+l is the high word; a block is 16 bytes, least significant first, for AES and for j. A tile is 16 instances, which share
+the tile's keys. Gate i has the numbers 2 i and 2 i + 1, row i has 48 + i.
 
-Gate i takes A = L_i ^ c_i and B = G_i ^ c_i, labels of 0 of colours a and b, and makes two blocks:
+Gate i takes A = L_i ^ c_i and B = G_i ^ c_i, labels of 0 with colours a and b, and has two blocks:
 
     T = H_{2i}(A) ^ H_{2i}(A ^ R) ^ b R        U = H_{2i+1}(B) ^ H_{2i+1}(B ^ R) ^ A
     label of the AND = H_{2i}(A) ^ a T ^ H_{2i+1}(B) ^ b (U ^ A)
@@ -32,21 +32,21 @@ Gate i takes A = L_i ^ c_i and B = G_i ^ c_i, labels of 0 of colours a and b, an
 The evaluator computes the last line from the labels that it holds. Gate 0 of the garbler "data" is a half:
 T = H_0(A) ^ H_0(A ^ R) ^ s_0 R, no U, and the AND's label is H_0(A) ^ a T.
 
-Rows carry wires into Z_2^k'. X are the labels of x_i, B those of b. The evaluator holds one of each, of colours u and
-v, and adds its own hash, cut to its lowest k' bits, to the row of its colours:
+Rows convert wires to numbers in Z_2^k'. X are the labels of x_i, B those of b. The evaluator holds one of each, with
+colours u and v, and adds its own hash, truncated to the lowest k' bits, to the row of its colours:
 
     relu, i = 0 .. w-2:    row_i[u, v] = 2^i x_i b + nu_i - H_{48+i}(X ^ sigma(B))
     lift, i = 0 .. w-1:    row_i[u] = z_i x_i + nu_i - H_{48+i}(X),    z_i = 2^i, but z_{w-1} = -2^(w-1)
 
-nu_i is such that the row of colours 0 is 0; that one is not sent. The offset is the sum of all nu_i. The garbler "data"
-sends a correction, -r - offset.
+nu_i makes the row of colours 0 equal 0, which is not sent. The offset is the sum of all nu_i. The garbler "data" sends
+a correction, -r - offset.
 
 Format: tile after tile. Of a tile with m instances (16; the last tile may have fewer): gate after gate, T of each
 instance, then U of each; then one stream of `kernels.pack_words`, k' bits a word: row after row, the colours (1, 0),
 (0, 1), (1, 1) (of lift: 1) after each other, m words each; then m corrections.
 
-Nothing branches on a label, a share or a mask, and no memory is looked up at one. AES taken for an ideal cipher, one
-call of an attacker's hits one of the 48 inputs that it does not know under a key with probability below 2^-121.
+No branch and no memory address depends on a label, a share or a mask. If AES is an ideal cipher, one call of an
+attacker hits one of the 48 inputs that it does not know under a key with probability below 2^-121.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def tiles(n: int) -> int:
 class Circuit:
     """One circuit on shares of `width` bits, with results mod 2^ring.
 
-    kind: "relu" or "lift". width: w from 2 to 24. ring: k' from 1 to 32, bits of a result. garbler: "data" knows its
+    kind: "relu" or "lift". width: w, from 2 to 24. ring: k', bits of a result, from 1 to 32. garbler: "data" knows its
     shares and the masks when it garbles, "model" does not. InputError for anything else.
 
         Circuit("relu", 10, 20, "data").table_bytes(1000) == 342_000
@@ -98,12 +98,12 @@ class Circuit:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 16 bytes for the gates of one instance."""
+        """The number of blocks of 16 bytes for the gates of one instance."""
         return 2 * (self.width - 1) - (self.garbler == "data")
 
     @property
     def words(self) -> int:
-        """Words of `ring` bits of one instance: rows, and the correction where there is one."""
+        """The number of words of `ring` bits for one instance: its rows, and for "data" a correction."""
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
 
@@ -115,11 +115,12 @@ class Circuit:
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """Make the tables of n instances, for the garbler "data": uint8 (circuit.table_bytes(n),).
+    """Garble n instances, for the garbler "data": tables uint8 (circuit.table_bytes(n),).
 
-    key: S, 16 public bytes. tile: number of the first of `tiles(n)` tiles, which are used up. delta: R, int64 (2,),
-    odd. labels: int64 (n, w, 2), labels of 0 of the evaluator's bits. shares: s, int64 (n,), from 0 to 2^w - 1.
-    masks: r, int64 (n,), from 0 to 2^k' - 1. InputError for anything else. Runs on torch.get_num_threads() threads.
+    key: S, 16 public bytes. tile: number of the first of `tiles(n)` tiles; their numbers must not be used again under
+    this key. delta: R, int64 (2,), odd. labels: int64 (n, w, 2), labels of 0 of the evaluator's bits. shares: s, int64
+    (n,), from 0 to 2^w - 1. masks: r, int64 (n,), from 0 to 2^k' - 1. InputError for anything else. Runs on
+    torch.get_num_threads() threads.
 
         tables = garble(circuit, key, 0, delta, labels, shares, masks)
     """
@@ -135,8 +136,8 @@ def garble(
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
     """Evaluate tables of the garbler "data": int64 (n,), relu(x) - r or x - r, from 0 to 2^k' - 1.
 
-    labels: int64 (n, w, 2), one of each bit of p. tables: uint8 (circuit.table_bytes(n),). key, tile: as the garbler's;
-    with others, or with damaged tables, the result is noise. InputError for other shapes.
+    labels: int64 (n, w, 2), the label of each bit of p. tables: uint8 (circuit.table_bytes(n),). key, tile: the
+    garbler's; with others, or with damaged tables, the result is noise. InputError for other shapes.
     """
     where = "kernels.garble.evaluate"
     n = _check(where, circuit, "data", key, tile, labels)
@@ -148,7 +149,7 @@ def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Te
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Make the tables of n instances, for the garbler "model", and the offsets of the results.
+    """Garble n instances, for the garbler "model": the tables, and the offsets of the results.
 
     Returns uint8 (circuit.table_bytes(n),) and int64 (n,), from 0 to 2^k' - 1, which the evaluator must not see.
 
@@ -166,7 +167,7 @@ def garble_model(
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
     """Evaluate tables of the garbler "model": int64 (n,), relu(x) + offset or x + offset, from 0 to 2^k' - 1.
 
-    own: int64 (n, w, 2), one label of each bit of s, from the garbler. The rest as in `evaluate`.
+    own: int64 (n, w, 2), the label of each bit of s, from the garbler. The rest as in `evaluate`.
     """
     where = "kernels.garble.evaluate_model"
     n = _check(where, circuit, "model", key, tile, labels)
@@ -177,7 +178,7 @@ def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own:
 
 
 def _check(where: str, circuit: Circuit, garbler: str, key: bytes, tile: int, labels: Tensor) -> int:
-    """Check what all four have in common; the number of instances."""
+    """Check the arguments that all four functions share, and return the number of instances."""
     if not isinstance(circuit, Circuit) or circuit.garbler != garbler:
         message = f"expected a Circuit whose garbler is {garbler!r}, got {circuit}"
         raise InputError(message, where=f"{where}(circuit)", hint="the other one has functions of its own")

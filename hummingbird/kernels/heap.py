@@ -1,10 +1,10 @@
-"""Large tensors from memory that the process has already: `keep()`.
+"""Reuse of freed memory for large tensors: `keep()`.
 
-glibc maps every block above 32 MiB at most anew and hands it back when it is freed, so each share or column matrix of
-a layer costs a page fault per 4 KiB. Measured (AMD EPYC, family 26, in a virtual machine), `a + 1` on 64 MiB: 2.8
-GB/s of result into fresh pages, 18 GB/s into reused ones; 0.4 GB/s where the host must find the pages too. With a
-higher threshold such blocks come from the heap, which keeps them for the next layer. The process stays as large as it
-once was.
+glibc maps every block above its threshold, 32 MiB at most, anew, and returns it to the system when it is freed; so each
+large share or column matrix of a layer costs a page fault per 4 KiB. Measured (AMD EPYC, family 26, in a virtual
+machine), `a + 1` on 64 MiB: 2.8 GB/s of result into fresh pages, 18 GB/s into reused ones; 0.4 GB/s if the host must
+provide the pages too. With a higher threshold such blocks come from the heap, which keeps them for the next layer. The
+process never gets smaller again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ _LARGEST = 1 << 30  # blocks above it are still mapped: a heap full of holes of 
 
 
 def keep() -> bool:
-    """Make this process reuse freed memory up to 1 GiB per block; False, and no change, where the C library is not
-    glibc.
-    """
+    """Make this process reuse freed blocks of up to 1 GiB; False, and no change, if the C library is not glibc."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     # Both are ints. glibc before 2.35 refuses thresholds above 32 MiB, its own upper limit for adapting them.
     kept = bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) or bool(mallopt(_MMAP_THRESHOLD, 32 << 20))
-    # One heap for all threads: another thread's own could not hold blocks above 64 MiB, and would map them.
+    # One heap for all threads: a heap of another thread cannot hold blocks above 64 MiB, and would map them.
     return bool(mallopt(_ARENA_MAX, 1)) and kept and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,24 +1,25 @@
-"""The one place that chooses who computes.
+"""The choice among an operation's implementations.
 
-An operation is declared once, in the module of its field (`shares`, `ciphertexts`, `lookups`, `twin`, `chacha20`), as a
-function with its description and its checks. Its last line runs the best implementation for these tensors:
+An operation is declared once, in the module of its field (`shares`, `ciphertexts`, `lookups`, `simulation`, `garble`,
+`cot`, `streams`), as a function with its description and its checks. Its last line runs the fastest implementation for
+these tensors:
 
     return best(to_planes, x)(x, low, count)
 
-Implementations register for it with `implements`, in each backend's module of that field:
+Implementations register with `implements`, in each backend's module of the same field:
 
     reference   plain torch, for every tensor: the definition
     cpu         C++, for contiguous tensors on the CPU, where the library is built (cpu/library.py)
     gpu         Triton, for tensors on a CUDA device
 
-They get checked arguments: a wrong size would be a wrong memory access. A backend's module is imported when an
-operation of its field first meets a tensor for it, so only who has a GPU needs Triton. What a backend does not have, or
-does not take, runs the reference.
+They receive checked arguments: a wrong size would be an access out of bounds. A backend's module is imported at the
+first call of its field with a tensor for it, so only GPU users need Triton. If a backend lacks an operation, or does
+not take these tensors, the reference runs.
 
-This table and not torch.library, for two reasons. A ReLU of 8,192 numbers, the smallest layer of ResNet-18, takes a
-party 230 us and five operations. To choose here costs 0.7 us an operation; torch.library.custom_op adds 4 to 6 us, 12 %
-of that ReLU, and Library.impl 2 us, 4 % (AMD EPYC, PyTorch 2.15). And some arguments have no place in its schemas:
-rings, layouts of tables, strided buffers to write to.
+torch.library is not used, for two reasons. A ReLU of 8,192 numbers, the smallest layer of ResNet-18, takes a party
+230 us and five operations. The choice here costs 0.7 us an operation; torch.library.custom_op adds 4 to 6 us, 12 % of
+that ReLU, and Library.impl 2 us, 4 % (AMD EPYC, PyTorch 2.15). And its schemas have no form for some arguments: rings,
+layouts of tables, strided buffers to write to.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class _Kernel(NamedTuple):
     takes: Callable[..., bool] | None
 
 
-_KERNELS: dict[tuple[_Any, str], _Kernel | None] = {}  # None: looked for, and there is none
+_KERNELS: dict[tuple[_Any, str], _Kernel | None] = {}  # None: searched for and not found
 
 
 def implements(
     operation: _Any, backend: str, takes: Callable[..., bool] | None = None
 ) -> Callable[[_Function], _Function]:
-    """Register the function, or class, below as what computes `operation` on "reference", "cpu" or "gpu".
+    """Register the decorated function, or class, as the implementation of `operation` on "reference", "cpu" or "gpu".
 
-    takes: whether it can take these tensors, those that `best` is given; all of the backend's if there is no such test.
+    takes: whether it accepts the tensors that `best` receives; None: it accepts all tensors of its backend.
     """
 
     def register(function: _Function) -> _Function:
@@ -61,7 +62,7 @@ def implements(
 
 
 def best(operation: _Any, *tensors: Tensor) -> _Any:
-    """Find the fastest implementation of an operation that takes these tensors, all those that the choice hangs on."""
+    """Find the fastest implementation of an operation that accepts these tensors, on which the choice depends."""
     if library.available() and all([x.is_cpu and x.is_contiguous() for x in tensors]):
         backend = "cpu"
     else:
@@ -84,7 +85,7 @@ def _find(operation: _Any, backend: str, tensors: tuple[Tensor, ...]) -> _Any:
 
 
 def _load(operation: _Any, backend: str) -> _Kernel | None:
-    """Import what the backend has for the operation's field, and look again."""
+    """Import the backend's module for the operation's field, and look again."""
     field = operation.__module__.removeprefix(f"{__package__}.").partition(".")[0]
     name = f"{__package__}.{backend}.{field}"
     if importlib.util.find_spec(name):

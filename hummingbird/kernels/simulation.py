@@ -1,21 +1,21 @@
-"""One comparison of the plaintext twin, on real numbers, in one pass over memory.
+"""The comparison of a simulation, on real numbers, in one pass over memory.
 
 For r = round(2^16 v), ties to even, and u the sum of `draws` uniform numbers in [0, 2^m),
 
     bit = [(r + u - minus) mod 2^k < below]        y = bit z        z = v' - 2^(k-16) j
 
-with v' = v, or for q > 0 the multiple of 2^(q-16) below (r + u mod 2^q) 2^-16, and j = 0, or, where the protocol
-`wraps`, the integer that puts r + u - 2^k j into [-2^(k-1), 2^(k-1)).
-protocols/law.py has both protocols. Nothing is rounded but r: for T = round(v / 2^(k-16)), near = v - 2^(k-16) T is a
-number of v's own type (a multiple of v's last place, and no larger than v unless T = 0) with |near| <= 2^(k-17), and
-mod 2^k r is round(2^16 near). Where a protocol that wraps has bit = 1, j = T. So 32-bit floats and integers do for
-k <= 31, and for all k where |v| < 2^13; the rest takes 64 bits. A v beyond the range of its type, or NaN, gives no
-finite y.
+with v' = v, or for q > 0 the multiple of 2^(q-16) below (r + u mod 2^q) 2^-16; and j = 0, or, if the protocol `wraps`,
+the integer with r + u - 2^k j in [-2^(k-1), 2^(k-1)).
+protocols/law.py has both protocols. Only r is rounded: for T = round(v / 2^(k-16)), near = v - 2^(k-16) T is a number
+of v's own type (a multiple of v's last place, and no larger than v unless T = 0) with |near| <= 2^(k-17), and
+r = round(2^16 near) mod 2^k. Where a protocol that wraps has bit = 1, j = T. So 32-bit floats and integers suffice for
+k <= 31, and for all k if |v| < 2^13; other cases take 64 bits. For a v beyond the range of its type, or NaN, y is not
+finite.
 
 Random numbers are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
-a function of the key and a number's place, so that any piece, order, thread or device draws the same. A 64-bit word
-holds four numbers, of its 16-bit parts' upper m bits, or two, of 32-bit parts (zeros below them if m > 32: then v' is
-rounded down).
+a function of the key and of an element's index, so that any piece, order, thread or device draws the same. A 64-bit
+word holds four numbers, the upper m bits of its 16-bit parts, or two, of its 32-bit parts (with zeros below if m > 32;
+then v' is rounded down).
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 
 class Cut(NamedTuple):
-    """The constants of a comparison. 1 <= k <= 64, 0 <= m <= 63, draws <= 4095, minus <= max(1, draws) 2^m,
-    below <= 2^(k-1), nothing negative; draws <= 1 where it wraps; q <= min(m, 16), and 0 where it does not wrap.
+    """The constants of a comparison, see the equations above.
+
+    1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and
+    q <= min(m, 16); without: draws <= 4095 and q = 0.
     """
 
     k: int
@@ -48,10 +50,10 @@ class Cut(NamedTuple):
 
 
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Compute y and, where `both`, z (else None), of v's type; see the equations above.
+    """Compute y and, with `both`, z (else None), of v's type; see the equations above.
 
-    v: floating point (n,). key: 0 <= key < 2^64, of the random numbers. InputError for anything else.
-    One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes elsewhere.
+    v: floating point (n,). key: seed of the random numbers, 0 <= key < 2^64. InputError for anything else.
+    One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes in other cases.
 
         twin_relu(torch.tensor([-1.0, 2.0]), 0, Cut(20, 0, 0, 1, 2**19 - 1, True, 0))[0].tolist() == [0.0, 2.0]
     """

@@ -1,4 +1,4 @@
-"""Things that all parties of one host need: a store in which they meet, on loopback alone, and torchrun's variables."""
+"""Parties of one host: the store in which they meet, on loopback only, and torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOST = "127.0.0.1"
 
 
 def check(parties: object, lanes: object, where: str) -> None:
-    """ConfigError unless these are numbers of parties, from 2, and of lanes, from 1."""
+    """Raise ConfigError unless these are a number of parties, from 2, and a number of lanes, from 1."""
     for name, value, least, hint in (
         ("parties", parties, 2, "a whole number from 2; one party alone needs no launch: call hummingbird.init()"),
         ("lanes", lanes, 1, "processes of each party, one for each of its GPUs: a whole number from 1"),
@@ -30,22 +30,22 @@ def check(parties: object, lanes: object, where: str) -> None:
 
 
 def refuse_inside_a_run(where: str, hint: str) -> None:
-    """EnvironmentProblem in a process that is a party."""
+    """Raise EnvironmentProblem in a process that is a party already."""
     if "RANK" in os.environ:
         what = f"RANK={os.environ['RANK']}: this process is a party of a run already"
         raise EnvironmentProblem(what, where=where, hint=f"{hint}; in a party, call hummingbird.init()")
 
 
 def places(parties: int, lanes: int) -> list[LanePosition]:
-    """The place of each process, by rank."""
+    """The position of each process, by rank."""
     return [LanePosition(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
 
 
 @contextlib.contextmanager
 def store(timeout: float) -> Iterator[int]:
-    """The port of the store in which the processes meet, as torchrun's agent has one; on this host's loopback only.
+    """Run a store in which the processes meet, like the one of torchrun's agent, on loopback only: its port.
 
-    timeout: seconds for what the store itself waits for.
+    timeout: seconds of the store's own waits.
     """
     server = socket.create_server((_HOST, 0))
     port = server.getsockname()[1]
@@ -56,11 +56,11 @@ def store(timeout: float) -> Iterator[int]:
     try:
         yield port
     finally:
-        del held  # it listens while anybody knows it, and a notebook keeps the last error's frames
+        del held  # it listens as long as it is referenced, and a notebook keeps the frames of the last error
 
 
 def variables(place: LanePosition, port: int) -> dict[str, str]:
-    """The environment of one process: this one's, with torchrun's variables."""
+    """The environment of one process: this process's, with torchrun's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {
         "OMP_NUM_THREADS": str(max(1, processors() // place.world)),
@@ -71,13 +71,13 @@ def variables(place: LanePosition, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(place.world),
         "MASTER_ADDR": _HOST,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # it is there: rank 0 must not open one
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists: rank 0 must not open one
         VARIABLE: str(place.lanes),
     }
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; a number without a name as "signal 65"."""
+    """The name of a signal, "SIGKILL" for 9; "signal 65" for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

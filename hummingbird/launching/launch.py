@@ -1,4 +1,4 @@
-"""`launch`: run a function as the parties of a run, each a process of this host, and return what they return."""
+"""`launch`: run a function as all parties, each a process of this host, and return their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def launch(
     timeout: float = DEFAULT_TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> list[Any]:
-    """Call `fn(session, *args)` as each party of a run, in processes of this host; returns their results by party.
+    """Call `fn(session, *args)` as each party, in processes of this host, and return the results by party.
 
         def infer(session, net, images):
             private = hummingbird.convert_model(net, bits=hummingbird.BitWindow(20, 0))
@@ -34,28 +34,28 @@ def launch(
 
         logits, nothing = hummingbird.launch(infer, net.eval(), images)
 
-    For notebooks, scripts and tests. Every process belongs to the same user, and each gets `fn` with all that it uses
-    and all arguments, images too: nothing is hidden from who calls this. Parties that do not trust each other start on
-    hosts of their own.
+    For notebooks, scripts and tests. All processes belong to the same user, and each gets `fn` with everything that it
+    uses and all arguments, images too: nothing is secret from the caller. Parties that do not trust each other must run
+    on hosts of their own.
 
     Each process is a fresh interpreter that calls `hummingbird.init`, with a dealer on this host, and then `fn` with
-    the session: `fn` calls no `init`. It may be defined in a notebook's cell, and may use nets, classes and tensors
-    defined there, and converters registered there: they are sent by value (cloudpickle), so changes that `fn` makes to
-    them stay in its process. `session.rank` tells the parties apart.
+    the session; `fn` must not call `init`. It may be defined in a notebook's cell, and may use nets, classes, tensors
+    and registered converters of the notebook. These are sent by value (cloudpickle), so changes that `fn` makes to them
+    stay in its process. `session.rank` is the party's number.
 
     fn: returns tensors, numbers, text, None, or tuples, lists or dicts of them; tensors arrive on the CPU.
-    parties: two or more. lanes: processes of each party; the result of a party is that of its lane 0.
-    timeout: seconds, for a process to start and for the longest silence of another party, as in `init`. How long `fn`
-        may take has no limit: Ctrl-C ends all processes.
+    parties: two or more. lanes: processes of each party; the result of a party is the result of its lane 0.
+    timeout: seconds for a process to start, and for the longest silence of another party, as in `init`. `fn` itself has
+        no time limit: Ctrl-C ends all processes.
     device: as in `init`.
 
-    What party 0 prints appears as it is, other parties' lines with their name in front. The processors are divided:
-    each process has as many threads as there are processors for it, unless OMP_NUM_THREADS is set. Starting takes some
-    seconds, for each process imports torch.
+    The output of party 0 is passed on as it is, other parties' lines with their name in front. Each process gets an
+    equal share of the processors as threads, unless OMP_NUM_THREADS is set. The start takes some seconds, as each
+    process imports torch.
 
-    Raises ConfigError and InputError for arguments, EnvironmentProblem inside a party or a session, and LaunchError,
-    which names each party that failed, the first cause first, with its error, or the signal that ended it. Whatever
-    happens, no process is left, also if this one is killed: what `fn` has started ends with its party.
+    Raises ConfigError and InputError for wrong arguments, EnvironmentProblem inside a party or a session, and
+    LaunchError with the error, or the signal, of each party that failed, the first cause first. In all cases no process
+    is left running, even if this one is killed; processes that `fn` has started end with their party.
     """
     if not callable(fn):
         hint = "launch(fn, *args) calls fn(session, *args) at each party"
@@ -77,18 +77,18 @@ def launch(
 
 
 def _refuse_inside_a_run() -> None:
-    """EnvironmentProblem in a process that is a party, or has a session."""
+    """Raise EnvironmentProblem in a process that is a party, or has a session."""
     host.refuse_inside_a_run("launch", "call launch in a notebook or a script that `python` runs")
     if is_initialized():
         what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
         raise EnvironmentProblem(what, where="launch", hint="call hummingbird.uninit() first")
 
 
-# What is told of processes that failed ------------------------------------------------------------------------------
+# Errors of failed processes ------------------------------------------------------------------------------------------
 
 
 def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
-    """The error for processes that failed, causes before those who only lost another party."""
+    """The error for failed processes, causes before processes that only lost another party."""
     failed = sorted(failed, key=_order)
     told = {process.name: _told(process, timeout) for process in failed}
     first, *others = told.items()
@@ -102,8 +102,9 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
 
 
 def _order(process: Process) -> tuple[int, bool, float]:
-    """Causes first: a lost party is a consequence, and a process that was told to end comes last. A death without a
-    word, which is noticed a little late, goes before errors, and those are in the order of time.
+    """Sort key of failed processes: causes first, then processes that lost a party, then those that were stopped.
+
+    A process that died without a report comes before errors, as its death is noticed late; errors are sorted by time.
     """
     error = process.report.get("error")
     consequence = 2 * process.stopped if error is None else int(error["type"] == "PeerError")
@@ -111,7 +112,7 @@ def _order(process: Process) -> tuple[int, bool, float]:
 
 
 def _told(process: Process, timeout: float) -> str:
-    """How one process failed."""
+    """How one process failed, in words."""
     if error := process.report.get("error"):
         return f"{error['type']}: {error['text']}" if error["text"] else str(error["type"])
     if process.late:
@@ -125,6 +126,6 @@ def _told(process: Process, timeout: float) -> str:
 
 
 def _trace(error: dict[str, Any]) -> str:
-    """The lines of the function and of what it called, with their text where this process knows it (cells)."""
+    """The traceback of an error from the function on, with the text of lines that this process knows (cells)."""
     frames = [traceback.FrameSummary(file, line, name) for file, line, name in error.get("frames", ())]
     return "".join(traceback.format_list(frames)).rstrip()

@@ -1,8 +1,8 @@
 """The program of one process of a launch: read the call, join the session, run the function, report.
 
-`python -m hummingbird.launching.party FD`: the call comes over stdin, its length first, and stdin stays open for as
-long as the launching process lives: its end ends this process. Over FD go one byte once the call is understood, and at
-the end one report.
+`python -m hummingbird.launching.party FD`: stdin carries the call, its length first, and stays open while the launching
+process lives; its end ends this process. The pipe FD carries one byte once the call is unpacked, and at the end one
+report.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, BinaryIO
 
 from hummingbird.errors import HummingbirdError
 
-UP = b"+"  # the call is understood
+UP = b"+"  # the call is unpacked
 LENGTH = 8  # bytes of the call's length, little-endian
 
 
 def main(report: int) -> int:
-    """Run the call that comes over stdin, and tell how it went over the pipe `report`."""
-    os.set_inheritable(report, False)  # neither is for the dealer, nor for what the function starts
+    """Run the call from stdin, and write a report to the pipe `report`; returns the exit status."""
+    os.set_inheritable(report, False)  # neither the dealer nor processes of the function inherit it
     calls = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -35,7 +35,7 @@ def main(report: int) -> int:
     content = calls.read(int.from_bytes(calls.read(LENGTH), "little"))
     threading.Thread(target=_end_with, args=(calls,), daemon=True).start()
 
-    from hummingbird.launching import sending, values  # after the pipe is read: these take seconds
+    from hummingbird.launching import sending, values  # after the pipe is read, as these imports take seconds
     from hummingbird.mpc.session import launch
 
     with os.fdopen(report, "wb") as told:
@@ -47,7 +47,7 @@ def main(report: int) -> int:
             launch.uninit()
             told.write(values.packed({"result": result}))
         except BaseException as error:  # noqa: BLE001 - reported, whatever it is
-            # First of all: the others hear of it next, and then fail for that reason.
+            # Report before `abort`, which tells the other parties: they then fail as a consequence.
             told.write(values.packed({"error": _told(error)}))
             told.flush()
             launch.abort(error)
@@ -56,14 +56,14 @@ def main(report: int) -> int:
 
 
 def _end_with(calls: BinaryIO) -> None:
-    """End this process, and what it has started, when the one that has launched it is gone."""
-    while os.read(calls.fileno(), 1):  # not through its buffer, whose lock would be in the way of the interpreter's end
+    """End this process and its children when the launching process is gone."""
+    while os.read(calls.fileno(), 1):  # unbuffered: the buffer's lock would block the interpreter's exit
         pass
-    os.killpg(0, signal.SIGKILL)  # its group, which it leads; the dealer, which has one of its own, hears of it
+    os.killpg(0, signal.SIGKILL)  # its process group; the dealer, in a group of its own, notices
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """An error for the launching process: type, text, hint, time, and the frames outside of this package."""
+    """An error for the report: type, text, hint, time, and the frames outside of this package."""
     own = os.path.dirname(__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename) != own]
     return {

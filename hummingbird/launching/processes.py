@@ -1,7 +1,7 @@
-"""The processes of one launch: what they print is passed on, each end is noticed, and none is left running.
+"""The processes of one launch: pass on their output, notice the end of each, and leave none running.
 
-One loop in the caller's thread reads all pipes, so that Ctrl-C finds it there. The processes have a terminal session of
-their own: a Ctrl-C is for the caller, who ends them.
+One loop in the caller's thread reads all pipes, so that Ctrl-C interrupts it. Each process has a session of its own, so
+that a Ctrl-C reaches only the caller, which ends them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import IO, Any
 from hummingbird.launching import party, values
 
 _POLL = 0.05  # seconds between two looks at whether a process has ended
-_GRACE = 10.0  # seconds for the others to say why they end, once one has failed
-_LEAVE = 30.0  # seconds for a process to end, once it has reported
-_CLOSE = 5.0  # seconds for one that is told to end, and for what it has started to end with it
+_GRACE = 10.0  # seconds for the others to report, once one has failed
+_LEAVE = 30.0  # seconds for a process to end after its report
+_CLOSE = 5.0  # seconds for a process to end after SIGTERM, and for its children to end with it
 _PIECE = 1 << 16
 _ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -37,9 +37,9 @@ class Process:
     def __init__(self, name: str, call: bytes, environment: dict[str, str]) -> None:
         self.name = name
         self.up = False
-        self.late = False  # killed here: it has not started in time
-        self.stopped = False  # told to end here
-        self.ended: float | None = None  # when, of time.monotonic
+        self.late = False  # killed here, as it did not start in time
+        self.stopped = False  # ended here
+        self.ended: float | None = None  # time of its end, of time.monotonic
         self._reported = 0.0
         self._content = bytearray()
         self._report, theirs = os.pipe()
@@ -64,7 +64,7 @@ class Process:
 
     def _send(self, call: bytes) -> None:
         assert self.popen.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has ended, and its report says why
+        with contextlib.suppress(OSError, ValueError):  # the process has ended; its report says why
             self.popen.stdin.write(len(call).to_bytes(party.LENGTH, "little") + call)
             self.popen.stdin.flush()
 
@@ -75,11 +75,11 @@ class Process:
         return self.popen.stdout, self.popen.stderr
 
     def fileno(self) -> int:
-        """The pipe of its report, for a selector."""
+        """The file descriptor of its report's pipe, for a selector."""
         return self._report
 
     def read(self) -> bool:
-        """Read what has come of its report; False at the end."""
+        """Read the available part of its report; False at the end."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._report, _PIECE):
                 self.up = True
@@ -89,47 +89,47 @@ class Process:
         return True
 
     def look(self) -> None:
-        """See whether it has ended, or should have."""
+        """Check whether it has ended; kill it if it runs too long after its report."""
         if self.popen.poll() is not None:
-            self._signal(signal.SIGKILL)  # what the function has started and not ended; the dealer is not in the group
-            self.read()  # what it has written last
+            self._signal(signal.SIGKILL)  # processes that the function left running; the dealer is not in the group
+            self.read()  # the last part of its report
             self.ended = time.monotonic()
         elif self._reported and time.monotonic() > self._reported + _LEAVE:
             self.kill()
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
-        """Its report, to be asked for once it has ended: "result" or "error"; empty if it ended without one."""
+        """Its report, once it has ended: "result" or "error"; empty if it ended without one."""
         content = bytes(self._content.removeprefix(party.UP))
-        with contextlib.suppress(Exception):  # cut off in the middle
+        with contextlib.suppress(Exception):  # truncated
             return dict(values.unpacked(content)) if content else {}
         return {}
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, and without a result."""
+        """Whether it has ended without a result."""
         return self.ended is not None and "result" not in self.report
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send it, and what it has started, a signal."""
+        """Send a signal to the process and its children."""
         if self.ended is None:
             self._signal(number)
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, where it has just ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, if it has just ended
             os.killpg(self.popen.pid, number)
 
     def close(self) -> None:
         """Close the pipes of a process that has ended."""
         os.close(self._report)
         for pipe in (self.popen.stdin, *self.pipes):
-            with contextlib.suppress(OSError):  # what was not sent is not wanted any more
+            with contextlib.suppress(OSError):  # unsent data is of no use any more
                 if pipe is not None:
                     pipe.close()
 
 
 class Processes:
-    """All processes of a launch, as a context: when it is left they have ended."""
+    """All processes of a launch, as a context; at its end all have ended."""
 
     def __init__(self, names: Sequence[str], call: bytes, environment: Callable[[int], dict[str, str]]) -> None:
         self.all: list[Process] = []
@@ -149,9 +149,9 @@ class Processes:
             raise
 
     def follow(self, timeout: float) -> None:
-        """Pass on what they print until all have ended; one that fails ends the others.
+        """Pass on the output of all processes until all have ended; if one fails, the others are ended.
 
-        timeout: seconds for each to start, imports and the reading of its call included.
+        timeout: seconds for each to start, with imports and the unpacking of its call.
         """
         begun = time.monotonic()
         stop = float("inf")
@@ -182,7 +182,7 @@ class Processes:
         self._end()
 
     def _end(self) -> None:
-        """End all: they are asked first, and what they have started, the dealer above all, ends with them."""
+        """End all processes: by SIGTERM first, on which their children and the dealer end with them."""
         try:
             for process in self._running():
                 process.stopped = True
@@ -194,7 +194,7 @@ class Processes:
             for process in self.all:
                 process.popen.wait()
             try:
-                self._until(lambda: not self._selector.get_map())  # who has inherited a pipe holds it open
+                self._until(lambda: not self._selector.get_map())  # a process that has inherited a pipe keeps it open
                 for lines in self._lines:
                     lines.flush()
             finally:
@@ -209,9 +209,9 @@ class Processes:
 
 
 class _Lines:
-    """One process's stdout or stderr on its way to the caller's: whole lines behind a prefix, or as it comes.
+    """Passes one process's stdout or stderr on to the caller's: unchanged, or line by line with a prefix.
 
-    last: what was passed on last, by stream, for all processes: a prefix begins a line.
+    last: the last text passed on, by stream, for all processes, so that a prefix starts at the beginning of a line.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
@@ -220,7 +220,7 @@ class _Lines:
         self._begun = ""
 
     def read(self) -> bool:
-        """Pass on what has come; False at the end."""
+        """Pass on the available output; False at the end."""
         try:
             piece = os.read(self._pipe.fileno(), _PIECE)
         except BlockingIOError:
@@ -233,7 +233,7 @@ class _Lines:
         return bool(piece)
 
     def flush(self) -> None:
-        """Pass on a last line that has no end."""
+        """Pass on an incomplete last line."""
         self._write(f"{self._prefix}{self._begun}\n" if self._begun else "")
         self._begun = ""
 

@@ -1,11 +1,11 @@
-"""A program as all parties of this host, until each has ended: what `python -m hummingbird run` does.
+"""Run a program as all parties on this host, until each has ended: `python -m hummingbird run`.
 
-The processes take standard input and output as they are. Each leads a session of its own: a Ctrl-C comes to this
-process, which passes it on. Where one fails all others are told to end, and all begin anew as often as is allowed, with
-a store of their own, so that nobody meets the dead.
+The processes inherit standard input and output. Each has a session of its own: this process gets a Ctrl-C and passes it
+on. If one fails, all others are ended, and all are started again as often as allowed, with a new store, so that none
+waits for a process that has ended.
 
-All of them share a terminal, and the first one that fails is the cause. So each process inherits a pipe that holds one
-byte: who reads it first may say its error, and the others, who have only lost a party, end without a word.
+All processes share a terminal, and the first one that fails is the cause. So all inherit a pipe that holds one byte:
+the process that reads it may print its error; the others, which have only lost a party, end silently.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hummingbird.mpc.session.lanes import LanePosition
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL = 0.1  # seconds between two looks at whether a process has ended
 _GRACE = 30.0  # seconds for the others to end once one has failed, as torchrun has it
-_STORE = 300.0  # seconds for what the store itself waits for
-_WORD = "HUMMINGBIRD_WORD"  # the pipe with the one byte
+_STORE = 300.0  # seconds of the store's own waits
+_WORD = "HUMMINGBIRD_WORD"  # environment variable: the pipe with the one byte
 _DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that failed: its name, its code as Popen has it, and whether a signal to all came before."""
+    """A failed process. code: Popen's returncode. told: whether a signal to all processes came before."""
 
     name: str
     code: int
@@ -49,10 +49,11 @@ class Failure:
 
 
 def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Callable[[str], object]) -> Failure | None:
-    """Run `python WORDS` as all parties; the failure of the last life, None where all have ended with status 0.
+    """Run `python WORDS` as all parties; returns the failure of the last start, None if all ended with status 0.
 
-    restarts: how often all may begin anew. say: told of each beginning anew. SIGTERM and SIGINT go to all processes,
-    and nothing begins anew after one of them. Raises ConfigError for the numbers, EnvironmentProblem inside a party.
+    restarts: how often all may be started again. say: called with a message before each restart. SIGTERM and SIGINT are
+    passed on to all processes, and prevent restarts. Raises ConfigError for wrong numbers, EnvironmentProblem inside a
+    party.
     """
     host.check(parties, lanes, "run")
     host.refuse_inside_a_run("run", "start a run from a shell")
@@ -67,7 +68,7 @@ def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Call
 
 
 def may_speak() -> bool:
-    """Whether this process may say its error: always without `run`, and with it the first that asks."""
+    """Whether this process may print its error: always without `run`; under it, only the first one that asks."""
     pipe = os.environ.get(_WORD)
     if pipe is None:
         return True
@@ -75,23 +76,23 @@ def may_speak() -> bool:
         return bool(os.read(int(pipe), 1))
     except BlockingIOError:
         return False
-    except (OSError, ValueError):  # a variable from elsewhere
+    except (OSError, ValueError):  # the variable is not from `run`
         return True
 
 
 class _Signals:
-    """Whether a signal has come, and those that nobody has taken."""
+    """Whether a signal has come, and the signals that are not handled yet."""
 
     def __init__(self) -> None:
         self.came, self._waiting = False, list[int]()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Note a signal; a handler for `signal.signal`."""
         self.came = True
         self._waiting.append(number)
 
     def taken(self) -> list[int]:
-        """Those that have come since the last call."""
+        """The signals since the last call."""
         found, self._waiting = self._waiting, []
         return found
 
@@ -108,7 +109,7 @@ def _noted() -> Iterator[_Signals]:
 
 
 class _Life:
-    """All processes, from their start to their end, as a context: when it is left, they have ended."""
+    """One start of all processes, as a context; at its end all have ended."""
 
     def __init__(self, words: Sequence[str], places: Sequence[LanePosition], port: int, life: int) -> None:
         self._names = [place.name for place in places]
@@ -135,14 +136,14 @@ class _Life:
             raise
 
     def follow(self, signals: _Signals) -> Failure | None:
-        """Pass signals on until all have ended, or one has failed, which is returned."""
+        """Pass signals on until all have ended or one has failed; returns the failure."""
         while True:
             for number in signals.taken():
                 self._tell(number)
             running = [process for process in self._all if process.poll() is None]
             failed = [number for number, process in enumerate(self._all) if process.returncode]
             if failed:
-                first = min(failed, key=lambda number: self._all[number].returncode > 0)  # the killed are causes
+                first = min(failed, key=lambda number: self._all[number].returncode > 0)  # a killed process is a cause
                 return Failure(self._names[first], self._all[first].returncode, signals.came)
             if not running:
                 return None
@@ -155,7 +156,7 @@ class _Life:
         self._end()
 
     def _end(self) -> None:
-        """End all that run: they are asked first."""
+        """End all running processes, by SIGTERM first."""
         self._tell(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         for process in self._all:
@@ -169,12 +170,12 @@ class _Life:
     def _tell(self, number: int) -> None:
         for process in self._all:
             if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, as it ends
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, while it ends
                     os.killpg(process.pid, number)
 
 
 def _end_with_parent() -> None:
-    """Have the system tell this process to end when the one that has started it is gone (Linux)."""
+    """Have the system end this process when its parent is gone (Linux)."""
     if _PRCTL is not None:
         _PRCTL(_DEATH, signal.SIGTERM)
 

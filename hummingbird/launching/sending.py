@@ -1,9 +1,9 @@
-"""The function that `launch` was given, on its way to the processes that run it.
+"""Sending of the function of a `launch` to the processes that run it.
 
-Functions and nets of a notebook's cells belong to no module that another process could import: cloudpickle sends their
-code. Who loads a pickle runs what its writer says, which is why nothing else here uses one. Here that is the purpose:
-the writer is the process that has started the reader, under the same user, over a pipe that nobody else holds. What
-comes back is data, and is read as data (values.py).
+Functions and nets of a notebook's cells belong to no module that another process could import, so cloudpickle sends
+their code. A process that loads a pickle runs its writer's code, so nothing else in this package uses pickle. Here
+running code is the purpose: the writer is the process that has started the reader, under the same user, over a pipe
+that no other process holds. Results are data, and are read as data (values.py).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hummingbird.mpc.plan.builders import CUSTOM
 
 
 def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
-    """A call for other processes, with the registered converters, the folder and the import path.
+    """Pack a call for other processes, with the registered converters, the working directory and the import path.
 
-    Raises InputError for what cannot leave this process.
+    Raises InputError for objects that cannot be sent to another process.
     """
     try:
-        call = _dumps((fn, args, options, CUSTOM))  # together: types that they share stay the same types
+        call = _dumps((fn, args, options, CUSTOM))  # together, so that they share types
     except Exception as error:  # noqa: BLE001 - a type may refuse in any way
         what = f"the function, what it uses, or its arguments cannot be sent to another process: {error}"
         hint = "open files, connections and generators inside the function; give it tensors, nets and plain values"
@@ -37,7 +37,7 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any
 
 
 def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The function, its arguments and the session's options, in a process that `launch` has started."""
+    """Unpack the function, its arguments and the session's options, in a process that `launch` has started."""
     folder, sys.path[:], call = cloudpickle.loads(content)
     os.chdir(folder)
     fn, args, options, converters = cloudpickle.loads(call)
@@ -52,7 +52,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """A function's code as cloudpickle sends it, and its file's name, which cloudpickle leaves out from 3.1.3 on."""
+    """Reduce a function's code as cloudpickle does, and add its file name, which cloudpickle omits from 3.1.3 on."""
     _, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _coded, (parts, code.co_filename)
 
@@ -62,6 +62,6 @@ def _coded(parts: tuple[Any, ...], file: str) -> CodeType:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle's, whose functions know their file: an error of theirs is told with its line of the file or cell."""
+    """cloudpickle's pickler, with file names of functions, so that tracebacks show lines of the file or cell."""
 
     dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)

@@ -1,6 +1,6 @@
-"""Results on their way from a party to the process that has launched it: tensors and plain values, and nothing else.
+"""Results of a party, sent to the launching process: tensors and plain values only.
 
-`torch.save` writes them, and `torch.load(weights_only=True)` reads them without running what they say.
+`torch.save` writes them, and `torch.load(weights_only=True)` reads them without running any code in them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def plain(value: Any, where: str = "the result") -> Any:
-    """The value itself, with detached tensors on the CPU; InputError for what is no tensor, number, text or None, or
-    a tuple, list or dict of those.
+    """Copy a result, with detached tensors on the CPU.
+
+    Raises InputError unless it consists of tensors, numbers, text and None, in tuples, lists and dicts.
     """
     if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta":
         return value.detach().cpu().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
@@ -36,12 +37,12 @@ def plain(value: Any, where: str = "the result") -> Any:
 
 
 def packed(value: Any) -> bytes:
-    """Bytes of what `plain` has returned."""
+    """Pack a value of `plain` into bytes."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
 
 
 def unpacked(content: bytes) -> Any:
-    """The value that `packed` was given."""
+    """Unpack the value of `packed`."""
     return torch.load(io.BytesIO(content), weights_only=True)

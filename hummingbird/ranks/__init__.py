@@ -2,19 +2,19 @@
 
     torchrun --nproc_per_node=4 --master_port=29500 -m hummingbird find-bits ...
 
-They are not parties: all of them read the same net and the same data. Every rank runs the whole program and takes every
-decision itself, from the same numbers. Only batches are split: number i is run by rank i mod size, whole, as a single
-process runs it, for the last bits of a convolution depend on how many images it is given. Results are then put in the
-order of batches (`joined`), and sums are taken over all of them, in that order. So whatever is found, is found with any
-number of ranks. Gradients alone are summed by others (commands/data_parallel.py).
+They are not parties: all of them read the same net and the same data. Every rank runs the whole program and makes every
+decision itself, from the same numbers. Only batches are divided: rank i mod size runs batch i, undivided like a single
+process, as the last bits of a convolution depend on the number of images. Results are then put in the order of batches
+(`joined`), and sums are computed over all of them, in that order. So the results are the same with any number of ranks.
+Only gradients are summed elsewhere (commands/data_parallel.py).
 
-Small messages go through gloo and the CPU. Before each, ranks compare what it is about: those that differ end with both
-sides in the message. Every wait ends after `TIMEOUT`. Who fails says why in torchrun's store, where the others read it.
-Without torchrun, or outside of `job`, there is one rank, and nothing here costs anything.
+Small messages go through gloo and the CPU. Before each, ranks compare its subject; if they differ, the error shows
+both. Every wait ends after `TIMEOUT`. A rank that fails writes the reason to torchrun's store, where the others read
+it. Without torchrun, or outside of `job`, there is one rank, and all functions here cost nothing.
 
-job.py         joining, ending, and who does what
-messages.py    results put together, and agreement
-elastic.py     which of torchrun's two ways of meeting it is
+job.py         join and leave the job; ranks and their shares of the work
+messages.py    joined results, and agreement
+elastic.py     torchrun's static and dynamic rendezvous
 
     with ranks.job():
         bits = hummingbird.Study(net, images).search("8/64")

@@ -1,8 +1,8 @@
-"""torchrun's two ways of meeting, and why one of them is refused.
+"""torchrun's static and dynamic rendezvous, and why the dynamic one is refused.
 
 Dynamic (`--standalone`, no `--master-port`, or `--rdzv-backend=c10d`): torchrun keeps its state as a pickle in a store
-that listens on all interfaces and asks for no password, and loads it again and again. Who writes there runs code as the
-user of torchrun. Static (`--master-port`): torchrun keeps plain text in its store, and loads no pickle.
+that listens on all interfaces without a password, and loads it repeatedly. Anybody who writes to the store runs code as
+the user of torchrun. Static (`--master-port`): torchrun keeps plain text in its store, and loads no pickle.
 
 `python -m hummingbird run` starts the parties of one host with a store on loopback that holds no pickle either.
 """
@@ -31,13 +31,13 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 def dynamic() -> bool:
     """Whether a torchrun with a dynamic rendezvous has started this process.
 
-    A static torchrun writes its ranks into the store that it names to its processes, unless they are declared as
-    alike (TORCH_ELASTIC_WORKER_IDENTICAL); a dynamic one keeps them elsewhere. False if the store does not answer, too.
+    A static torchrun writes its ranks to the store that its processes use, unless they are declared identical
+    (TORCH_ELASTIC_WORKER_IDENTICAL); a dynamic one keeps them elsewhere. Also False if the store does not answer.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
         return False
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # a static one always says so
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # a static one always sets it
         return True
     if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
         return name != _NO_NAME
@@ -48,17 +48,17 @@ def dynamic() -> bool:
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)
         return not dist.PrefixStore(name, store).check(["torchelastic/role_info/0"])
     except (KeyError, ValueError, OSError, RuntimeError):
-        return False  # who meets the others there has an error with words
+        return False  # joining the others there will raise an error with a reason
 
 
 def warn_of_dynamic(stacklevel: int = 2) -> None:
-    """A warning under a dynamic rendezvous, by one process of each host. stacklevel: of `warnings.warn`."""
+    """Warn under a dynamic rendezvous, in one process of each host. stacklevel: for `warnings.warn`."""
     if os.environ.get("LOCAL_RANK", "0") == "0" and dynamic():
         warnings.warn(f"{WHAT}: {HINT}", stacklevel=stacklevel)
 
 
 def refuse_dynamic(listen: str) -> None:
-    """TrustError under a dynamic rendezvous for a service with clients at `listen`, or with parties, on other hosts."""
+    """Raise TrustError under a dynamic rendezvous if clients (at `listen`) or parties are on other hosts."""
     local = listen.startswith("unix:") or loopback(split(listen)[0])
     together = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     if not (local and together) and dynamic():

@@ -1,4 +1,4 @@
-"""How a rank joins the others, and every way in which it leaves: each says why, and who waits for it hears that."""
+"""Joining and leaving the job of ranks: a rank that leaves says why, and ranks that wait for it read the reason."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.rpc.signals import Stop
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
-_GRACE = 10.0  # seconds in which a rank that lives says that it does, when the connection breaks
+_GRACE = 10.0  # seconds for living ranks to say so, after a connection broke
 _KILLED = "the system may have ended it, for memory or from outside: look at its host's log"
 
 
 class Job:
-    """This process's place among the ranks, and the store in which each of them says how it has ended."""
+    """This process's rank, and the store in which each rank writes why it ends. here: local rank and local size."""
 
     def __init__(self, rank: int, size: int, store: dist.Store, timeout: float) -> None:
         self.rank, self.size, self.timeout, self._store = rank, size, timeout, store
         self.here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
     def say(self, error: BaseException | None) -> None:
-        """Tell the others that this rank ends, and why."""
+        """Tell the other ranks that this one ends, and why. error None: its program is over."""
         what, hint = "its program was over", ""
         if isinstance(error, HummingbirdError):
             what, hint = str(error).partition("\nhint: ")[0], error.hint
@@ -43,7 +43,7 @@ class Job:
             self._store.set(f"ended/{self.rank}", json.dumps([what, hint]))
 
     def has_said(self, rank: int) -> bool:
-        """Whether a rank has told why it ends, within a few seconds."""
+        """Whether a rank says within a few seconds why it ends."""
         try:
             self._store.wait([f"ended/{rank}"], datetime.timedelta(seconds=_GRACE))
         except RuntimeError:
@@ -51,7 +51,7 @@ class Job:
         return True
 
     def lost(self, otherwise: str) -> PeerError:
-        """The error that names the rank whose end has broken the connection; `otherwise` if all of them live."""
+        """The error after a broken connection, with the rank that has ended; with `otherwise` if all ranks live."""
         silent, told = [rank for rank in range(self.size) if rank != self.rank], ("", "")
         deadline = time.monotonic() + _GRACE
         try:
@@ -75,28 +75,27 @@ class Job:
 
 _REASON = records.row(records.text(1 << 20), records.text(1 << 20))
 _job: Job | None = None
-_jobs = 0  # of this process, each with names of its own in the store
+_jobs = 0  # jobs of this process so far; each has its own names in the store
 
 
 @contextlib.contextmanager
 def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
-    """Join the ranks that torchrun has started, for the time of a block, in which they split the work; None if there is
-    one.
+    """Join the ranks that torchrun has started, for a block in which they divide the work; None for a single rank.
 
-    timeout: seconds to wait for another rank's word, once they have met. Raises EnvironmentProblem for variables that
-    are none of torchrun's, PeerError for ranks that do not come within `TIMEOUT`. In the block, SIGTERM raises
-    PeerError with the name of the rank that failed.
+    timeout: seconds to wait for another rank's message. Raises EnvironmentProblem for environment variables that are
+    not torchrun's, PeerError for ranks that do not join within `TIMEOUT`. In the block, SIGTERM raises PeerError with
+    the name of the rank that failed.
     """
     global _job, _jobs
     rank, size = _environment()
     if size == 1:
         yield None
         return
-    warn_of_dynamic(stacklevel=4)  # of who enters the block
+    warn_of_dynamic(stacklevel=4)  # at the line that enters the block
     meeting, wait = datetime.timedelta(seconds=TIMEOUT), datetime.timedelta(seconds=timeout)
     try:
         shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=meeting)))
-        # `--max-restarts` keeps the store, with the addresses of the dead.
+        # With `--max-restarts` the store survives, with addresses of processes that have ended.
         store = dist.PrefixStore(f"ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_jobs}", shared)
         store.set(f"here/{rank}", "")
         store.wait([f"here/{other}" for other in range(size)], meeting)
@@ -130,15 +129,17 @@ def _environment() -> tuple[int, int]:
 
 
 def _backend(size: int) -> str:
-    """gloo for messages; for gradients on GPUs NCCL, which takes one rank for each of them, and no more."""
+    """The backend: gloo for messages; NCCL for gradients on GPUs, if each rank has a GPU of its own."""
     own = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= torch.cuda.device_count()
     return "cpu:gloo,cuda:nccl" if own else "gloo"
 
 
 @contextlib.contextmanager
 def _signals(joined: Job) -> Iterator[None]:
-    """SIGTERM, by which torchrun ends the ranks that are left, is an error; Ctrl-C comes from the terminal and again
-    from torchrun, and the second one must not disturb what the first one has begun. Who ends in an error hears neither.
+    """A context that handles signals: SIGTERM, by which torchrun ends the remaining ranks, raises an error.
+
+    Ctrl-C comes from the terminal and again from torchrun; the second one is ignored, so that it does not disturb the
+    clean-up. A rank that ends by an error ignores both signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -162,11 +163,11 @@ def _signals(joined: Job) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# Who does what ------------------------------------------------------------------------------------------------------
+# Ranks and their shares of the work ----------------------------------------------------------------------------------
 
 
 def current() -> Job | None:
-    """This process's place among several ranks; None with one rank."""
+    """This process's `Job` in a block of `job` with several ranks; else None."""
     return _job
 
 
@@ -186,14 +187,14 @@ def first() -> bool:
 
 
 def part(count: int) -> range:
-    """The numbers of this rank's batches, of `count` batches."""
+    """The numbers of this rank's batches, out of `count`."""
     return range(rank(), count, size())
 
 
 def device(name: str) -> str:
-    """The device of this rank: for "cuda" the card of its number on this host."""
+    """The device of this rank: for "cuda" the GPU with its local rank as number."""
     if _job is None or name != "cuda" or not torch.cuda.is_available():
         return name
     card = _job.here[0] % torch.cuda.device_count()
-    torch.cuda.set_device(card)  # NCCL takes the current one
+    torch.cuda.set_device(card)  # NCCL uses the current one
     return f"cuda:{card}"

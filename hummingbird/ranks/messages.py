@@ -1,4 +1,4 @@
-"""Messages between ranks: results put in the order of batches, means, bytes of rank 0, and that they agree."""
+"""Messages between ranks: results in the order of batches, means, bytes from rank 0, and agreement."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SHOWN = 80  # characters of a value in an error
 
 
 def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> Tensor:
-    """torch.cat of run(0), run(1), ..., on the CPU, with rows[i] rows each; every rank runs its own of them.
+    """Compute torch.cat of run(0), run(1), ..., on the CPU, with rows[i] rows each; every rank runs its share of them.
 
-    like: (0, ...), for shape and type of a row. Exact: all ranks but one add 0 to every number.
+    like: (0, ...), with the shape and type of a row. Exact: for every number, all ranks but one add 0.
     """
     if current() is None:
         return torch.cat([run(number) for number in range(len(rows))])
@@ -39,7 +39,7 @@ def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> T
 
 
 def mean(values: Tensor) -> Tensor:
-    """The mean of the ranks' tensors, which have one shape, on their device; all ranks get the same bits."""
+    """The mean of the ranks' tensors of equal shapes, on their device; all ranks get the same bits."""
     if current() is None:
         return values
     every = joined(lambda _: values.detach().double().cpu()[None], [1] * size(), values[None][:0].double().cpu())
@@ -47,7 +47,7 @@ def mean(values: Tensor) -> Tensor:
 
 
 def told(make: Callable[[], bytes]) -> bytes:
-    """The bytes that `make` gives at rank 0, at all ranks."""
+    """Call `make` at rank 0, and return its bytes at all ranks."""
     if current() is None:
         return make()
     content = make() if first() else b""
@@ -62,7 +62,7 @@ def told(make: Callable[[], bytes]) -> bytes:
 
 
 def agree(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """AgreementError at all ranks, with the ranks and what they have, unless they hold the same facts by name."""
+    """Compare facts, by name, between all ranks; AgreementError at all of them if they differ, with both values."""
     if current() is None:
         return
     text = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
@@ -92,7 +92,7 @@ def _gathered(tensor: Tensor) -> list[Tensor]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """A block in which ranks wait for each other: a broken connection is a PeerError that names who has ended."""
+    """A context in which ranks wait for each other; a broken connection raises PeerError with the rank that ended."""
     try:
         yield
     except RuntimeError as error:

@@ -1,14 +1,17 @@
-"""A net saved once, and loaded at parties that have no Python code of it: `save`, `load`, `load_net`.
+"""Saving of nets, and loading at parties that do not have the net's Python code: `save`, `load`, `load_net`.
 
     hummingbird.save(net, "saved", bits="bits.json", weights=1)     # at the owner of the weights; no session is needed
     private = hummingbird.load("saved")                             # at every party: what convert_model returns
 
-What is saved is not the private net, whose tensors belong to one session, but the net as data (`graph.SavedNet`): the
-steps that it is traced to, of a closed list of operations, before batch norms are folded, with its own parameters.
-Loading makes a module of them and converts it as any other net: `load(folder)` is `convert_model` of what `load_net`
-gives, with the windows, owner and protocol that were saved; so there is one way from a net to a private one, and
-`simulate`, `validate_model` and the searches take a loaded net, too. Names, fingerprints, windows, costs and answers
-are those of the net itself.
+A saved net is not a private net, whose tensors belong to one session, but the net as data (`graph.SavedNet`): its
+traced steps, of a closed list of operations, before batch norms are folded, with its own parameters. Loading makes a
+module from them and converts it like any other net: `load(folder)` is `convert_model` of `load_net(folder)`, with the
+saved windows, owner and protocol. So there is one way from a net to a private net, and `simulate`, `validate_model` and
+the searches also take a loaded net. Names, fingerprints, windows, costs and answers are those of the original net.
+
+description.py    net.json: the steps, the tensors' types and shapes, and how the net is converted
+weights.py        files of weights: safetensors, bound to one net.json
+folder.py         the folder: written as a whole or not at all
 """
 
 from __future__ import annotations
@@ -47,12 +50,12 @@ def save(
     protocol: str = "masked",
     example: Any = None,
 ) -> None:
-    """Write a net, and how it is converted, to a new folder: `load` gives there what `convert_model` gives here.
+    """Save a net, and how it is converted, to a new folder, from which `load` makes the private net.
 
-    The arguments, but for `folder`, are those of `convert_model`, and so are the errors; no session is needed. Private
-    weights (`weights=RANK`) go to a file of their own, `party-RANK.safetensors`, which no other party may have. Raises
-    ModelError for layers that only code can express (`register_converter`), and InputError for a folder that is there
-    already or cannot be written, and for a party that does not have the weights.
+    The other arguments and the errors are those of `convert_model`; no session is needed. Private weights
+    (`weights=RANK`) go to a file of their own, `party-RANK.safetensors`, which no other party may have. Also raises
+    ModelError for layers that only code can express (`register_converter`), and InputError for a folder that exists
+    already or cannot be written, and at a party that does not have the weights.
 
         hummingbird.save(net, "saved", bits="bits.json")
     """
@@ -70,17 +73,17 @@ def save(
     steps, tensors = _named(_savable(net, example, owner))
     if owner is not None:
         config.check_use(lambda: fingerprints(net, graph.trace(net, example=example), example), protocol, None)
-        # How windows were found may tell of the weights, which they have just been compared with.
+        # The provenance of windows may reveal something about the weights; the check above has used it.
         known = {key: config.provenance[key] for key in ("protocol", "parties") if key in config.provenance}
         config = replace(config, provenance=known)
-    elif "net" in config.provenance:  # which may be that of the net without the example
+    elif "net" in config.provenance:  # it may be the fingerprint of the net without the example
         steps_of = graph.fingerprint(graph.trace(net, example=example))
         config = replace(config, provenance={**config.provenance, "net": steps_of})
     salt = b"" if owner is None else new_seed(32)
     seal = files.seal(tensors, salt)
     saved = NetDescription(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)
     text = saved.to_json().encode()
-    NetDescription.from_json(text, str(place / folders.NET))  # what this release cannot read, it does not write
+    NetDescription.from_json(text, str(place / folders.NET))  # never write a file that this release cannot read
     with folders.written(place) as draft:
         (draft / folders.NET).write_bytes(text)
         path = draft / files.name_of(owner)
@@ -89,12 +92,13 @@ def save(
 
 
 def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
-    """The private net of a folder that `save` wrote, as `convert_model` gave it, with no code of the net.
+    """Load the private net of a folder that `save` wrote, without the net's code.
 
     aim: as for `convert_model`; it belongs to a session, and is not saved.
-    At another party than the owner of private weights the folder holds net.json alone. Raises InputError for a folder
-    that is no saved net, or not a whole one, for changed, foreign and other parties' files, AgreementError if, after
-    `init`, the parties have loaded different nets, and what else `convert_model` raises.
+
+    With private weights, the folder of a party that is not their owner holds net.json only. Raises InputError for a
+    folder that holds no saved net or an incomplete one, and for changed, foreign and other parties' files;
+    AgreementError if, after `init`, the parties have loaded different nets; and the errors of `convert_model`.
 
         private = hummingbird.load("saved")
     """
@@ -105,16 +109,16 @@ def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
 
 
 def load_net(folder: str | PathLike[str]) -> SavedNet:
-    """The net of a folder that `save` wrote, on plain tensors: for `simulate`, `validate_model`, other windows.
+    """Load the net of a folder that `save` wrote, on plain tensors: for `simulate`, `validate_model`, other windows.
 
-    It computes what the net does at inference. Raises InputError as `load` does, and for private weights that the
-    folder does not hold.
+    It computes the same as the net at inference. Raises InputError as `load` does, and if the folder lacks private
+    weights.
     """
     return read_net(folder, folders.description(Path(fspath(folder))))
 
 
 def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: bool = True) -> SavedNet:
-    """`load_net` of a description that is read already; without `weights`, zeros in their place."""
+    """`load_net` with a description that was read before; weights: False puts zeros in their place."""
     place = Path(fspath(folder))
     rank = sessions.current().rank if sessions.is_initialized() else None
     folders.check_strangers(place, saved, rank)
@@ -124,14 +128,15 @@ def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: boo
 
 
 def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
-    """The step with other tensors, by the identity of its own."""
+    """The step with other tensors. tensors: id of the step's own tensor -> the new one."""
     attrs = {key: tensors[id(value)] if isinstance(value, Tensor) else value for key, value in step.attrs.items()}
     return replace(step, attrs=attrs)
 
 
 def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
-    """The net's steps; ModelError with all those that only code can express. No number of private weights is in them:
-    all parties are given them.
+    """The net's steps, which all parties see: they contain no number of private weights.
+
+    Raises ModelError with all layers that only code can express, InputError for an example that cannot be saved.
     """
     steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example, secret=owner is not None)
     hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
@@ -151,7 +156,7 @@ def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
 
 
 def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
-    """The steps, and their tensors by name; a tensor that several steps have is named once."""
+    """The steps, and their tensors by name; a tensor of several steps has one name."""
     tensors: dict[str, Tensor] = {}
     known: set[int] = set()
     for step in steps:

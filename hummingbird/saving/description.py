@@ -1,7 +1,7 @@
-"""net.json: a net as data. Its steps, the names, types and shapes of its tensors, and how it is converted.
+"""net.json: a net as data, with its steps, the names, types and shapes of its tensors, and how it is converted.
 
-Operations are the closed list of `graph.schema`, so reading a file runs nothing and imports nothing. A text from
-anybody is read or refused (InputError), in memory in proportion to its size.
+Operations are the closed list of `graph.schema`, so reading a file runs no code and imports nothing. The text may come
+from anybody: it is read or refused (InputError), with memory in proportion to its size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MOST_TEXT = 16 << 20  # bytes; a net of 200 steps has 100 kB
 _MOST_STEPS = 1 << 16
 _MOST_PARTIES = 1 << 16
-_MOST_TENSORS = 1 << 31  # elements in all: a party without the weights makes zeros of these shapes
+_MOST_TENSORS = 1 << 31  # elements of all tensors: a party without the weights makes zeros of these shapes
 
 
 _STEP = records.row(
@@ -57,7 +57,7 @@ class WeightSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetText:
-    """The net in its file: a step is its name, operation, inputs and attributes, which `step_json` reads."""
+    """The net in its file. steps: name, operation, inputs and attributes of each, read by `step_json`."""
 
     steps: tuple[tuple[Any, ...], ...] = field(records.many(_STEP, _MOST_STEPS))
     tensors: dict[str, WeightSpec] = field(
@@ -71,7 +71,7 @@ class NetText:
 
 @dataclass(frozen=True, kw_only=True)
 class NetFile:
-    """The file: who wrote it, and a digest of the net."""
+    """The file. hummingbird: the release that wrote it. digest: of the net."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -84,7 +84,7 @@ class NetFile:
 class NetDescription:
     """The content of net.json.
 
-    steps: with tensors on the meta device. tensors: those, by the names that they have in files of weights.
+    steps: their tensors are on the meta device. tensors: the same tensors, by their names in files of weights.
     weights: "public", or the rank of the party that owns them. seal: `weights.seal` of the tensors.
     """
 
@@ -97,7 +97,7 @@ class NetDescription:
 
     @property
     def owner(self) -> int | None:
-        """The rank of the party that owns the weights; None: they are public."""
+        """The rank of the party that owns the weights; None if they are public."""
         return None if isinstance(self.weights, str) else self.weights
 
     @property
@@ -107,11 +107,11 @@ class NetDescription:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of all of this, which every file of weights names."""
+        """SHA-256 (hex) of the description; every file of weights contains it."""
         return _digest(self._net())
 
     def to_json(self) -> str:
-        """The file's text. TypeError for a step that holds what JSON has no form for."""
+        """The file's text. Raises TypeError for a step with a value that JSON cannot hold."""
         net = self._net()
         own = {"format": FORMAT, "version": VERSION, "hummingbird": RELEASE, "digest": _digest(net)}
         return json.dumps({**own, "net": net}, allow_nan=False) + "\n"
@@ -177,7 +177,7 @@ class NetDescription:
 
 
 def _shaped(spec: WeightSpec) -> Tensor:
-    """A tensor on the meta device."""
+    """A tensor of this type and shape on the meta device."""
     if math.prod(spec.shape) > _MOST_TENSORS:
         raise ValueError(f"a tensor of shape {str(spec.shape)[:80]}")
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta")

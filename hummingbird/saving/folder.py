@@ -1,8 +1,8 @@
-"""A saved net's folder: there as a whole or not at all, and never written over.
+"""The folder of a saved net: written as a whole or not at all, and never overwritten.
 
 net.json                 for every party: the net as data
 weights.safetensors      public weights, for every party;  or
-party-1.safetensors      those of party 1, mode 0600, for it alone
+party-1.safetensors      weights of party 1, mode 0600, for this party only
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NET = "net.json"
 
 
 def check_free(folder: Path) -> None:
-    """InputError, said before any work, unless a folder of this name can be made."""
+    """Raise InputError, before any work is done, unless a folder of this name can be created."""
     if folder.exists() or folder.is_symlink():
         hint = "name a new folder, or remove this one: nothing is written over"
         raise InputError("the folder is there already", where=str(folder), hint=hint)
@@ -33,7 +33,7 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes its name, `folder`, once all is on the disk. Errors of `check_free`."""
+    """A new folder to write into; it is renamed to `folder` once all is on the disk. Raises as `check_free`."""
     check_free(folder)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # mode 0700
@@ -44,7 +44,7 @@ def written(folder: Path) -> Iterator[Path]:
             mask = os.umask(0)
             os.umask(mask)
             draft.chmod(0o777 & ~mask)
-            check_free(folder)  # another one may have come meanwhile
+            check_free(folder)  # another process may have created it meanwhile
             disk.publish(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -54,9 +54,7 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def description(folder: Path) -> NetDescription:
-    """The content of a folder's net.json; InputError for a folder that holds none, and of
-    `NetDescription.from_json`.
-    """
+    """Read a folder's net.json. Raises InputError for a folder without one, and as `NetDescription.from_json`."""
     path = folder / NET
     try:
         with open(path, "rb") as file:
@@ -68,9 +66,9 @@ def description(folder: Path) -> NetDescription:
 
 
 def check_strangers(folder: Path, saved: NetDescription, rank: int | None) -> None:
-    """InputError for weights of another party that this one can read, or that the net does not have.
+    """Raise InputError for another party's weights that this party can read, and for weights that are not this net's.
 
-    rank: this party's; None: no party's, but of whoever owns the weights.
+    rank: this party's rank; None: there is no session, and the caller may own the weights.
     """
     for path in sorted(folder.glob("party-*.safetensors")):
         if path.name != weights.name_of(saved.owner):

@@ -1,8 +1,8 @@
-"""Files of weights: safetensors, which hold tensors and no code, bound to one net.json and it to them.
+"""Files of weights: safetensors, which hold tensors and no code. A file and its net.json are bound to each other.
 
-A file names the digest of its net.json, which holds the file's seal: SHA-256 of a salt and of all tensors. Public
-weights have no salt. Those of a party have 32 random bytes, in its file alone, so that the seal, which every party
-gets, confirms no guess of the weights.
+The file contains the digest of its net.json, which contains the seal of the file: SHA-256 of a salt and of all tensors.
+Public weights have no salt. A party's weights have a salt of 32 random bytes, in its file only: so the seal, which
+every party sees, cannot confirm a guess of the weights.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hummingbird import records
 from hummingbird.errors import InputError
 from hummingbird.saving.description import NetDescription
 
-_OWN = "hummingbird"  # one entry of the file's metadata, which has no order: equal nets are equal files
+_OWN = "hummingbird"  # one entry in the file's metadata, as entries have no order: equal nets are equal files
 FORMAT, VERSION = "hummingbird-weights", "1"
 
 
 def name_of(owner: int | None) -> str:
-    """The name of the file of public weights, or of those of a party."""
+    """The name of the file of public weights (None), or of a party's weights."""
     return "weights.safetensors" if owner is None else f"party-{owner}.safetensors"
 
 
 def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
-    """SHA-256 (hex) of a salt and of names, types, shapes and values: the same on every machine."""
+    """SHA-256 (hex) of a salt, and of the tensors' names, types, shapes and values; the same on every machine."""
     digest = hashlib.sha256(b"hummingbird-weights-1" + len(salt).to_bytes(8, "little") + salt)
     for name, tensor in sorted(tensors.items()):
         head = f"{name}\0{tensor.dtype} {tuple(tensor.shape)}".encode()
@@ -50,7 +50,7 @@ def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt
 
 
 def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
-    """The weights of `saved`, by name; InputError for a file that is missing, not whole, changed, or another net's."""
+    """Read the weights of `saved`, by name; InputError for a missing, incomplete, changed or foreign file."""
     again = "copy it again from where the net was saved"
     if not path.is_file():
         whose = "its public weights" if saved.owner is None else f"the private weights of party {saved.owner}"
@@ -75,12 +75,12 @@ def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
 
 
 def zeros(saved: NetDescription) -> dict[str, Tensor]:
-    """Tensors in place of another party's weights: shapes and types alone matter."""
+    """Zeros in place of another party's weights, of which only shapes and types are used."""
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 
 
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The file's words on itself; none for another program's."""
+    """hummingbird's entry in the file's metadata; empty if another program wrote the file."""
     try:
         words = records.read(metadata.get(_OWN, "{}"), records.mapping(records.anything(), 16), name="metadata")
     except InputError as error:
@@ -108,7 +108,7 @@ def _whose(party: str) -> str:
 
 
 def _check_header(file: Any, saved: NetDescription, path: Path) -> None:
-    """Types and shapes, before anything is read."""
+    """Check names, types and shapes of the tensors before they are read; InputError if they differ."""
     names = set(file.keys())
     wrong = sorted(names ^ set(saved.tensors))
     if wrong:

@@ -1,4 +1,4 @@
-"""The law on whole tensors: a ReLU in one pass over memory (kernels/simulation.py), with the gradient of the kept sign.
+"""Comparisons by a protocol's law on tensors: a ReLU in one pass over memory (kernels/simulation.py), with gradients.
 
 Every comparison draws its random numbers from a key of its own. With a seed, keys are SplitMix64's outputs from a state
 that is a hash of the seed: key number i is a function of (seed, i), on every device.
@@ -20,10 +20,10 @@ from hummingbird.mpc.protocols.law import UNIT, Law
 
 
 class Compare:
-    """relu(v) and v itself, as a protocol computes them.
+    """Comparisons: relu(v), and v itself, as a protocol computes them.
 
-    seed: None takes a key from torch's own generator (the CPU's) for each comparison. clamp: values are moved to the
-    nearest one that is surely inside the window, in training.
+    seed: of the keys; None: take each key from torch's own generator (the CPU's). clamp: in training, move values into
+    the range that the window surely holds.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
@@ -32,16 +32,16 @@ class Compare:
         self.drawn = 0  # keys so far
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compare:
-        return self  # the layers of a copied twin hold it too; every forward sets its mode
+        return self  # shared with the layers of a copied simulation; every forward() sets its mode
 
     def restart(self, seed: int) -> None:
-        """Let the calls that follow draw as those of a new twin of this seed."""
+        """Start again with this seed: later calls draw as in a new simulation."""
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """A function that ranks call before pass number 0, 1, ..., to draw the keys that a single process draws there.
+        """A function that ranks call before pass number 0, 1, ..., so that each draws the keys of a single process.
 
-        run_one: any pass; it is run to count its keys, with one rank not.
+        run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
         """
         if ranks.size() == 1:
             return lambda number: None
@@ -55,19 +55,21 @@ class Compare:
         return go_to
 
     def draw(self) -> int:
-        """The key of the next u: 64 bits."""
+        """Draw the key of the next comparison: 64 bits."""
         if self.seed is None:
             return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
         self.drawn += 1
         return word(word(self.seed, 0), self.drawn)
 
     def relu(self, v: Tensor, law: Law) -> Tensor:
-        """bit z, of v's type and memory format; real v of any shape."""
+        """Compute bit z, in v's type and memory format. v: real, of any shape."""
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
-        """bit z and z; u: its key as drawn before, for comparisons that have one u; rounding: that of the roundings of
-        shares beyond two, for comparisons of one opened value.
+        """Compute bit z, and z.
+
+        u: a key drawn before, for comparisons that share their random number u; None: draw one. rounding: a key drawn
+        before for the rounding of shares beyond two, for comparisons of the same opened value.
         """
         y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True, rounding)
         assert z is not None
@@ -92,14 +94,14 @@ class Compare:
         return self.moved(v, *law.range)
 
     def moved(self, v: Tensor, low: float, high: float) -> Tensor:
-        """Values between two ends, if they are to be clamped; those beyond at the end next to them."""
+        """Clamp values to a range, in training with `clamp`; else return them unchanged."""
         if not (self.clamp and self.training):
             return v
         return v.clamp(_inner(low, v.dtype), _inner(high, v.dtype))
 
 
 def _inner(bound: float, dtype: torch.dtype) -> float:
-    """The number of that type next to the bound, towards zero."""
+    """The bound in this type, rounded towards zero."""
     near = torch.tensor(bound, dtype=dtype)
     if abs(float(near)) > abs(bound):
         near = torch.nextafter(near, torch.zeros_like(near))
@@ -107,34 +109,34 @@ def _inner(bound: float, dtype: torch.dtype) -> float:
 
 
 def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
-    """The same elements, contiguous: channels_last is read in its own order (True)."""
+    """The elements as a contiguous tensor; and whether they are in the order of channels_last."""
     if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last):
         return v.permute(0, 2, 3, 1), True
     return v.contiguous(), False
 
 
 def _disturbed(v: Tensor, law: Law, key: int) -> Tensor:
-    """v and the roundings of shares beyond two."""
+    """v plus the rounding errors of shares beyond two."""
     noise = drawn(v.numel(), key, law.q, law.disturbances, v.device).double()
     middle = law.disturbances * ((1 << law.q) - 1) / 2
     return (v.double() + (noise - middle) * UNIT).to(v.dtype)
 
 
 def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
-    """`Law.rounded` of real x; what is not finite stays so."""
+    """`Law.rounded` for real x; values that are not finite stay as they are."""
     e = drawn(x.numel(), key, law.q, 1, x.device)
     return (((x.double() / UNIT).round() + e).mul(2.0**-law.q).floor() * (UNIT * 2.0**law.q)).to(x.dtype)
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """The multiples of 2^k units that z lacks of v; 0 where v is not finite, or too large to tell."""
+    """The multiple of 2^k units in v - z; 0 if v is not finite, or too large to tell."""
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step
     return turned.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Compare(torch.autograd.Function):
-    """bit z and, where `both`, z; the gradient of bit z goes where the value went, as if nothing were rounded."""
+    """Compute bit z and, with `both`, z; the gradient passes where the value passed, as if nothing were rounded."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, law: Law, key: int, rounding: int, both: bool) -> tuple[Tensor, Tensor | None]:

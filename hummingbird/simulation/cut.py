@@ -1,8 +1,8 @@
-"""The twin of two-party inference without a dealer (hummingbird/hybrid): its whole numbers, with random low bits.
+"""Simulation of two-party inference without a dealer (hummingbird/hybrid): its integers, with random low bits.
 
-Every layer is computed on integers as the two sides' shares are, weights rounded alike. What chance there is comes from
-the low bits of the data's shares, which are cut off: they are given, or those of shares that are drawn, which needs no
-weights. Cuts are not independent: a value that is read twice has one share.
+Every layer computes on integers, as the two sides do on shares, with the same rounded weights. The only randomness is
+in the low bits of the data side's shares, which are cut off: the caller supplies them, or shares are drawn, which needs
+no weights. Cuts are not independent: a value that is read twice has one share.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SLICE = 16  # images at a time: the values of a ResNet-18's layers then stay in 
 class CutSimulator(nn.Module):
     """The net with windows as the two sides compute it: on the CPU, without gradients, always as in eval mode.
 
-    The net is planned when images come, and again after a weight, the windows or the images' shape have changed.
-    Raises ModelError for a net that cannot be traced, ConfigError for windows of layers that it lacks; forward() what
-    `hybrid.convert_model` raises besides.
+    The net is planned at the first images, and again after a change of a weight, the windows or the images' shape.
+    Raises ModelError for a net that cannot be traced, ConfigError for windows of layers that it lacks; forward() also
+    raises the errors of `hybrid.convert_model`.
     """
 
     def __init__(self, net: nn.Module, config: BitConfig, seed: int | None) -> None:
@@ -43,18 +43,18 @@ class CutSimulator(nn.Module):
         return "plaintext twin of hummingbird.hybrid"
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
-        """Other windows for the same net. Raises ConfigError as the twin itself; it then keeps the windows it has."""
+        """Change the windows. Raises ConfigError as the constructor; the old windows then stay."""
         config = BitConfig.of(bits)
         check_windows(graph.trace(self.net), config)
         self._bits = config
         self._plain: Plain | None = None
 
     def restart(self, seed: int) -> None:
-        """Let the calls that follow draw as those of a new twin of this seed."""
+        """Start again with this seed: later calls draw as in a new simulation."""
         self._generator = seeded(seed)
 
     def planned(self, shape: tuple[int, ...]) -> Plain:
-        """The plan for images of this shape, as the net and the windows are now."""
+        """The plan for images of this shape, with the current weights and windows."""
         state = [shape, *((id(t), t._version) for t in (*self.net.parameters(), *self.net.buffers()))]
         if self._traced is None or state != self._traced_of:
             self._traced, self._traced_of, self._plain = TracedNet(self.net, shape), state, None
@@ -63,11 +63,10 @@ class CutSimulator(nn.Module):
         return self._plain
 
     def forward(self, x: Tensor, low: Mapping[int, Tensor] | None = None) -> Any:
-        """Logits, float32, in the net's structure, of real images.
+        """The net's result, float32, for real images.
 
-        low: the bits that are cut off, int64 (B, *shape) by number of the cut.
-
-        InputError for images beyond the windows' `input_range`.
+        low: number of a cut -> the bits that are cut off, int64 (B, *shape); None: random ones. Raises InputError for
+        images beyond the windows' `input_range`.
         """
         plain = self.planned(tuple(x.shape[1:]))
         images = plain.plan.encode(x.detach().float().cpu())
@@ -81,12 +80,12 @@ class CutSimulator(nn.Module):
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator of low bits: no secret, as nothing here is hidden from anybody."""
+    """A generator of low bits; it need not be secret, as a simulation hides nothing."""
     return torch.Generator().manual_seed(seed)
 
 
 def uniform_low(plan: Plan, images: int, generator: torch.Generator | None) -> dict[int, Tensor]:
-    """The low bits of the data's shares that are uniform, for every cut: int64 (images, *shape), by number."""
+    """Draw the low bits of uniform shares for every cut: number of the cut -> int64 (images, *shape)."""
 
     def share(number: int, step: Step) -> Tensor:
         found = torch.empty(images, *step.shape, dtype=torch.int64)

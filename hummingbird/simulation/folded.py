@@ -1,9 +1,9 @@
-"""The net as private inference has it, batch norms folded, on real tensors, run from anywhere to anywhere.
+"""A net with folded batch norms on real tensors, which can run from any step to any other.
 
-What the steps of `graph.trace` compute, in float32, with constants rounded as private inference rounds them, and with
-given functions in place of the layers that compare. A state
-is where a run stands: no step writes into what it reads, so one state may be gone on from several times. Folded
-convolutions take about two thirds of the time of convolutions and batch norms (ResNet-18, one CPU core).
+It computes the steps of `graph.trace` in float32, with constants rounded as in private inference, and with functions of
+the caller in place of comparing layers. A state is the progress of a run: no step modifies its inputs, so a run can
+continue several times from one state. Folded convolutions take about two thirds of the time of convolutions and batch
+norms (ResNet-18, one CPU core).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hummingbird.simulation.windows import traced
 
 
 class FoldedState(NamedTuple):
-    """The number of steps made, and the values that later ones read."""
+    """The progress of a run: the number of steps done, and the values that later steps read."""
 
     place: int
     values: Mapping[int, Any]
 
     @property
     def nbytes(self) -> int:
-        """Memory of the values; what two of them share is counted twice."""
+        """The memory of the values in bytes; memory that two values share is counted twice."""
         return sum(value.nbytes for value in self.values.values() if isinstance(value, Tensor))
 
 
 class FoldedNet:
-    """A net's steps, on its device, in the order of a protocol's parties; the net is copied.
+    """A copy of a net as steps, on its device, in the order in which a protocol's parties compute them.
 
-    traced: as `graph.trace` gives them. scales: bits of fraction of weights, by the name of their step, where windows
-    leave them fewer (`rounding.weight_scales`). Raises ModelError for a net that cannot be converted.
+    `traced`: the steps of `graph.trace`. scales: name of a step -> fraction bits of its weights, if windows reduce them
+    (`rounding.weight_scales`). Raises ModelError for a net that cannot be converted.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class FoldedNet:
 
     @property
     def steps(self) -> dict[str, Step]:
-        """All steps, by name."""
+        """Map the names of all steps to the steps."""
         return {step.name: step for step in self._steps}
 
     def start(self, x: Tensor, *public: Tensor) -> FoldedState:
-        """Before the first step, with this batch as the net's input, rounded as it is shared, and its public ones."""
+        """The state before the first step. x: a batch, rounded here as for shares. public: the public inputs."""
         placed = [value.to(self.device) for value in public]
         shared = x.to(self.device, torch.float32).mul(2.0**SCALE).round_().mul_(2.0**-SCALE)
         return FoldedState(0, self._interpreter.start(shared, *placed))
@@ -73,8 +73,9 @@ class FoldedNet:
     def advance(
         self, state: FoldedState, instead: Mapping[str, Callable[..., Any]], stop: str | None = None
     ) -> FoldedState:
-        """Go on up to the step of this name, or to the end; `instead[name](tensor, weight of a PReLU)` for those
-        that compare. The state given stays as it is.
+        """Run up to the step of this name, or to the end; the old state stays valid.
+
+        instead: name of a comparing step -> function that replaces it, of the tensor and the weight of a PReLU.
         """
 
         def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
@@ -91,9 +92,9 @@ class FoldedNet:
         return FoldedState(end, values)
 
     def finish(self, state: FoldedState, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """The net's output."""
+        """Run to the end: the net's output."""
         return self.advance(state, instead).values[len(self._steps) - 1]
 
     def result(self, out: Tensor, shape: Sequence[int]) -> Any:
-        """The output in the structure of forward()'s; shape: of the input."""
+        """The output in the structure of forward()'s result. shape: the shape of the input."""
         return calls.unpacked(self._steps, out, calls.shapes_for(self._steps, shape), lambda part: part)

@@ -1,7 +1,7 @@
-"""The layers that compare, on real tensors: their own formulas (mpc/layers/arithmetic.py), over the law of their
-protocol.
+"""Simulated comparing layers, on real tensors: the private layers' own formulas, over the law of their protocol.
 
-Each twin holds the private layer itself, so that windows, knots, pooling places and rounded constants are the same.
+A simulated layer uses the private layer itself, so that windows, knots, pooling positions and rounded constants are the
+same. mpc/layers/arithmetic.py has the operations of formulas.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 
-Twin = Callable[..., Tensor]  # (value, the slopes of a PReLU) -> value
+Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU) -> value
 
 
 class Simulated(Reals):
-    """Real numbers whose comparisons decide as a protocol's do on shares of this scale."""
+    """Arithmetic of formulas on real numbers, with comparisons that decide as the protocol does on shares."""
 
     def __init__(self, comparison: Comparison, scale: int, parties: int, decide: Compare) -> None:
         self.scale, self.parties, self.decide = scale, parties, decide
@@ -43,21 +43,21 @@ class Simulated(Reals):
         return self.decide.both(x, self.law)
 
     def maximum(self, x: Tensor) -> Tensor:
-        # Every difference lies within the spread of all values: where no sign is wrong then, the tree is a maximum,
-        # and torch's own does not round a - b for an a of 1 and a b of -10^9.
+        # Every difference lies within the spread of all values. If no sign can be wrong, the tree computes a maximum,
+        # and torch's own is used, as it does not round a - b (say for 1 and -10^9).
         if not self.law.draws and x.numel() and self.surely(x):
             return x.amax(0)
         return super().maximum(x)
 
     def surely(self, x: Tensor) -> bool:
-        """Whether comparisons of differences of these values are right."""
+        """Whether all comparisons of differences of these values are right."""
         least, most = (float(end) for end in torch.aminmax(x.detach()))
         return self.law.holds(least - most, most - least)
 
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        u = self.decide.draw() if self.law.draws else None  # one for all (protocols/law.py)
+        u = self.decide.draw() if self.law.draws else None  # the same u for all knots (protocols/law.py)
         knots = knots if len(knots) == 1 else [self.law.near(knot) for knot in knots]
-        rounding = self.decide.draw() if self.law.disturbances else None  # one value is opened
+        rounding = self.decide.draw() if self.law.disturbances else None  # one opening for all knots
         first, z = self.decide.both(x - knots[0], self.law, u, rounding)
         return [first, *(self.decide.both(x - knot, self.law, u, rounding)[0] for knot in knots[1:])], z
 
@@ -72,7 +72,7 @@ class Simulated(Reals):
 
 
 class RingUnits(Reals):
-    """Whole numbers of 2^-16, int64, under windows with m = 0: nothing is random."""
+    """Arithmetic of formulas on integers, int64, in units of 2^-16, for windows with m = 0: nothing is random."""
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
         self.parties, self.law = parties, comparison.law(SCALE, parties)
@@ -92,11 +92,14 @@ class RingUnits(Reals):
 
 
 def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
-    """The twin of a private layer whose input has this scale; step: None for one of several steps of a single call."""
+    """The simulated layer of a private layer whose input has this scale.
+
+    step: the layer's step; None if one call of the net has several steps.
+    """
     if isinstance(layer, Norm):
         norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
         return lambda x, *_: norm.formula(exact, x)
-    assert isinstance(layer, Comparing), f"no twin of {type(layer).__name__}"
+    assert isinstance(layer, Comparing), f"no simulation of {type(layer).__name__}"
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()
     if isinstance(layer, (Argmax, Greater)):
@@ -111,8 +114,10 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
 def on_live(
     twins: Mapping[str, Twin], plan: Sequence[PlanStep], passed: Mapping[str, Sequence[str]]
 ) -> dict[str, Twin]:
-    """The twins for the net's own values, in the net's own order: these have the means that norms leave to the weights
-    before them, and a ReLU that max poolings pass (`passed`) is computed behind the last of these.
+    """Adapt simulated layers to the net's own order and values.
+
+    There values still have the means that changed weights take away before norms; and a ReLU that was exchanged with
+    max poolings (passed: pooling -> ReLUs) is computed behind the last of these poolings.
     """
     found = dict(twins)
     last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}
@@ -145,13 +150,13 @@ def _less_mean(twin: Twin) -> Twin:
 
 
 def _in_units(layer: Argmax | Greater, n: RingUnits) -> Twin:
-    # Below 2^30 as reals, so that the formula's bits stay inside the ring.
+    # Values below 2^30 as reals, so that the formula's bits fit the ring.
     return lambda *x: (layer.formula(n, *(n.law.ring(v.detach()) for v in x)) * 2.0**-SCALE).to(x[0].dtype)
 
 
 def _max_pool(layer: Comparing, step: Step, n: Simulated) -> Twin:
     def max_pool(x: Tensor) -> Tensor:
-        # As of `maximum`: then torch's own pooling is what the tree computes.
+        # As in `maximum`: torch's own pooling then equals the tree.
         if not n.law.draws and x.numel() and n.surely(x):
             return OPS[step.op](step.attrs, x)
         return layer.formula(n, x)

@@ -1,8 +1,8 @@
-"""How large the values are that a net compares, on given images: what HummingBird-eco takes its windows from.
+"""Magnitudes of the values that a net compares on some images, from which HummingBird-eco derives its windows.
 
-A window [k:m) holds x in ring units (2^16 is one) if -2^(k-1) <= x < 2^(k-1), so the largest |x| of a layer says which
-k it needs (Maeng and Suh, 2023, section 4.1). A layer that compares differences or shifted values (max pooling,
-hardtanh, splines) is measured at those; a table of polynomials at what it is looked up with.
+A window [k:m) holds x in ring units (2^16 is one) if -2^(k-1) <= x < 2^(k-1), so the largest |x| of a layer determines
+the k that it needs (Maeng and Suh, 2023, section 4.1). For a layer that compares differences or shifted values (max
+pooling, hardtanh, splines) these are measured; for a table of polynomials, its argument.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hummingbird.simulation.windows import Windows, check_protocol, twins
 
 
 class _Watched(Compare):
-    """Comparisons that note the largest |v| they see."""
+    """Comparisons that note the largest |v|."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, clamp=False)
-        self.largest = -1.0  # nothing seen
+        self.largest = -1.0  # none so far
 
     def see(self, v: Tensor) -> None:
-        """Note |v|; NaN stays."""
+        """Note |v|; NaN counts as the largest."""
         if v.numel():
             seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
             self.largest = seen if math.isnan(seen) else max(self.largest, seen)
@@ -64,11 +64,13 @@ def magnitudes(
 ) -> dict[str, int]:
     """The largest |x| that each comparing layer of `net` compares over `images` (N, ...), by name, in ring units.
 
-    Rounded up. bits: windows in place meanwhile, None: exact. A layer without bits compares nothing: 0. A max pooling
-    that no chance and no window's end can change is done by torch; its differences are then bounded by the largest
-    value of an image less the smallest, and so are argmax's. public: the net's public inputs, of all images or of each.
-    progress: told (images done, of all) after every batch. One pass over the images, as fast as plain inference, which
-    ranks split (hummingbird/ranks).
+    bits: windows during the run; None: exact. public: the net's public inputs, one for all images or one for each.
+    progress: called with (images done, of all) after every batch.
+
+    Magnitudes are rounded up; a layer whose window has no bits has 0. A max pooling whose result neither randomness nor
+    the window can change is computed by torch; its differences are then bounded by an image's largest value less the
+    smallest, and so are argmax's. Cost: one pass over the images, as fast as plain inference; ranks share it
+    (hummingbird/ranks).
     Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
     """
     check_protocol(protocol, parties)
@@ -79,7 +81,7 @@ def magnitudes(
     config.check_use(lambda: [graph.fingerprint(folded.traced)], protocol, parties)
     compare = _Watched(seed)
     found: dict[str, float] = {}
-    passed: dict[str, float] = {}  # the largest |x| before the max poolings that a ReLU has been put behind
+    passed: dict[str, float] = {}  # ReLU -> the largest |x| before the max poolings with which it was exchanged
 
     def watched(name: str, twin: Twin) -> Twin:
         def run(x: Tensor, *others: Any) -> Tensor:
@@ -121,18 +123,18 @@ def magnitudes(
 
 
 def slices(count: int, batch: int) -> list[slice]:
-    """The rows of each batch."""
+    """The slice of each batch."""
     return [slice(start, min(start + batch, count)) for start in range(0, count, batch)]
 
 
 def public_rows(steps: Sequence[Step], public: Sequence[Tensor], rows: slice | Tensor) -> list[Tensor]:
-    """The public inputs of a net for some of the images: those that every image has one of, for these rows alone."""
+    """The public inputs of a net for some of the images; inputs with a row for each image are cut to these rows."""
     each = [step.attrs["shape"][:1] == (None,) for step in steps if step.op == "public"]
     return [x[rows] if own else x for x, own in zip(public, each, strict=True)]
 
 
 def check_images(images: Tensor, batch: int) -> None:
-    """InputError unless `images` holds finite real numbers and an image; ConfigError unless `batch` is positive."""
+    """Raise InputError unless `images` are finite real images, at least one; ConfigError unless `batch` is positive."""
     if type(batch) is not int or batch < 1:
         raise ConfigError(f"{batch!r} images at a time", where="batch", hint="a positive integer")
     if not isinstance(images, Tensor) or not images.is_floating_point():

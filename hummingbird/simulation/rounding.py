@@ -1,9 +1,9 @@
-"""Constants as private inference has them: rounded to the bits of fraction that their layers give them.
+"""Constants rounded as in private inference, to the fraction bits of their layers.
 
-Weights before windows are at most 2^-10 of their largest away from what they were, others 2^-14, factors 2^-18 of
-themselves, unless the ring has no room for that (`ring.fraction`), a mean's reciprocal 2^-8. With these roundings and
-that of the inputs in place, a twin differs from private inference by the rounding of values between the layers to 2^-16
-alone.
+Rounding changes weights before windows by at most 2^-10 of the largest weight, other weights by 2^-14, factors by 2^-18
+of themselves unless the ring has too few bits (`ring.fraction`), and a mean's reciprocal by 2^-8. With these roundings
+and that of the inputs, a simulation differs from private inference only by the rounding of values between layers to
+2^-16.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.protocols.gmw import Gmw
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
-ALL_BITS: Mapping[str, int] = {}  # no weight has fewer bits than before exact comparisons
+ALL_BITS: Mapping[str, int] = {}  # all weights have the bits that they have before exact comparisons
 _MEANS = frozenset({"avg_pool", "adaptive_avg_pool", "mean"})
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """x to the nearest multiple of 2^-bits, in x's type."""
+    """Round x to the nearest multiple of 2^-bits, in x's type."""
     unit = 2.0**bits
     return ((x.double() * unit).round() / unit).to(x.dtype)
 
 
 def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
-    """A folded step with the weights, or the factor, that its layer has.
+    """A folded step with the rounded weights, or the rounded factor, of its layer.
 
-    scales: bits of fraction of the weights of some steps, fewer than they have before no window (`Linear.coarser`).
+    scales: name of a step -> fraction bits of its weights, if a window reduces them (`Linear.coarser`).
     """
     name = WEIGHTS.get(step.op)
     if name is None or name not in step.attrs or "halved" in step.attrs:
@@ -56,13 +56,15 @@ def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
 
 
 def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
-    """Bits of fraction of the weights of a plan's linear layers, by name."""
+    """The fraction bits of the weights of a plan's linear layers, by name."""
     return {step.name: step.layer.fraction for step in plan if isinstance(step.layer, Linear)}
 
 
 def after(step: Step) -> After | None:
-    """For a mean: its result times the rounded reciprocal over the true one; for a resizing, the result of its rounded
-    weights. None where nothing is rounded.
+    """A function that corrects a step's result for rounded constants; None if nothing is rounded.
+
+    For a mean it multiplies by the rounded reciprocal over the true one; for a resizing it computes the result with
+    rounded weights.
     """
     if step.op not in (*_MEANS, "resize"):
         return None

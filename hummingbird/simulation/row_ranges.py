@@ -1,7 +1,8 @@
-"""Ranges of the rows of softmaxes and norms on given inputs, for `BitConfig.rows`: their private forms then cost less.
+"""Ranges of the rows of softmaxes and norms on some inputs, for `BitConfig.rows`: their private forms then cost less.
 
-Of a softmax's row the values less their mean, and the mean of e^(x - mean); of a norm's row its variance and eps. What
-was seen is widened, for a row beyond its range is noise: values by `headroom`, variances by its square.
+For a row of a softmax: its values less their mean, and the mean of e^(x - mean). For a row of a norm: its variance plus
+eps. The ranges are widened, values by `headroom` and variances by its square, as the result for a row beyond its range
+is noise.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.observe import check_images
 
 HEADROOM = 0.25
-_LEAST = 2.0**-10  # of how far a softmax's range goes to either side: rows of equal values have a range too
+_LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows of equal values
 
 
 class _Seen:
-    """The ends of a layer's rows so far, and the largest sum that a softmax divides by, over its number of places."""
+    """The range of a layer's rows so far, and the largest mean of e^(x - mean) in a softmax."""
 
     def __init__(self) -> None:
         self.least, self.most, self.sum = math.inf, -math.inf, 1.0
@@ -46,11 +47,11 @@ def find_rows(
     batch: int = 128,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Rows]:
-    """Rows of all softmaxes and norms of a net on these inputs (N, ...), by name, to be used as `BitConfig.rows`.
+    """Find the ranges of all softmaxes and norms of a net on these inputs (N, ...), by name, for `BitConfig.rows`.
 
-    headroom: how much further than seen values may go, 0 or more: 0.25 is a quarter. progress: told (inputs done, of
-    all) after every batch. One pass over the inputs, in float32. Raises InputError for no inputs and values that are
-    not finite, ModelError as `simulate` does, ConfigError for the other arguments.
+    headroom: by how much values may exceed the range seen, 0 or more; 0.25 is a quarter. progress: called with (inputs
+    done, of all) after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and
+    values that are not finite, ModelError as `simulate` does, ConfigError for the other arguments.
 
         config = BitConfig.load("bits.json").with_rows(hummingbird.find_rows(net, images))
     """

@@ -1,8 +1,9 @@
-"""`simulate(net, bits)`: the plaintext twin of `convert_model(net, bits)`, with no shares, no network and no session.
+"""`simulate(net, bits)`: compute in plaintext what `convert_model(net, bits)` computes in private.
 
-The net itself runs, live modules and parameters; only what compares is replaced, by the law of its comparison
-(protocols/law.py), under the same names. So windows can be tried on a whole validation set, and a net can be trained
-with them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
+There are no shares, no network and no session. The net itself runs, with its live modules and parameters; only the
+comparing layers are replaced, by the law of their comparison (protocols/law.py), under the same names. So windows can
+be tried on a whole validation set, and a net can be trained with them: Maeng and Suh, "HummingBird", 2023, sections 4
+and 5.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from hummingbird.simulation.windows import Windows, check_protocol, comparisons,
 
 
 class _Seat(Channel):
-    """A party's channel to the other threads: what is sent lies in the receiver's letter box."""
+    """A party's channel to the other threads: messages are put into the receiver's queue."""
 
     def __init__(self, rank: int, parties: int, pass_on: Callable[[_Seat], None]) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -91,7 +92,7 @@ class _Seat(Channel):
 
 
 class ExactNet(nn.Module):
-    """A private net as a function of one tensor that holds all its inputs, to one that holds all its results.
+    """A private net as a function from one tensor with all private inputs to one tensor with all results.
 
     public: the public inputs, which all parties have.
     """
@@ -106,7 +107,7 @@ class ExactNet(nn.Module):
 
 
 class Parties:
-    """N parties on a device, and their randomness: dealer's seeds and the input's shares, from `seed` or fresh."""
+    """N parties on a device; the dealer's seeds and the input's shares are derived from `seed`, or fresh (None)."""
 
     def __init__(self, parties: int, seed: int | None, device: torch.device) -> None:
         size = CIPHERS["aes-128-ctr" if device.type == "cpu" else "chacha20"]
@@ -156,12 +157,12 @@ class Parties:
 
 
 def dealer_seeds(secret: bytes, parties: int) -> list[bytes]:
-    """The seeds that the dealer gives to the parties."""
+    """The seeds that the dealer sends to the parties."""
     return [derive(secret, "dealer", rank) for rank in range(parties)]
 
 
 def input_shares(x: Tensor, secret: bytes, call: int, parties: int) -> list[Tensor]:
-    """Shares of ring elements for call number `call`, by rank; uniform but for party 0's."""
+    """Shares of ring elements for call number `call`, by rank; all but party 0's are drawn uniformly."""
     drawn = [Stream(derive(secret, "input", call, rank), x.device).words(*x.shape) for rank in range(1, parties)]
     return [x - sum(drawn, torch.zeros_like(x)), *drawn]
 
@@ -182,23 +183,23 @@ def simulate(
     cut: bool = False,
     example: Any = None,
 ) -> nn.Module:
-    """A module on plain tensors that computes what private inference of `net` with these windows computes.
+    """Make a module on plain tensors that computes what private inference of `net` with these windows computes.
 
-    The twin begins in eval mode, as private inference is, and leaves the net as it is: batch norms keep their
-    statistics. `twin.train()` and `twin.eval()` set the mode of the twin and of the net.
+    The module begins in eval mode, like private inference, and does not change the net: batch norms keep their
+    statistics. Its `train()` and `eval()` set its own mode and the net's.
 
     bits, protocol: as for `convert_model`. parties: 2 or more.
     mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
-        parameters are the net's, gradients pass where values passed. Comparisons follow the protocol, and where no
-        gradient is asked for, in eval mode and float32, inputs and constants are rounded as private inference rounds
-        them; the rounding of values between the layers to 2^-16 is not modelled. "exact" runs all parties' code in this
-        process: the integers of private inference, without gradients, always as in eval mode.
-    seed: repeats the same random numbers; None: from torch's generator ("fast"), or fresh ("exact").
-    clamp: in training mode, move what is compared into the window, with gradient zero outside: values beyond
-        +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
-    cut: the twin of `hummingbird.hybrid`, of two parties without a dealer, in its whole numbers (simulation/cut.py);
-        protocol, parties, mode and clamp are those of inference with a dealer, and stay as they are.
-    example: as for `convert_model`; the twin then takes the net's arguments, and gives what forward() gives.
+        parameters are the net's, and gradients pass where values passed. Comparisons follow the protocol. Without
+        gradients, in eval mode and float32, inputs and constants are rounded as in private inference; the rounding of
+        values between layers to 2^-16 is not modelled. "exact" runs the code of all parties in this process: the
+        integers of private inference, without gradients, always as in eval mode.
+    seed: for repeatable random numbers; None: from torch's generator ("fast"), or fresh ("exact").
+    clamp: in training mode, clamp compared values to the window, with gradient zero outside: values beyond +-2^(k-17)
+        would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
+    cut: simulate `hummingbird.hybrid`, two parties without a dealer, in its integers (simulation/cut.py); leave
+        protocol, parties, mode and clamp at their defaults, as they are for inference with a dealer.
+    example: as for `convert_model`; the module then takes the net's arguments, and returns forward()'s result.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
     Warns as it does, of batch norms and dropout in training mode, and once of inputs beyond the bits' `input_range`.
@@ -230,7 +231,7 @@ def simulate(
 
 
 def _tell_mode(net: nn.Module) -> None:
-    """Warn of layers in training mode that compute otherwise in eval mode."""
+    """Warn of layers in training mode that compute differently in eval mode."""
     kinds = (_NormBase, _DropoutNd)
     if found := [name or "net" for name, layer in net.named_modules() if isinstance(layer, kinds) and layer.training]:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -240,7 +241,7 @@ def _tell_mode(net: nn.Module) -> None:
 
 @contextmanager
 def _in_eval(net: nn.Module) -> Iterator[None]:
-    """The net in eval mode for a call, every layer's own mode afterwards."""
+    """A context with the net in eval mode; afterwards every layer has its own mode again."""
     layers = [layer for layer in net.modules() if layer.training]
     for layer in layers:
         layer.training = False
@@ -252,13 +253,13 @@ def _in_eval(net: nn.Module) -> Iterator[None]:
 
 
 class InputRange:
-    """The largest |x| that windows were made for, None if it is not known; warns once of what lies beyond."""
+    """The largest |x| of inputs for which windows were found, None if not known; warns once of larger inputs."""
 
     def __init__(self, most: float | None) -> None:
         self.most, self.warned = most, False
 
     def see(self, x: Tensor) -> None:
-        """Look at a batch. The bound is rounded as x was: in half precision too, x at the bound is not beyond it."""
+        """Check a batch. The bound is rounded to x's type, so that in half precision too x may reach it."""
         if self.most is None or self.warned or not x.numel():
             return
         least, most = torch.aminmax(x.detach())
@@ -270,10 +271,10 @@ class InputRange:
 
 
 class FastSimulator(nn.Module):
-    """The net with the laws of its comparisons in place; `net` is a child, with its parameters.
+    """The net with simulated comparisons; `net` is a child module, with its parameters.
 
-    In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own.
-    plan: of its private form.
+    In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own
+    mode. plan: the plan of the net's private form.
     """
 
     def __init__(
@@ -298,7 +299,7 @@ class FastSimulator(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Twins of all layers that compare, and of norms, by name; notes how far the plan rounds weights."""
+        """Simulated layers for all comparing layers and norms, by name; also notes the plan's rounding of weights."""
         self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
@@ -313,9 +314,9 @@ class FastSimulator(nn.Module):
         return f"{twin}, {len(self._layers)} layers with a window"
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
-        """Other windows for the same net, in milliseconds after the first time: for those who try many.
+        """Change the windows, in milliseconds after the first time: for a search that tries many.
 
-        Raises ConfigError as `simulate` does; the twin then keeps the windows it has.
+        Raises ConfigError as `simulate` does; the old windows then stay.
         """
         config = BitConfig.of(bits)
         config.check_names(self.comparing_layers)
@@ -330,15 +331,15 @@ class FastSimulator(nn.Module):
 
     @property
     def comparing_layers(self) -> list[str]:
-        """Names of the layers that have a window, as in `PrivateNet`."""
+        """Names of the layers with a window, as in `PrivateNet`."""
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """`Compare.passes` of this twin, for ranks that split batches; image: (1, ...)."""
+        """`Compare.passes` of this module, for ranks that split batches. image: (1, ...)."""
         return self._compare.passes(lambda: self(image))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The net's own arguments, real tensors; its result."""
+        """Run the net on its own arguments, real tensors."""
         given = calls.inputs(self._calls.steps, inputs, named, is_private)
         x = given.packed()
         self.inputs.see(x)
@@ -357,7 +358,7 @@ class FastSimulator(nn.Module):
         return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
 
     def _as_converted(self) -> FoldedNet:
-        """The net as it is now, batch norms folded and constants rounded; made again when a weight has changed."""
+        """The current net, with folded batch norms and rounded constants; made again after a weight has changed."""
         tensors = (*self.net.parameters(), *self.net.buffers())
         state = [self._scales, *((id(t), t._version, t.device) for t in tensors)]
         if self._folded is None or state != self._folded_of:
@@ -367,9 +368,7 @@ class FastSimulator(nn.Module):
 
 
 class ExactSimulator(nn.Module):
-    """All parties of a private inference in one process. The net is converted anew for every call: it may have
-    changed.
-    """
+    """All parties of a private inference in one process; every call converts the net again, as it may have changed."""
 
     def __init__(
         self,
@@ -392,8 +391,9 @@ class ExactSimulator(nn.Module):
         return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """The net's arguments, real, |x| <= 2^20; float32 results. InputError for other values, and for shapes that the
-        net cannot take.
+        """Run the net on its own arguments, real, |x| <= 2^20; results are float32.
+
+        Raises InputError for other values, and for shapes that the net cannot take.
         """
         steps = graph.trace(self.net, custom=tuple(builders.CUSTOM), example=self._example)
         given = calls.inputs(steps, arguments, named, is_private)

@@ -1,6 +1,6 @@
-"""The layers of a net that compare, under windows that change: built once, planned anew in milliseconds.
+"""The comparing layers of a net with changing windows: built once, planned again in milliseconds.
 
-A plan is made without weights, and with layers of its own: those of an earlier one may still be in use.
+A plan has no weights, and layers of its own, as the layers of an earlier plan may still be in use.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from hummingbird.simulation.layers import Twin, build
 
 
 def check_protocol(protocol: str, parties: int) -> None:
-    """ConfigError for an unknown protocol, or fewer than two parties."""
+    """Raise ConfigError for an unknown protocol, or fewer than two parties."""
     named(protocol)
     if type(parties) is not int or parties < 2:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
 
 
 def traced(net: nn.Module, example: Any = None) -> list[Step]:
-    """`graph.trace` of a net that has a private form; ModelError with all problems for one that has not."""
+    """Trace a net that has a private form; ModelError with all problems for a net without."""
     if problems := convert.validate_model(net, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)
 
 
 class Windows:
-    """Plans of one net; steps: as `graph.trace` gives them. `steps`, `names`: in the order of the parties."""
+    """Plans of one net. steps: of `graph.trace`; `steps` and `names` are in the order in which parties compute them."""
 
     def __init__(self, steps: Sequence[Step], protocol: str) -> None:
         self.protocol = protocol
@@ -63,7 +63,7 @@ class Windows:
         ]
 
     def plan(self, config: BitConfig, aim: TableChoice = LATENCY) -> list[PlanStep]:
-        """The private net with these windows and aim; ConfigError for what does not fit, naming the layer."""
+        """The plan with these windows and aim; ConfigError, naming the layer, for windows that do not fit."""
         builders.check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
@@ -78,14 +78,14 @@ class Windows:
 
 
 def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison]]:
-    """The steps of a plan that compare, and how."""
+    """The comparing steps of a plan, each with its comparison."""
     for step in plan:
         if isinstance(step.layer, Layer) and step.layer.comparison is not None:
             yield step, step.layer.comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Twins of the plan's layers that compare, and of its norms, by name; steps: the net's, by name."""
+    """Simulated layers for the plan's comparing layers and norms, by name. steps: the net's steps, by name."""
     found = {}
     for step in plan:
         if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):

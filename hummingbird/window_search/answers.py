@@ -1,19 +1,21 @@
-"""Answers of a net, and how windows are judged by them: by decisions, and by how far outputs are from the exact net's.
+"""Kinds of answers of a net, and how windows are judged by them: by decisions, or by the distance of outputs.
 
-    classes     the largest of C values, for an image or for each of its places: decisions
-    score       a value above its threshold or not, 0.5 where all values are from 0 to 1, else 0: decisions and distance
-    numbers     whole numbers, as argmax gives them: equal or not
+    classes     the largest of C values, for an image or for each of its positions: decisions
+    score       a value above a threshold or not; the threshold is 0.5 if all values are from 0 to 1, else 0: decisions
+                and distance
+    numbers     integers, such as results of argmax: equal or not
     values      real numbers, such as those of a regression or of pixels: distance
-    embedding   rows that are compared by their direction: distance of unit vectors
+    embedding   rows whose direction matters: distance of unit vectors
 
-The distance of an input's outputs is the root of the mean over its values of ((output - exact) / spread)^2, where the
-spread is the standard deviation of the exact net's outputs over all inputs, for each column or channel. An input is
-kept if its decisions are, and its distance is at most `NEAR`. Each kind has a finer score too, that moves before any
-input is lost: for decisions the net's certainty (below), for distances d / (1 + d).
+The distance of an input's outputs from the exact net's is the root of the mean over its values of
+((output - exact) / spread)^2. The spread is the standard deviation of the exact net's outputs over all inputs, for each
+column or channel. An input is kept if its decisions stay the same and its distance is at most `NEAR`. Each kind also
+has a finer score, which changes before any input is lost: for decisions the change of the net's certainty (below), for
+distances d / (1 + d).
 
-Labels and the shapes of outputs choose the kind; without labels C values are classes, unless they are unit vectors, and
-one value is a score where its decisions differ. Decisions that are the same for every input would be kept by any
-windows: then distances judge. Of several results each has a kind, and an input is judged by the worst of them.
+Labels and the shapes of outputs determine the kind. Without labels C values are classes, unless they are unit vectors,
+and one value is a score if its decisions differ between inputs. Any windows would keep decisions that are the same for
+every input: then distances judge. Each of several results has its own kind; an input is judged by the worst of them.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Step, calls
 
 KINDS = ("classes", "score", "numbers", "values", "embedding")
-NEAR = 0.1  # of the spread: a hundredth of the outputs' variance is then other than the exact net's
-_WIDTH = 0.4  # of the step from certain to not, in standard deviations of an image's logits
-_UNIT = 1e-3  # how far the length of an embedding may be from 1
+NEAR = 0.1  # of the spread: the error's variance is then a hundredth of the outputs'
+_WIDTH = 0.4  # width of the sigmoid of certainty, in standard deviations of an image's logits
+_UNIT = 1e-3  # largest difference between the length of an embedding and 1
 
 
 class Judged(NamedTuple):
-    """Share of each input's decisions that are kept, and what the finer score has moved: float64 (B,)."""
+    """For each input, the share of its decisions that are kept, and the change of the finer score: float64 (B,)."""
 
     kept: Tensor
     moved: Tensor
 
 
 class Values:
-    """Real numbers: kept within `NEAR` of the exact net's, or with `accurate` of the labels, which have their shape."""
+    """Real numbers, kept if they are within `NEAR` of the exact net's; with `accurate`, of the labels."""
 
     kind = "values"
     decides = False
@@ -58,21 +60,21 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch, beside its rows of `references`."""
+        """Judge a batch of outputs. expected: the batch's rows of `references`."""
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """The share of each input's answers that are right, float64 (N,), of all inputs; None without labels."""
+        """For all inputs, the share of right answers of each, float64 (N,); None without labels."""
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
     def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """float64 (B,), infinite where outputs are not finite."""
+        """The distance of each input's outputs, float64 (B,); infinite if outputs are not finite."""
         off = (self._seen(outputs) - expected).double() / self.spread
         return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
 
     def _seen(self, outputs: Tensor) -> Tensor:
-        """Numbers to compare of outputs (B, *shape), (B, values) at least."""
+        """The numbers to compare, of rank 2 or more, from outputs (B, *shape)."""
         return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
 
 
@@ -83,7 +85,7 @@ class Direction(Values):
 
     def __init__(self, outputs: Tensor) -> None:
         super().__init__(outputs)
-        self.spread = self.spread.square().mean().sqrt()  # one for all columns, as of an angle
+        self.spread = self.spread.square().mean().sqrt()  # one for all columns, as for an angle
 
     def __str__(self) -> str:
         return f"embeddings, whose directions are kept within {NEAR:g} of their spread"
@@ -93,10 +95,11 @@ class Direction(Values):
 
 
 class Classes:
-    """The largest of the values along a dimension, 1 or -1, is kept, or with `accurate` that of the label is.
+    """Classes: the index of the largest value along a dimension, 1 or -1, equals the exact net's.
 
-    p is the exact net's certainty of its answer, `certainty`; q is that of the same answer with windows; with
-    `accurate` it is the label's, and p is 1. What has moved is |p - q|, a mean over places.
+    With `accurate` it must equal the label. The finer score is the mean over positions of |p - q|: p is the exact net's
+    certainty of its answer (`certainty`), q the certainty of the same answer with windows. With `accurate` p is 1, and
+    q is the certainty of the label.
     """
 
     kind = "classes"
@@ -126,7 +129,7 @@ class Classes:
 
 
 class ThresholdScore:
-    """Values on one side of a threshold, which stay there and near the exact net's, `NEAR`."""
+    """Scores: values that stay on their side of a threshold, and within `NEAR` of the exact net's."""
 
     kind = "score"
 
@@ -146,7 +149,7 @@ class ThresholdScore:
         return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
-        """As `Values.judge`; what has moved is the larger one of certainty's |p - q| and the distance's."""
+        """As `Values.judge`; the finer score is the larger one of |p - q| of certainties and that of the distance."""
         near = self.values.judge(outputs, exact)
         moved = _each((self._certainty(outputs, target) - expected).abs())
         return Judged(_each((outputs > self.threshold) == target) * near.kept, torch.maximum(moved, near.moved))
@@ -156,13 +159,13 @@ class ThresholdScore:
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
-        """Certainty that values are on these sides, from 0 to 1; 0 where they are not finite."""
+        """The certainty that values are on these sides, from 0 to 1; 0 for values that are not finite."""
         steps = (self.values._seen(outputs).double() - self.threshold) / (_WIDTH * self.values.spread)
         return torch.sigmoid(steps.reshape(outputs.shape) * (2 * sides.double() - 1)).nan_to_num(0.0)
 
 
 class Numbers:
-    """Whole numbers, which are kept or not."""
+    """Integers, kept if they are equal."""
 
     kind = "numbers"
 
@@ -186,7 +189,7 @@ class Numbers:
 
 
 class Alike(Values):
-    """Decisions that are the same for all inputs, which any windows might keep: distances judge in their place."""
+    """Decisions that are the same for all inputs: distances judge, as any windows might keep such decisions."""
 
     def __init__(self, outputs: Tensor, decided: Classes | ThresholdScore | Numbers) -> None:
         super().__init__(outputs)
@@ -196,7 +199,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """By decisions."""
+        """As `Values.right`, by the decisions."""
         return self.decided.right(outputs)
 
 
@@ -204,12 +207,13 @@ Single = Values | Classes | ThresholdScore | Numbers
 
 
 class Answers:
-    """All results of a net, of which outputs (B, ...) hold one, or several side by side, each input's in a row.
+    """The answers of a net with one result or several.
 
-    results: the name of each and its shape for one input. labels: (N, ...), those of the first result that they fit;
-    None: there are none. accurate: answers are held to the labels, and not to the exact net's. kind: one of `KINDS` in
-    place of what labels and outputs say.
-    Raises InputError for labels that fit no result, and where answers that are all the same were to be accurate.
+    outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: name, and shape
+    for one input, of each result. labels: (N, ...), for the first result whose shape they fit; None: no labels.
+    accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS`; None: determined by
+    labels and outputs.
+    Raises InputError for labels that fit no result, and with `accurate` if all answers are the same.
     """
 
     def __init__(
@@ -244,7 +248,7 @@ class Answers:
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Judge a batch, beside its rows of `references`."""
+        """Judge a batch of outputs. references: the batch's rows of the tensors in `self.references`."""
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
             own, left = left[: len(part.references)], left[len(part.references) :]
@@ -256,22 +260,22 @@ class Answers:
         )
 
     def kept(self, outputs: Tensor) -> float:
-        """The share of all inputs' decisions that these outputs keep."""
+        """The share of decisions that are kept, of outputs for all inputs."""
         return float(self.judge(outputs, self.references).kept.mean())
 
     def accuracy(self, outputs: Tensor) -> float | None:
-        """The share of right answers, of outputs for all inputs; None without labels."""
+        """The share of right answers, for outputs of all inputs; None without labels."""
         pairs = zip(self.parts, self._parted(outputs), strict=True)
         found = [right for part, values in pairs if (right := part.right(values)) is not None]
         return float(found[0].mean()) if found else None
 
     def distance(self, outputs: Tensor) -> float:
-        """How far outputs for all inputs are from the exact net's: of the worst result the root of the mean square."""
+        """The distance of outputs for all inputs from the exact net's: root mean square, of the worst result."""
         trios = zip(self.distances, self._parted(outputs), self._exact, strict=True)
         return max(float(values.distance(part, exact).square().mean().sqrt()) for values, part, exact in trios)
 
     def _parted(self, outputs: Tensor) -> list[Tensor]:
-        """The results (B, *shape)."""
+        """Split outputs into results (B, *shape)."""
         if len(self.shapes) == 1:
             return [outputs.reshape(len(outputs), *self.shapes[0])]
         sizes = [math.prod(shape) for shape in self.shapes]
@@ -280,9 +284,9 @@ class Answers:
 
 
 def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
-    """The name of each result and its shape for one image; image: the shape of one.
+    """The name of each result, and its shape for one image. image: the shape of one image.
 
-    InputError for a result whose first dimension is not the batch.
+    Raises InputError for a result whose first dimension is not the batch.
     """
     found = calls.named_results(steps, (1, *image))[1]
     for name, shape in found:
@@ -295,9 +299,9 @@ def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tupl
 def fitting(
     shapes: Sequence[Sequence[int]], count: int, labels: Tensor | None, kind: str | None = None
 ) -> list[tuple[str, Tensor] | None]:
-    """For each result its kind and labels, where the labels (N, ...) of `count` inputs are its own; None for others.
+    """Match labels (N, ...) of `count` inputs with a result: for each result its kind and labels, or None.
 
-    Raises InputError for labels that fit none, ConfigError for an unknown kind.
+    Raises InputError for labels that fit no result, ConfigError for an unknown kind.
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"unknown kind of answers {kind!r}", where="answers", hint=f"one of {', '.join(KINDS)}")
@@ -320,7 +324,7 @@ def fitting(
 
 
 def _fit(shape: tuple[int, ...], labels: Tensor) -> tuple[str, Tensor]:
-    """The kind of a result of this shape, and the labels as it has them."""
+    """The kind of a result of this shape with these labels, and the labels in its form."""
     count, whole = len(labels), not labels.is_floating_point()
     form = tuple(labels.shape)
     if whole and len(shape) > 0 and shape[0] > 1 and form == (count, *shape[1:]):
@@ -350,7 +354,7 @@ def _classes(labels: Tensor, count: int) -> Tensor:
 
 
 def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, accurate: bool, alone: bool) -> Single:
-    """How a result is judged; outputs: the exact net's, of all inputs."""
+    """The judge of one result. outputs: the exact net's, for all inputs."""
     labels, made = (None, kind or _kind(outputs, alone)) if fit is None else (fit[1], kind or fit[0])
     numbers = kind is None and not outputs.is_floating_point() and (labels is None or not labels.is_floating_point())
     found: Single
@@ -376,7 +380,7 @@ def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, ac
 
 
 def _kind(outputs: Tensor, alone: bool) -> str:
-    """The kind of a result without labels."""
+    """The kind of a result for which there are no labels."""
     rows = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
     if rows.shape[1] == 1:
         return "score"
@@ -389,22 +393,22 @@ def _kind(outputs: Tensor, alone: bool) -> str:
 
 
 def _scattered(count: int) -> Tensor:
-    """An order where nothing tells which inputs windows move first: those that come first are from all over them.
+    """Sort keys that spread the first inputs evenly over the data set, for kinds without certainty.
 
-    Multiples of the golden ratio mod 1 (Weyl): a data set may come class by class.
+    A data set may be sorted by class. Multiples of the golden ratio mod 1 (Weyl).
     """
     return torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1
 
 
 def _differ(decisions: Tensor) -> bool:
-    """Whether any input is decided otherwise than the first one."""
+    """Whether any input's decision differs from the first one's."""
     return bool((decisions != decisions[:1]).any())
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Standard deviations over all inputs of each column or channel, to be broadcast over (B, ...).
+    """The standard deviation over all inputs of each column or channel, broadcastable over (B, ...).
 
-    Where one is 0, as of a single input, the root of the mean square of all values; 1 for zeros.
+    If it is 0, as for a single input: the root mean square of all values, or 1 if they are all 0.
     """
     values = values.double()
     dims = [dim for dim in range(values.dim()) if dim != 1]
@@ -415,11 +419,11 @@ def _spread(values: Tensor) -> Tensor:
 
 
 def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
-    """The certainty of each label, from 0 to 1, float64 in the labels' shape; 0 where logits are not finite.
+    """The certainty of each label, from 0 to 1, float64 in the labels' shape; 0 if logits are not finite.
 
     sigmoid(margin / 0.4): the margin is the label's logit less the best other one, in standard deviations of the logits
-    of its image (or place). Windows that make all logits smaller, as pruning does, do not move it, while softmax's
-    probabilities move without any answer that changes.
+    of the image (or position). It does not change if windows make all logits smaller, as pruning does; softmax's
+    probabilities would change, although no answer does.
     """
     logits, chosen = logits.double(), labels.unsqueeze(dim)
     margin = logits.gather(dim, chosen) - logits.scatter(dim, chosen, -float("inf")).amax(dim, keepdim=True)
@@ -427,17 +431,17 @@ def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
 
 
 def _each(values: Tensor) -> Tensor:
-    """The mean of each input, float64 (B,)."""
+    """The mean over each input's values, float64 (B,)."""
     return values.double() if values.dim() == 1 else values.double().flatten(1).mean(1)
 
 
 def _bounded(distance: Tensor) -> Tensor:
-    """From 0 to 1, about the distance where it is small."""
+    """d / (1 + d): from 0 to 1, close to d for small distances d."""
     return 1 - 1 / (1 + distance)
 
 
 def _same_but_ones(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes are the same but for dimensions of one."""
+    """Whether two shapes are the same but for dimensions of size 1."""
     return [size for size in one if size != 1] == [size for size in other if size != 1]
 
 

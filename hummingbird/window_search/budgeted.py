@@ -1,18 +1,18 @@
-"""HummingBird-b: the windows that a budget pays for, ranked by what groups lose apart, decided by trials together.
+"""HummingBird-b: the best windows within a budget, ranked by the losses of single groups, decided by full trials.
 
-1. Uniform windows: for every k one window [k:m) for all layers, as wide as the budget allows. The best of them, by
-   right answers, is what the search must not fall behind.
-2. Losses apart: each group's windows, with exact comparisons elsewhere. Errors of different groups, and of upper and
-   lower bits, are nearly independent and small, and a score falls in proportion to their size: so the squares of losses
-   add up.
-3. The assignments with the least sums within the budget (exact for these sums), widened with what they
-   leave of it.
-4. Those that lose least together, on the images that rank, are tried in full. Of those that are not behind the best
-   uniform window, in right answers and in the finer score, the finest score wins.
+1. Uniform windows: for every k, one window [k:m) for all layers, as wide as the budget allows. The result must have at
+   least as many right answers as the best of them.
+2. Losses of single groups: each group's windows, with exact comparisons in all other groups. Errors of different
+   groups, and of upper and lower bits, are nearly independent and small, and a score falls in proportion to their size:
+   so the squares of losses add up.
+3. The assignments with the least sums of squares within the budget (exactly the least), widened with the rest of the
+   budget.
+4. Full trials of the assignments with the smallest loss on the ranking images. Of those that are not worse than the
+   best uniform window, in right answers and in the finer score, the one with the best finer score wins.
 
-Level by level (problem.py): first all k have their headroom. A budget forces k down if none of the assignments tried
-is as good as the best uniform window; then groups may be a level lower. If no level has such an assignment, the best
-uniform window itself is the result. So on the images of the evaluator what is found has no fewer right answers than any
+This is done level by level (problem.py). At first every k has its headroom. If no assignment tried is as good as the
+best uniform window, the budget forces k down: groups may be one level lower. If no level has such an assignment, the
+result is the best uniform window. So on the evaluator's images the result has at least as many right answers as any
 uniform window.
 """
 
@@ -29,25 +29,23 @@ from typing import NamedTuple
 
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.window_search.evaluator import Score
+from hummingbird.window_search.evaluator import Questions, Score
 from hummingbird.window_search.objective import Objective
 from hummingbird.window_search.problem import IDENTITY, Group, GroupWindows, named
-from hummingbird.window_search.questions import Questions
 
 # The assignments with the least sums of losses within a budget: a knapsack with one choice for every group.
 #
-# Branch and bound, depth first (Land and Doig, 1960), over tables that are measured before: no net runs here. Two
-# prunings, and neither can lose a solution:
+# Branch and bound, depth first (Land and Doig, 1960), over tables that were measured before: no net runs here. Two
+# prunings, neither of which can lose a solution:
 #
-#     budget    what is spent and the cheapest choices of all groups to come exceed the budget. Every completion costs
-# at               least that.
-#     bound     what is lost and the least that the groups to come can lose with what is left of the budget are not
-# below               the worst of the solutions found, when there are as many as wanted. That least is of a
-# relaxation: a group               may mix two of its choices. Every completion is a mixture, so none loses less.
+#     budget    the price so far plus the cheapest choices of all remaining groups exceeds the budget; every completion
+#               costs at least as much.
+#     bound     `count` solutions are known, and the loss so far plus a lower bound for the remaining groups, with the
+#               rest of the budget, is not below the worst of them. The bound is the least loss of a relaxed problem in
+#               which a group may mix two of its choices; every completion is such a mixture.
 #
-# The relaxed least (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979): each group's choices are cut
-# down to the lower convex hull of (price, loss), and the steps of all hulls are bought in the order of what they gain
-# for their price.
+# The relaxed problem (Sinha and Zoltners, "The multiple-choice knapsack problem", 1979): reduce each group's choices to
+# the lower convex hull of (price, loss), and buy the steps of all hulls in the order of their gain per price.
 
 
 class Item(NamedTuple):
@@ -63,8 +61,10 @@ def least_sums(
     count: int,
     accepts: Callable[[tuple[int, ...]], bool] = lambda places: True,
 ) -> list[tuple[int, ...]]:
-    """The `count` assignments, a place in every table, of the least sums of losses with prices within the budget, the
-    least first; of equal sums any. All there are, if there are fewer. accepts: what may be among them.
+    """The `count` assignments with the least sums of losses and prices within the budget, the least first.
+
+    An assignment is an index into every table. There may be fewer; of equal sums any may be among them. accepts:
+    whether an assignment is allowed.
     """
     cheapest = [min(item.price for item in table) for table in tables]
     rest = [*accumulate(reversed(cheapest), initial=Fraction(0))][::-1]
@@ -72,7 +72,7 @@ def least_sums(
     found: list[tuple[float, tuple[int, ...]]] = []
 
     def hopeless(least: float) -> bool:
-        # Sums of the same losses in another order differ by less than 2^-40 of them.
+        # Sums of the same losses in different orders differ by less than 2^-40 of the sum.
         return len(found) == count and least >= found[-1][0] * (1 - 2**-40)
 
     def visit(places: tuple[int, ...], left: Fraction, lost: float) -> None:
@@ -89,7 +89,7 @@ def least_sums(
         ]
         for least, place in sorted(children):
             if hopeless(least):
-                break  # and so are those behind it
+                break  # and so are the later ones
             price, loss = tables[depth][place]
             visit((*places, place), left - price, lost + loss)
 
@@ -98,7 +98,7 @@ def least_sums(
 
 
 class _Relaxed:
-    """The least sum of losses of groups whose choices may be mixed, for any budget that pays for the cheapest ones."""
+    """The least sum of losses of some groups if choices may be mixed, for any budget that pays the cheapest choices."""
 
     def __init__(self, tables: Sequence[Sequence[Item]]) -> None:
         hulls = [_hull(table) for table in tables]
@@ -140,10 +140,10 @@ def _steps(hull: Sequence[Item]) -> Iterator[tuple[float, float, float]]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-_HARDLY, _ALREADY = 1e-4, 0.25  # losses between which those of lower ends are measured
-_ALIKE = 1e-3  # finer scores that differ by less are no reason to force k down
-_TOGETHER = 64  # assignments of a level that are ranked together before some are tried in full
-_TIES = 2.0**-40  # of equal sums the cheaper one: the price of a whole budget counts as this loss
+_HARDLY, _ALREADY = 1e-4, 0.25  # losses of lower ends are measured between these two
+_ALIKE = 1e-3  # a difference of finer scores below this is no reason to force k down
+_TOGETHER = 64  # assignments of a level that are ranked before some are tried in full
+_TIES = 2.0**-40  # the price of the whole budget counts as this loss: of equal sums the cheaper one comes first
 
 
 class Found(NamedTuple):
@@ -155,14 +155,16 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Whether it is not behind the other one, in answers and in the finer score."""
+    """Whether a score is not worse than the other one, in answers and in the finer score."""
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 
 @dataclass
 class Budgeted:
-    """One search. choices: of each group. exact: the score without windows. accepts: whether the net runs windows.
-    The rest is as for `search_bits`.
+    """One search within a budget.
+
+    choices: the windows of each group. exact: the score without windows. accepts: whether the net can run windows. The
+    other arguments are those of `search_bits`.
     """
 
     groups: Sequence[Group]
@@ -182,16 +184,16 @@ class Budgeted:
     def __post_init__(self) -> None:
         self.best: Found | None = None
         self.uniform: Found | None = None
-        self.held = Score(0.0, 0.0)  # to which the result is held
+        self.held = Score(0.0, 0.0)  # the result must not be worse than this
         prices = [[self.objective.total(group.layers, c.windows) for c in found] for group, found in self._paired()]
         rest = sum(map(min, prices), Fraction(0))
-        # What leaves too little for the cheapest choices of the others is in no assignment.
+        # Drop choices that leave too little for the cheapest choices of the other groups.
         kept = [[price + rest - min(found) <= self.budget for price in found] for found in prices]
         self.choices = [[*compress(*pair)] for pair in zip(self.choices, kept, strict=True)]
         self._prices = [[*compress(*pair)] for pair in zip(prices, kept, strict=True)]
 
     def search(self) -> Found:
-        """The result. ConfigError if nothing tried keeps the exact net's answers less the margin."""
+        """Search. Raises ConfigError if nothing that was tried keeps the exact net's answers less the margin."""
         self.uniform = self.best_uniform()
         least = self.exact.answers - self.margin
         floor = least if self.uniform is None else max(least, self.uniform.score.answers)
@@ -233,11 +235,11 @@ class Budgeted:
     # ------------------
 
     def best_uniform(self) -> Found | None:
-        """By right answers, then by the finer score, None if the budget pays for none."""
+        """Find the best uniform window, by right answers, then by the finer score; None if the budget allows none."""
         windows = [*self._uniforms()]
         ranks = [self.questions.coarse(each) for each in windows]
         best: Found | None = None
-        # Those that rank high come first: they give the floor.
+        # High ranks first: their answers become the floor for the others.
         for number in sorted(range(len(windows)), key=lambda number: -ranks[number]):
             found = self._try(windows[number], 0.0 if best is None else best.score.answers)
             if best is None or found.score > best.score:
@@ -245,7 +247,7 @@ class Budgeted:
         return best
 
     def _uniforms(self) -> Iterator[dict[str, BitWindow]]:
-        """For every k that a layer has at some level, the widest window that the budget pays for and the net runs."""
+        """For every k that a layer has at some level: the widest window within the budget that the net can run."""
         layers, least = [layer for group in self.groups for layer in group.layers], self.objective.least_width
         top = min(max(layer.upper(0, self.headroom) for layer in layers), *(layer.limit for layer in layers))
         low = min(layer.upper(1 + self.reach, self.headroom) for layer in layers)
@@ -258,12 +260,14 @@ class Budgeted:
                     yield windows
                     break
 
-    # 2. Losses apart
-    # ---------------
+    # 2. Losses of single groups
+    # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """The square of what each choice loses: its lower end with all upper bits, its upper end with all lower
-        bits; an identity, or where the net cannot run an end alone, the choice itself.
+        """The square of each choice's loss: the sum of the squares of the losses of its lower and its upper end.
+
+        The lower end is measured with all upper bits, the upper end with all lower bits. For an identity, or if the net
+        cannot run an end alone, the choice itself is measured.
         """
         ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
         lower = self._lower(group, sorted({choice.m for choice in ranked}))
@@ -280,9 +284,10 @@ class Budgeted:
         return [loss(choice) for choice in choices]
 
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
-        """Losses of windows of level 0, by m. They are measured from the middle outwards: one dropped bit less loses at
-        most half as much (a value is pruned half as often, and is half as large), so below a small loss the rest is
-        halved; above a large one the rest is not measured.
+        """Losses of windows of level 0, by m, measured from the middle outwards.
+
+        With one dropped bit less the loss at least halves (a value is pruned half as often, and is half as large): so
+        below a small loss the others are obtained by halving. Above a large loss the others are not measured.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]
@@ -301,7 +306,7 @@ class Budgeted:
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
-        """The loss of these windows; infinite if the net cannot run them."""
+        """Measure the loss of these windows; infinite if the net cannot run them."""
         asked = group.named(windows)
         return max(0.0, self._most - self.questions.coarse(asked)) if self.accepts(asked) else math.inf
 
@@ -309,7 +314,7 @@ class Budgeted:
     # --------------
 
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
-        """The assignments to try up to a level, each once."""
+        """The assignments to try in full, of choices up to this level, each once."""
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
             for found, lost in zip(self.choices, losses, strict=True)
@@ -339,7 +344,7 @@ class Budgeted:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
 
     def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
-        """With what they leave of the budget: groups take turns, a bit at a time, first upwards, then downwards."""
+        """Widen choices with the rest of the budget: groups in turn, a bit at a time, first upwards, then downwards."""
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:
             for depth in tuple(turns):
@@ -351,7 +356,7 @@ class Budgeted:
         return found
 
     def _wider(self, chosen: Sequence[GroupWindows], depth: int) -> GroupWindows | None:
-        """The next choice of a group that contains its own, if budget and net allow it; an identity stays one."""
+        """The next wider choice of a group, if budget and net allow it; None if there is none, or for an identity."""
         own = chosen[depth]
         over = [c for c in self.choices[depth] if c.m == own.m < 64 and c.tops != own.tops]
         above = [c for c in over if all(map(int.__ge__, c.tops, own.tops))]

@@ -1,19 +1,19 @@
-"""Scores of a real net, each at the price of the layers behind the first window that is not exact.
+"""Scores of a real net; each costs only the layers behind the first window that is not exact.
 
-answers    the share of right answers, or of those that are the exact net's own (study.py says why)
-fine       1 - the mean over images of what windows have moved
+answers    the share of answers that are right, or that equal the exact net's (study.py says why)
+fine       1 less the mean over images of the change of the finer score
 
-answers.py says what both are for each kind of answer. Images of a classifier come in the order of certainty: those that
-windows change are first. So the first `rank` of them rank windows at a part of the price, and with a floor bad windows
-are given up early.
+answers.py defines both for each kind of answer. Images of a classifier are sorted by certainty: those that windows
+change come first. So the first `rank` images rank windows at a part of the cost, and with a floor bad windows are given
+up early.
 
-Weights have 20 bits of fraction under all windows: with a coarse one private inference rounds them to fewer, by 2^-12
-of what the window leaves undecided (`Linear.coarser`).
+Weights have 20 bits of fraction under all windows: before a coarse window private inference rounds them to fewer bits,
+by 2^-12 of the values that the window leaves undecided (`Linear.coarser`).
 
-Every layer draws its numbers from a seed of its own for each batch and run: a score depends on the windows alone, and
-windows are compared on the same numbers, which takes most of the chance out of their difference.
+Every layer draws its random numbers from its own seed for each batch and run: a score depends on the windows only, and
+windows are compared on the same random numbers, which removes most of the noise from their difference.
 
-Ranks (hummingbird/ranks) have every size-th batch each, and all of them the same scores.
+Of several ranks (hummingbird/ranks) each runs every size-th batch, and all get the same scores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the
 
 
 class _Kept(NamedTuple):
-    """Where a batch stands before comparing layer number `cut`, with exact comparisons before it."""
+    """The state of a batch before comparing layer number `cut`, with exact comparisons in all layers before."""
 
     cut: int
     state: FoldedState
@@ -51,12 +51,13 @@ class _Kept(NamedTuple):
 class CachedEvaluator:
     """An `Evaluator` of a net on images (N, ...) and labels (N, ...), on the net's device, in float32 and eval mode.
 
-    Answers are held to the labels; with `accurate` false, or without labels, to the exact net's. `answers`: how they
-    are judged; kind: one of answers.py's in place of what labels and outputs say. public: the net's public inputs, of
-    all images or of each. The net is copied. seed: of the protocol's random numbers. runs: seeds
-    over which a full score is the mean. rank: images of a coarse score. memory: bytes for kept values, beside the
-    images; with less of them more is computed again. Cost: the exact net once; a coarse score, the tail of the net on
-    `rank` images; a full score, that on all images for every run.
+    The net is copied. Answers are compared with the labels; without labels, or if not `accurate`, with the exact net's.
+    `answers`: the judge. public: the net's public inputs, one for all images or one for each. kind: a kind of
+    answers.py; None: determined by labels and outputs. seed: seed of the protocol's random numbers. runs: number of
+    seeds over which a full score is the mean. rank: number of images of a coarse score. memory: bytes for kept values,
+    beside the images; with less memory more is computed again.
+    Cost: the exact net once; for a coarse score the tail of the net on `rank` images; for a full score the tail on all
+    images for every run.
     Raises InputError for images and labels that do not fit each other or the net, and for a net without a comparing
     layer; ModelError and ConfigError as `simulate` does.
 
@@ -92,7 +93,7 @@ class CachedEvaluator:
             hint = "a net without ReLU or another comparing layer needs no windows"
             raise InputError("no comparing layers", where="net", hint=hint)
         self._compare, self._seeds = Compare(seed, False), [run_seed(seed, run) for run in range(runs)]
-        self._place = 0, seed  # the batch that runs, and the seed
+        self._place = 0, seed  # number of the current batch, and seed
         one = self._exact(images[:1], public_rows(self._net.traced, public, slice(0, 1)))
         found = results(self._net.traced, images.shape[1:])
         fitting([shape for _, shape in found], len(images), labels, kind)
@@ -122,7 +123,7 @@ class CachedEvaluator:
         self._full: dict[Assignment, Score] = {}
 
     def coarse(self, config: BitConfig) -> float:
-        """The fine score of the images that rank, one run; ConfigError for windows that the net cannot run."""
+        """The fine score on the ranking images in one run. Raises ConfigError for windows that the net cannot run."""
         windows = self._assignment(config)
         if windows not in self._coarse:
             self._begin(windows, f"a coarse score of {windows}")
@@ -135,11 +136,14 @@ class CachedEvaluator:
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
-        """Both scores, of all images and runs; answers below the floor may be told too high. Errors of `coarse`."""
+        """Both scores, on all images and runs. If answers are below the floor, an upper bound may be returned for them.
+
+        Raises as `coarse`.
+        """
         windows = self._assignment(config)
         if windows in self._full:
             return self._full[windows]
-        # Without low bits to drop there is no chance in it.
+        # Without low bits to drop nothing is random.
         seeds = self._seeds if any(window.low for window in windows) else self._seeds[:1]
         total = len(seeds) * self._count
         self._begin(windows, f"a full score of {windows} above {floor}")
@@ -160,9 +164,9 @@ class CachedEvaluator:
         return found
 
     def outputs(self, config: BitConfig) -> Tensor:
-        """Outputs of the net for every image in the first run, (N, ...) on the CPU; errors of `coarse`.
+        """Outputs of the net for every image in the first run, (N, ...) on the CPU. Raises as `coarse`.
 
-        Several results are side by side, each image's values in a row.
+        Several results are packed side by side, one row for each image.
         """
         windows = self._assignment(config)
         self._begin(windows, f"outputs of {windows}")
@@ -170,14 +174,14 @@ class CachedEvaluator:
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """A batch's wrong answers, and what has moved in all: float64 (runs, 2)."""
+        """A batch's number of wrong answers, and its sum of changes of the finer score: float64 (runs, 2)."""
         judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
         wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
         moved = [float(found.moved.sum()) for found in judged]
         return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
     def _judged(self, outputs: Tensor, number: int) -> Judged:
-        """A batch's answers and what has moved, of each image."""
+        """Judge each image of a batch."""
         return self.answers.judge(outputs, self._references[number])
 
     def _assignment(self, config: BitConfig) -> Assignment:
@@ -185,18 +189,18 @@ class CachedEvaluator:
         return tuple(config.window(name) for name in self._windows.names)
 
     def _begin(self, windows: Assignment, question: str) -> None:
-        """Make these windows' layers, which `_ran` runs."""
+        """Make the layers of these windows, which `_ran` runs."""
         ranks.agree(lambda: {"question": question})
         self._cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
         self._twins = self._layers(windows)
 
     def _ran(self, number: int, seed: int) -> Tensor:
-        """Outputs of a batch, on the CPU, from the values kept before the first window that is not exact."""
+        """Run a batch from the values kept before the first window that is not exact: outputs on the CPU."""
         self._place = number, seed
         return self._tail(number, self._cut, self._twins).cpu()
 
     def _layers(self, windows: Assignment) -> dict[str, Twin]:
-        """Twins of the comparing layers, each with random numbers of its own for each batch."""
+        """Simulated comparing layers, each with its own random numbers for each batch."""
         config = BitConfig(EXACT, dict(zip(self._windows.names, windows, strict=True)))
         found = twins(self._windows.plan(config), self._net.steps, self._parties, self._compare)
 
@@ -212,7 +216,7 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
-        """Outputs of a batch, from the values kept before the cut, or nearest to it."""
+        """Run a batch from the kept values nearest before the cut: outputs."""
         stack = self._stacks[number]
         while stack and stack[-1].cut > cut:
             stack.pop()
@@ -220,7 +224,7 @@ class CachedEvaluator:
             before = stack[-1].state if stack else self._started(*self._inputs[number])
             stack.append(_Kept(cut, self._net.advance(before, layers, self._windows.names[cut])))
         state = stack[-1].state
-        # The deepest are kept: they save most, and are the smaller ones in most nets.
+        # Keep the deepest states: they save most, and are smaller in most nets.
         while stack and sum(kept.state.nbytes for kept in stack) > self._share:
             del stack[0]
         outputs: Tensor = self._net.finish(state, layers)
@@ -232,7 +236,7 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _exact(self, images: Tensor, public: Sequence[Tensor]) -> Tensor:
-        """Outputs of the net itself; InputError for images that it cannot take."""
+        """Run the net itself, with exact comparisons; InputError for images that it cannot take."""
         try:
             outputs: Tensor = self._net.finish(self._started(images, public), {})
         except (RuntimeError, ValueError, IndexError) as error:
@@ -242,10 +246,10 @@ class CachedEvaluator:
 
 
 def run_seed(seed: int, run: int) -> int:
-    """The seed of a run; that of the first one is `seed`."""
+    """The seed of a run; the first run has `seed` itself."""
     return seed if run == 0 else int.from_bytes(hashlib.sha256(f"{seed} run {run}".encode()).digest()[:7], "little")
 
 
 def layer_seed(seed: int, name: str, batch: int) -> int:
-    """The seed of a layer's random numbers for a batch."""
+    """The seed of a layer's random numbers, for one batch."""
     return int.from_bytes(hashlib.sha256(f"{seed} {batch} {name}".encode()).digest()[:7], "little")

@@ -1,21 +1,25 @@
-"""Evaluators tell a search how good windows are: a plain function, or an object that also has a cheap first look.
+"""Evaluators, which score windows for a search: a plain function, or an object that also has a cheap coarse score.
 
-Answers are either kept or not; their number is small where windows are good, and mostly luck on a few thousand images.
-So a score has a second part that moves before any answer does (cached.py).
+An answer is either kept or not. With good windows few answers change, and on a few thousand images their number is
+mostly noise. So a score has a second, finer part that changes before any answer does (cached.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from hummingbird.bits import BitConfig
+from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import InputError
+from hummingbird.window_search.journal import Journal
 
 
 class Score(NamedTuple):
-    """answers: the share that is right, or kept. fine: what windows are ranked by. Both from 0 to 1, high is good."""
+    """A score of windows, both parts from 0 to 1, high is good.
+
+    answers: the share of answers that are right, or kept. fine: the finer score, by which windows are ranked.
+    """
 
     answers: float
     fine: float
@@ -29,7 +33,7 @@ class Evaluator(Protocol):
         """A `fine` score by which windows are ranked before any of them is tried in full."""
 
     def full(self, config: BitConfig, floor: float) -> Score:
-        """The score that decides. If its answers are below the floor, any number below it will do for them."""
+        """The score that decides. If its answers are below `floor`, they may be any number below it."""
 
 
 class FunctionEvaluator:
@@ -47,8 +51,59 @@ class FunctionEvaluator:
 
 
 def checked(value: Any, where: str) -> float:
-    """The number; InputError unless it is one from 0 to 1."""
+    """Check for a number from 0 to 1; InputError for any other value."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value) or not 0 <= value <= 1:
         hint = "the fraction of right answers, from 0 to 1, not percent"
         raise InputError(f"evaluate gave an accuracy of {value!r}", where=where, hint=hint)
     return float(value)
+
+
+# The search's questions to an evaluator ------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """The progress of a search: configs tried, and the share of right answers and the price of the best one so far."""
+
+    evaluations: int
+    accuracy: float | None
+    price: float | None
+
+
+class Questions:
+    """The search's questions to an evaluator: answers are checked, counted, and written to the journal.
+
+    names: names of all layers, in order; layers without a window in a question are exact. `watch` is called after
+    every answer.
+    """
+
+    def __init__(self, names: Sequence[str], evaluator: Evaluator, journal: Journal) -> None:
+        self.names, self.evaluator, self.journal = names, evaluator, journal
+        self.evaluations = 0
+        self.watch: Callable[[], None] = lambda: None
+
+    def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
+        """A configuration with an entry for every layer: without one, relu#1 would take the window of relu."""
+        return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
+
+    def coarse(self, windows: Mapping[str, BitWindow]) -> float:
+        """Ask for the score that ranks."""
+        config = self.config(windows)
+        return self._ask("coarse", config, 0.0, lambda: [self.evaluator.coarse(config)])[0]
+
+    def full(self, windows: Mapping[str, BitWindow], floor: float = 0.0) -> Score:
+        """Ask for the score that decides; see `Evaluator.full`."""
+        config = self.config(windows)
+        return Score(*self._ask("full", config, floor, lambda: list(self.evaluator.full(config, floor))))
+
+    def _ask(self, what: str, config: BitConfig, floor: float, evaluate: Callable[[], list[float]]) -> list[float]:
+        asked = [config.layers[name] for name in self.names]
+        windows = [[w.k, w.m] + ([w.q] if w.q else []) for w in asked]
+        question = {"asked": what, "windows": windows, "floor": floor}
+
+        def answer() -> list[float]:
+            return [checked(value, what) for value in evaluate()]
+
+        found = [checked(value, "the search's state") for value in self.journal.ask(question, answer)]
+        self.evaluations += 1
+        self.watch()
+        return found

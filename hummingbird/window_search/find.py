@@ -1,7 +1,7 @@
-"""`search_bits`: windows for the groups of a net, by asking for scores only.
+"""`search_bits`: find windows for the groups of a net by asking an evaluator for scores.
 
-no budget    HummingBird-eco: m = 0 and, per layer, the smallest k above all magnitudes, with bits to spare
-a budget     HummingBird-b: the best assignment that the budget pays for, of those that are tried (budgeted.py)
+no budget    HummingBird-eco: m = 0 and, per layer, the smallest k above all magnitudes, plus spare bits
+a budget     HummingBird-b: the best of the assignments within the budget that were tried (budgeted.py)
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from hummingbird import ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.window_search.budgeted import Budgeted, Found
-from hummingbird.window_search.evaluator import Evaluator, FunctionEvaluator, Score
+from hummingbird.window_search.evaluator import Evaluator, FunctionEvaluator, Progress, Questions, Score
 from hummingbird.window_search.journal import Journal
 from hummingbird.window_search.objective import Objective, bit_budget
 from hummingbird.window_search.problem import ComparingLayer, Group, GroupWindows, check_groups, named
-from hummingbird.window_search.questions import Progress, Questions
 from hummingbird.window_search.rounding import Rounding
 
 
@@ -48,26 +47,29 @@ def search_bits(
     before: float = 0.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> BitConfig:
-    """Windows for every layer of `groups`, found with `evaluate`: the accuracy of a config, or an `Evaluator`.
+    """Find windows for every layer of `groups`.
 
+    evaluate: config -> its accuracy, or an `Evaluator`.
     budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64); None: eco.
-    margin: how far the accuracy may fall below the exact net's, 0.05 for five points.
+    margin: how far the accuracy may fall below the exact net's; 0.05 is five points.
     spare: bits that eco keeps above the largest magnitude.
-    headroom: for a budget, how much larger than the largest value seen the values may be that a window holds, 0.25 for
-        a quarter. reach: if the budget forces k down (budgeted.py), how many bits below the range seen it may go.
-    widths: how many bits the widest window of a group may keep; None: any number, 0 included.
-    trials: how many assignments of a level are tried in full, those that promise most; all, if there are no more.
-    uniform: one window for all layers, the best of all k; headroom, reach and margin do not count.
+    headroom: with a budget, how much larger than the largest value seen a window's values may be; 0.25 is a quarter.
+    reach: how many bits below the range seen k may go if the budget forces it down (budgeted.py).
+    widths: allowed numbers of bits in the widest window of a group; None: any number, 0 included.
+    trials: how many assignments of a level are tried in full, the most promising ones.
+    uniform: one window for all layers, the best of all k; headroom, reach and margin are ignored.
     accepts: whether the net can run a config; windows that it cannot run are not tried.
-    thrifty: keep what an assignment leaves of the budget; else it buys wider windows before they are tried.
-    in_all: bits of all parties and the dealer for an image with a config; then the windows get a q for each group, so
-        that these fall (rounding.py). None: q = 0.
-    seed, identity: the evaluator's seed, its net and its data: recorded, and what tells one search from another.
-    state: a file that keeps all answers. If it exists the search goes on from it: after a KeyboardInterrupt, which
-        passes through, or a kill, it ends as it would have. before: seconds to count that were spent before this call.
-    provenance: goes into the config, with objective, budget, cost, accuracies, evaluations, seconds and seed.
-    Raises ConfigError if it finds no assignment that meets budget and margin, if eco's windows change the accuracy,
-    or if `state` is of another search; InputError for no layers, or accuracies outside [0, 1].
+    thrifty: do not spend the rest of the budget; else an assignment is widened with it before it is tried.
+    in_all: config -> bits of all parties and the dealer for an image; then each group also gets a q that reduces them
+        (rounding.py). None: q = 0.
+    seed, identity: the evaluator's seed, and its net and data; recorded, and part of the identity of the search.
+    state: a file of all answers. If it exists the search resumes from it: after a KeyboardInterrupt, which is passed
+        on, or a kill, the result is the same as without.
+    before: seconds spent before this call, to be counted.
+    provenance: stored in the config, together with objective, budget, cost, accuracies, evaluations, seconds and seed.
+
+    Raises ConfigError if no assignment meets budget and margin, if eco's windows change the accuracy, or if `state`
+    belongs to another search; InputError for no layers, or accuracies outside [0, 1].
     """
     layers = check_groups(groups)
     check_margin(margin)
@@ -80,7 +82,7 @@ def search_bits(
         if type(w) is not int or not 0 <= w <= 64:
             raise ConfigError(f"a window of {w!r} bits", where="widths", hint="integers from 0 to 64")
     objective, eco = objective or bit_budget(layers), budget is None
-    together = [Group("all", tuple(layers))] if uniform else groups  # what has one q
+    together = [Group("all", tuple(layers))] if uniform else groups  # the layers that share a q
     if eco:
         groups = [Group(layer.name, (layer,)) for layer in layers]
         choices = [[_eco(layer, spare)] for layer in layers]
@@ -152,13 +154,13 @@ def search_bits(
 
 
 def check_margin(margin: object) -> None:
-    """ConfigError unless it is a share of answers, from 0 to 1."""
+    """Raise ConfigError unless a margin is a share of answers, from 0 to 1."""
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise ConfigError(f"an accuracy margin of {margin!r}", where="margin", hint="a fraction: 0.05 for five points")
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """The single window of a layer in eco: |x| < 2^(k-1) - 1, so that with m = 0 every sign is right."""
+    """The window of a layer in eco: |x| < 2^(k-1) - 1, so that with m = 0 every sign is right."""
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
     k = (layer.largest + 1).bit_length() + 1 + spare
@@ -175,7 +177,7 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Eco's assignment. ConfigError if it changes the accuracy."""
+    """Eco's assignment; ConfigError if it changes the accuracy."""
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
     score = questions.full(windows)
@@ -189,7 +191,7 @@ def _verified(
 
 
 def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
-    """The best uniform window. ConfigError if there is none."""
+    """The best uniform window; ConfigError if there is none."""
     if found is None:
         what = f"no uniform window meets a budget of {float(budget):g} {objective.unit}"
         raise ConfigError(what, where="budget", hint="allow a larger budget")
@@ -205,7 +207,7 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """q of every group, and bytes in all and the score without q beside those with it."""
+    """For the provenance: q of every group, and bytes of all parties and the score, with q and without."""
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
         "bytes_in_all": in_all(found.windows) / 8,
@@ -218,7 +220,7 @@ def _rounding(
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
 ) -> list[GroupWindows]:
-    """The choices of a group. ConfigError if there is none."""
+    """The choices of a group; ConfigError if there is none."""
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
         hint = f"add a number from {objective.least_width} upwards, or 0 for an identity"
@@ -229,7 +231,7 @@ def _tried(
 def _checked_budget(
     budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
-    """The budget as a rational. ConfigError if it is none, or less than everything costs."""
+    """The budget as a rational; ConfigError if it is no number, or below the price of the cheapest assignment."""
     if isinstance(budget, bool) or not isinstance(budget, (int, float, Fraction)) or not 0 <= budget < float("inf"):
         raise ConfigError(f"a budget of {budget!r}", where="budget", hint=f"{objective.unit}, 0 or more")
     if objective.name == "bits" and budget > 1:

@@ -1,4 +1,4 @@
-"""Validation images as they come: a tensor, a data set, a DataLoader, or any iterable of batches."""
+"""Validation images, from a tensor, a data set, a DataLoader, or any iterable of batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LABELLED = "a DataLoader or a data set of (image, label), batches of (images, l
 def gathered(
     images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None, most: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The first `most` images (N, ...), None: all, and their labels (N, ...), None where there are none.
+    """Gather the first `most` images (N, ...), None: all; and their labels (N, ...), None if there are none.
 
-    They are held in memory; no further batch is read; a bar appears after two seconds. Raises InputError for batches
-    that are neither, or that do not fit each other, and for labels given twice.
+    They are held in memory; no further batch is read; a progress bar appears after two seconds. Raises InputError for
+    batches of another form, or of different shapes, and for labels in the batches and in `labels`.
     """
     if isinstance(images, Tensor):
         return images[:most], None if labels is None else labels[:most]
@@ -62,10 +62,10 @@ def gathered(
 
 
 def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """The first `most` images (N, ...) and their labels (N, ...), whole numbers as int64, None where there are none.
+    """Gather the first `most` images (N, ...) and their labels (N, ...); integer labels become int64.
 
-    source: a DataLoader, a data set, batches, or a pair of tensors. Raises InputError, naming `where`, as `gathered`
-    does, and for labels that are no numbers.
+    source: a DataLoader, a data set, batches, or a pair of tensors. Labels are None if there are none. Raises
+    InputError, naming `where`, as `gathered`, and for labels that are no numbers.
     """
     pair = isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[0], Tensor)
     try:
@@ -73,7 +73,7 @@ def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Te
     except InputError as problem:
         raise InputError(problem.what, where=where, hint=_LABELLED) from None
     if images.is_meta or (isinstance(labels, Tensor) and labels.is_meta):
-        raise InputError("what is on the meta device has no values", where=where, hint="load them on the CPU or a GPU")
+        raise InputError("tensors on the meta device have no values", where=where, hint="load them on the CPU or a GPU")
     if labels is None:
         return images[:most], None
     if not isinstance(labels, Tensor) or labels.is_complex() or labels.ndim < 1:
@@ -87,7 +87,7 @@ def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Te
 
 
 def fingerprint(*tensors: Tensor) -> str:
-    """SHA-256 of the types, shapes and numbers of tensors."""
+    """SHA-256 (hex) of the types, shapes and values of tensors."""
     data = hashlib.sha256()
     for tensor in tensors:
         data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
@@ -96,7 +96,7 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def _batches(images: Iterable[Any]) -> Iterator[Any]:
-    """The batches; InputError for images of a data set that make none, for they differ in shape."""
+    """The batches; InputError for images of a data set that differ in shape and form no batch."""
     try:
         yield from tqdm(images, desc="images", unit="batch", mininterval=1, delay=2, leave=False)
     except RuntimeError as problem:  # of torch's default_collate, in this process or a worker

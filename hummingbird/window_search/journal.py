@@ -1,13 +1,13 @@
-"""Every answer of the evaluator, in a file of JSON lines that a restarted search replays.
+"""Journal of a search: every answer of the evaluator, in a file of JSON lines that a restarted search replays.
 
     {"format": "hummingbird-search", "version": 2, "problem": "<fingerprint>"}
     {"asked": "coarse", "windows": [[20, 12], [20, 12, 6]], "floor": 0.0, "answer": [0.925], "seconds": 12.5}
 
-The search is deterministic: with the same answers it asks the same questions, in the same order. So the state of a
-search is the list of answers so far, one line after each, and whatever kills it costs one question at most. A last
-line without its end is that question. `seconds` are those of the search so far, of earlier sessions too.
+The search is deterministic: with the same answers it asks the same questions, in the same order. So the list of answers
+is the state of a search. One line is written after each answer: a kill costs one question at most, and an incomplete
+last line is dropped. `seconds` is the time of the search so far, with earlier sessions.
 
-Of several ranks, rank 0 has the file, and tells the others at the start which answers are in it.
+Of several ranks, rank 0 has the file, and sends its answers to the others at the start.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hummingbird.errors import ConfigError
 FORMAT = "hummingbird-search"
 VERSION = 2
 _LINE = records.mapping(records.anything(), 64)
-_NUMBERS = {"coarse": 1, "full": 2}  # that an answer holds
+_NUMBERS = {"coarse": 1, "full": 2}  # length of an answer
 
 
 class Journal:
-    """Answers on file, then new ones, which are added to it; `path` None: nothing is kept.
+    """Answers from the file first, then new ones, which are appended to it. path None: nothing is kept.
 
-    before: seconds that this session has taken before. Raises ConfigError for a file that is no journal, or that of
-    another problem.
+    before: seconds that this session has taken before. Raises ConfigError for a file that is no journal, or that
+    belongs to another problem.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class Journal:
 
     @staticmethod
     def _begin(path: Path, fingerprint: str) -> None:
-        """A journal has its first line from its first moment."""
+        """Create the file with its first line, atomically."""
         head = {"format": FORMAT, "version": VERSION, "problem": fingerprint}
         disk.save(path, [f"{json.dumps(head)}\n".encode()])
 
@@ -76,14 +76,14 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the search has taken so far; earlier sessions count up to their last answer."""
+        """The search's seconds so far; earlier sessions count up to their last answer."""
         earlier = self._answers[-1].get("seconds", 0.0) if self._answers else 0.0
         if not isinstance(earlier, (int, float)) or not earlier >= 0:
             raise ConfigError(f"{earlier!r} seconds", where=str(self.path), hint="start again with another file")
         return earlier + time.perf_counter() - self._started
 
     def ask(self, question: Mapping[str, Any], evaluate: Callable[[], list[float]]) -> list[float]:
-        """The next answer: from the file as long as it has one, else evaluated and written down."""
+        """The next answer: from the file while it has one, else from `evaluate`, and then written to the file."""
         if self.replayed < len(self._answers):
             answer = self._answers[self.replayed]
             if {key: answer.get(key) for key in question} != question:

@@ -1,8 +1,8 @@
-"""A real net as the search sees it: comparing layers, the highest k of each, what windows cost, what can be run.
+"""A real net for a search: its comparing layers, the highest k of each, prices of windows, and windows it can run.
 
-The net is built once and planned anew for other windows, which takes milliseconds; no session is needed and nothing is
-sent. A plan with windows of no bits has other scales and fewer valid bits behind them (mpc/plan/rounding_plan.py):
-`accepts` tells what still fits.
+The net is built once and planned again for other windows, which takes milliseconds; no session is needed and nothing is
+sent. Behind windows of no bits a plan has other scales and fewer valid bits (mpc/plan/rounding_plan.py): `accepts`
+tells whether windows still fit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hummingbird.window_search.problem import ComparingLayer
 
 
 class SearchedNet:
-    """A plain net for images of `image_shape`, without the batch: (C, H, W).
+    """A plain net for images of `image_shape`, (C, H, W) without the batch.
 
     `results`: the name of each result, and its shape for one image.
-    Raises ModelError for a net that cannot be converted, InputError for one that has nothing to search or does not
+    Raises ModelError for a net that cannot be converted, InputError for one without comparing layers or that does not
     take such images, ConfigError for an unknown protocol.
 
         searched = SearchedNet(net, (3, 32, 32))
@@ -62,9 +62,9 @@ class SearchedNet:
         return self._windows.names
 
     def layers(self, largest: Mapping[str, int]) -> list[ComparingLayer]:
-        """The comparing layers; `largest`: for each of them the largest |x| it compares, in ring units.
+        """The comparing layers. largest: name -> the largest |x| that the layer compares, in ring units.
 
-        InputError for a layer without magnitude, or a magnitude without layer.
+        Raises InputError for a layer without magnitude, or a magnitude without layer.
         """
         if set(largest) != set(self.names):
             wrong = sorted(set(largest) ^ set(self.names))
@@ -81,7 +81,7 @@ class SearchedNet:
         return True
 
     def prices(self, parties: int) -> Prices:
-        """The prices of this net's layers with a window, for `online_bytes` and `predicted_seconds`."""
+        """Prices of this net's layers, for `online_bytes` and `predicted_seconds`."""
 
         def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
             if window.w == 0:
@@ -94,14 +94,14 @@ class SearchedNet:
         return price
 
     def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
-        """Bits that all parties send and the dealer, for an image, by step; aim "throughput", their fewest."""
+        """Bits that all parties and the dealer send for an image, by step; with aim "throughput", the fewest."""
         costs = PrivateNet(self._windows.plan(config, TableChoice.of("throughput")), self._windows.steps, {}, "").costs(
             (1, *self.image_shape), parties
         )
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
-        """Price of every comparing layer with this window, on the shares of the exact net."""
+        """The price of every comparing layer with this window, for shares with scales and bits of the exact plan."""
         plan = self._windows.plan(BitConfig(EXACT))
         config = self._windows.order.windows(BitConfig(window))
         for step, comparison in comparisons(plan):

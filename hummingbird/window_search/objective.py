@@ -1,11 +1,11 @@
-"""The cost of an assignment of windows: a sum over its layers, exact in rationals so that ties are ties.
+"""Objectives: the cost of an assignment of windows, a sum over its layers, exact in rationals; and budgets as text.
 
     bits       sum of w x outputs / sum of 64 x outputs, HummingBird's budget (section 4.3): 8/64 keeps 8 bits of each
-    bytes      what a party sends online per image, frames included
-    seconds    on the wire, for a batch of images at a bandwidth and a round-trip time
+    bytes      bytes that a party sends online per image, frames included
+    seconds    time on the network for a batch of images, at a bandwidth and a round-trip time
 
-The last two are the closed forms of the protocols' prices. The masked opening sends k + 2 bits whatever m is, so there
-a lower k pays, not a narrower window.
+The last two are closed forms from the protocols' prices. The masked opening sends k + 2 bits for any m, so with it a
+lower k saves, not a narrower window.
 """
 
 from __future__ import annotations
@@ -24,12 +24,42 @@ from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
 from hummingbird.window_search.problem import ComparingLayer
 
+# A budget as people write it: 8/64 of all bits, 120kB, 0.05 seconds --------------------------------------------------
+
+_SIZES = {"kB": 1000, "MB": 1000_000}
+_HINTS = {"bits": "a fraction of 64 bits, such as 8/64", "bytes": "such as 120kB or 1.5MB", "seconds": "such as 0.05"}
+
+
+def read_budget(text: str, objective: str, where: str = "budget") -> Fraction:
+    """Parse a budget in the unit of an objective: "8/64", "120kB", "0.05".
+
+    Raises ConfigError for a text that is no number, a number not above 0, and for bits a number above 1.
+    """
+    size, factor = text, 1
+    if objective == "bytes" and text[-2:] in _SIZES:
+        size, factor = text[:-2], _SIZES[text[-2:]]
+    above, *below = size.split("/")
+    hint = _HINTS.get(objective, "a number above 0")
+    try:
+        if below and objective != "bits":
+            raise ValueError("a fraction of what?")
+        (divisor,) = below or ["1"]
+        budget = Fraction(above) / Fraction(divisor) * factor
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{text!r} is no budget of {objective}", where=where, hint=hint) from None
+    if budget <= 0 or (objective == "bits" and budget > 1):
+        raise ConfigError(f"a budget of {text} {objective}", where=where, hint=hint)
+    return budget
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
 Prices = Callable[[ComparingLayer, BitWindow, int], Cost]  # of a layer with a window, for a number of images
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A price for every layer and window. facts: what it was made from, for provenance and resumed searches."""
+    """A price for every layer and window. facts: its parameters, for provenance and for the identity of a search."""
 
     name: str
     unit: str
@@ -38,12 +68,12 @@ class Objective:
     least_width: int = 2
 
     def total(self, layers: Iterable[ComparingLayer], windows: Iterable[BitWindow]) -> Fraction:
-        """Price of a window in each of these layers."""
+        """The price of one window in each of these layers."""
         return sum(map(self.price, layers, windows), Fraction(0))
 
 
 def relu_prices(protocol: str, parties: int) -> Prices:
-    """Price of a layer of ReLUs on the shares behind a linear layer. ConfigError for an unknown protocol."""
+    """Prices of layers of ReLUs behind a linear layer; ConfigError for an unknown protocol or too few parties."""
     comparison = named(protocol)
     if type(parties) is not int or parties < 2:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
@@ -55,7 +85,7 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 
 
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
-    """The paper's budget: the fraction of bits kept, over all of these layers."""
+    """The paper's objective: the fraction of bits that is kept, over all of these layers."""
     whole = 64 * sum(layer.outputs for layer in layers)
 
     def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
@@ -66,9 +96,9 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
 
 
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
-    """Bytes that a party sends online per image, in batches of `images`, which share the headers of their frames.
+    """Objective: bytes that a party sends online per image, in batches of `images`, which share frame headers.
 
-    prices: of other layers than ReLUs behind a linear layer, see `hummingbird.window_search.net`.
+    prices: the prices of a net's layers (`SearchedNet.prices`); None: all layers are ReLUs behind a linear layer.
     """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)
@@ -89,7 +119,10 @@ def predicted_seconds(
     images: int = 1,
     prices: Prices | None = None,
 ) -> Objective:
-    """Seconds on the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back."""
+    """Objective: seconds on the network for a batch of images.
+
+    bandwidth: bits per second. rtt: round-trip time in seconds. prices: as for `online_bytes`.
+    """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)
     _positive("bandwidth", bandwidth)

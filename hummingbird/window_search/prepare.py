@@ -1,10 +1,10 @@
-"""`prepare(net, loader)`: everything that private inference of a trained net needs, in one call.
+"""`prepare(net, loader)`: find windows for a trained net, and measure accuracy and costs, in one call.
 
-    prepared = hummingbird.prepare(net, loader, "8/64")    # windows, accuracy in private, bytes, rounds, seconds
+    prepared = hummingbird.prepare(net, loader, "8/64")    # windows, private accuracy, bytes, rounds, seconds
     print(prepared)
     private = hummingbird.convert_model(net, bits=prepared.bits)
 
-The images that choose the windows do not tell their accuracy: others do, for windows fit the images they were found on.
+Windows fit the images on which they were found, so other images measure their accuracy.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from hummingbird.simulation.observe import check_images
 from hummingbird.simulation.windows import check_protocol, traced
 from hummingbird.structure import flatten
 from hummingbird.window_search.answers import Answers, fitting
-from hummingbird.window_search.bars import find_windows, open_study
-from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import CachedEvaluator
 from hummingbird.window_search.find import check_margin
 from hummingbird.window_search.images import fingerprint, loaded
 from hummingbird.window_search.net import SearchedNet
+from hummingbird.window_search.objective import read_budget
 from hummingbird.window_search.prepared import Candidate, Prepared
-from hummingbird.window_search.study import OBJECTIVES, Study
+from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, open_study
 
 Images = Dataset[Any] | Iterable[Any] | tuple[Tensor, Tensor]  # with labels or without
 Pair = tuple[Tensor, Tensor | None]
@@ -60,25 +59,29 @@ def prepare(
     bandwidth: float = BANDWIDTH,
     rtt: float = RTT,
 ) -> Prepared:
-    """Windows for a trained net, its accuracy plain and in private, and what an image costs.
+    """Find windows for a trained net, and measure its plain and private accuracy and the cost of an image.
 
     loader: images that the net was not trained on: a DataLoader, a data set, batches, or a pair (images (N, ...),
-        labels (N, ...)). Labels are classes, 0 and 1 for scores, or real numbers as the net gives them; without them
-        there is no accuracy. Of the first 2 x `samples` every second one chooses the windows, and the others measure.
-        test: other images to measure on, all of them; then the first `samples` of the loader choose.
-    answers: how answers are judged: "classes", "score", "numbers", "values" or "embedding"; None: as labels and outputs
-        say (window_search/answers.py), which the result tells.
-    budget: "8/64" keeps 8 bits of 64 on average; None: HummingBird-eco, which changes no answer that it sees.
-    objective: what the budget is of: "bits", "bytes" (sent by a party per image, "500kB"), "seconds" (on the wire).
-    margin: the part of the answers that may change on the images that choose. by: the layers that share a window, as
-        for `group_layers`. protocol, parties, seed: of the private inference that is simulated.
-    bandwidth, rtt: bits per second and party, and the round trip in seconds, for predicted seconds.
+        labels (N, ...)). Labels are classes, 0 and 1 for scores, or real numbers like the net's outputs; without them
+        there is no accuracy. Of the first 2 x `samples` images every second one chooses the windows, the others
+        measure.
+    budget: "8/64" keeps 8 bits of 64 on average; None: HummingBird-eco, which changes no answer on these images.
+    test: other images to measure on, all of them; then the first `samples` of the loader choose.
+    samples: how many images choose the windows.
+    answers: how answers are judged: "classes", "score", "numbers", "values" or "embedding"; None: determined by labels
+        and outputs (window_search/answers.py), and reported in the result.
+    objective: the quantity that the budget limits: "bits", "bytes" (sent by a party per image, "500kB") or "seconds"
+        (on the network).
+    margin: the share of answers that may change on the images that choose.
+    by: which layers form a group, as for `group_layers`.
+    protocol, parties, seed: those of the simulated private inference.
+    bandwidth, rtt: bits per second and party, and the round-trip time in seconds, for predicted seconds.
 
-    The net is left as it is and used as in eval mode. `python -m hummingbird find-bits` finds the same windows on the
-    same images. Cost: a search takes some hundred passes over a part of the net; a ResNet-18 for CIFAR-10 with 2,000
-    images minutes on two cores. Images are held in memory.
+    The net is not changed, and used as in eval mode. `python -m hummingbird find-bits` finds the same windows on the
+    same images. Cost: a search takes some hundred passes over a part of the net; minutes on two cores for a ResNet-18
+    for CIFAR-10 with 2,000 images. Images are held in memory.
     Raises InputError for images, labels and nets that do not fit, ModelError for a net that cannot be converted, and
-    ConfigError for the other arguments, before anything runs; ConfigError where no windows meet budget and margin.
+    ConfigError for the other arguments, before anything runs; ConfigError if no windows meet budget and margin.
     """
     net = graph.unwrapped(net)
     limit = _limit(budget, objective)
@@ -89,7 +92,7 @@ def prepare(
         raise ConfigError(f"{samples!r} samples", where="samples", hint="how many images choose the windows, from 1")
     chosen, measured = _divided(loader, test, samples)
     given, net = net, settled(net, chosen[0][:1], custom=tuple(CUSTOM))
-    traced(net)  # says what cannot be converted
+    traced(net)  # raises for a net that cannot be converted
     searched = SearchedNet(net, chosen[0].shape[1:], protocol)
     for where, (images, labels) in (("loader", chosen), ("loader" if test is None else "test", measured)):
         _check(images, labels, searched, answers, where)
@@ -116,7 +119,7 @@ def prepare(
 
 @torch.inference_mode()
 def _plain(net: nn.Module, images: Tensor) -> Tensor:
-    """The outputs of the net itself, in float32 and eval mode, on the CPU; several side by side for each image."""
+    """Outputs of the net itself, in float32 and eval mode, on the CPU; several results are packed side by side."""
     copy = plain_copy(net).float()
     device = next((tensor.device for tensor in (*copy.parameters(), *copy.buffers())), torch.device("cpu"))
     given = (copy(part.to(device, torch.float32)) for part in images.split(128))
@@ -124,7 +127,7 @@ def _plain(net: nn.Module, images: Tensor) -> Tensor:
 
 
 def _limit(budget: str | None, objective: str) -> Any:
-    """The budget in the objective's unit, None for eco; ConfigError for what is none."""
+    """The budget in the objective's unit, None for eco; ConfigError for an unknown objective or a wrong budget."""
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r}", where="objective", hint=f"one of {', '.join(OBJECTIVES)}")
     if budget is None:
@@ -136,7 +139,7 @@ def _limit(budget: str | None, objective: str) -> Any:
 
 
 def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, Pair]:
-    """Images and labels that choose, and those that measure. Every second one: a data set may come class by class."""
+    """Images and labels that choose, and those that measure; alternately, as a data set may be sorted by class."""
     if test is not None:
         chosen, measured = loaded(loader, "loader", samples), loaded(test, "test")
         one, other = ({image.cpu().numpy().tobytes() for image in images} for images, _ in (chosen, measured))
@@ -153,7 +156,7 @@ def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, P
 
 
 def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers: str | None, where: str) -> None:
-    """InputError, naming the argument, for images that the net cannot take and labels that it cannot give."""
+    """Raise InputError, naming the argument, for images that the net cannot take and labels that do not fit it."""
     if tuple(images.shape[1:]) != searched.image_shape:
         what = f"images of shape {tuple(images.shape[1:])}, those of the loader have {searched.image_shape}"
         raise InputError(what, where=where, hint="images prepared in the same way")
@@ -166,7 +169,7 @@ def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers
 
 
 def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, BitConfig]]:
-    """Names and windows of the rows; eco's are left out where shares have no room for them."""
+    """Names and windows of the table's rows, without eco's if the shares have too few bits for them."""
     yield "exact", BitConfig()
     if budget != "eco":
         try:

@@ -1,4 +1,4 @@
-"""The result of `prepare`, as figures, a table and a plot."""
+"""The result of `prepare`: numbers, a table and a plot."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from hummingbird.window_search.problem import ComparingLayer
 
 @dataclass(frozen=True)
 class Candidate:
-    """Windows that could be taken: accuracy and answers unlike the plain net's, shares of the images that measure.
+    """Windows to choose from, with figures from the images that measure.
 
-    accuracy: None without labels. distance: of outputs from the plain net's, in their spread (answers.py). costs: of
-    one image through the whole net.
+    accuracy: share of right answers; None without labels. changed: share of answers that differ from the plain net's.
+    distance: of outputs from the plain net's, in units of their spread (answers.py). costs: of one image through the
+    whole net.
     """
 
     name: str
@@ -35,12 +36,12 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Prepared:
-    """A trained net's windows, and what private inference with them costs; `str` of it is a table.
+    """A trained net's windows, and the accuracy and cost of private inference with them; `str` of it is a table.
 
-    bits: for `convert_model(net, bits=prepared.bits)`. layers: those that compare, each with the `largest` |x| seen, in
-    ring units (2^16 is one). choices: "exact", "eco", the best window for all layers, and last the windows found.
-    images: how many chose the windows, and how many others measured accuracies. accuracy_plain: of the net itself,
-    None without labels. answers: how answers are judged.
+    bits: for `convert_model(net, bits=prepared.bits)`. layers: the comparing layers, each with the `largest` |x| seen,
+    in ring units (2^16 is one). choices: "exact", "eco", the best uniform window, and last the windows found. images:
+    how many images chose the windows, and how many others measured. accuracy_plain: accuracy of the net itself, None
+    without labels. answers: how answers are judged.
     """
 
     bits: BitConfig
@@ -52,19 +53,19 @@ class Prepared:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers in private, by the plaintext twin, of images that did not choose the windows."""
+        """The accuracy of private inference, by simulation, on images that did not choose the windows."""
         return self.choices[-1].accuracy
 
     @property
     def accuracy_error(self) -> float | None:
-        """Standard error of an accuracy: how far it may be off on other images of the same kind."""
+        """The standard error of an accuracy: how far it may differ on other images of the same kind."""
         if self.accuracy_plain is None:
             return None
         return math.sqrt(self.accuracy_plain * (1 - self.accuracy_plain) / self.images[1])
 
     @property
     def costs(self) -> Estimate:
-        """Rounds, bytes and seconds on the wire of one image with these windows, by layer."""
+        """Rounds, bytes and seconds on the network of one image with these windows, by layer."""
         return self.choices[-1].costs
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -74,9 +75,8 @@ class Prepared:
     def plot(self) -> Any:
         """Draw accuracy against kB sent online per party and image: a matplotlib figure, which `savefig` writes.
 
-        Without labels the answers that stay are drawn in its place.
-        A notebook shows it where a cell ends with it, after `%matplotlib inline`.
-        Raises EnvironmentProblem without matplotlib.
+        Without labels the share of unchanged answers is drawn in place of the accuracy. A notebook shows the figure
+        after `%matplotlib inline` if a cell ends with it. Raises EnvironmentProblem without matplotlib.
         """
         try:
             from matplotlib.figure import Figure
@@ -130,7 +130,7 @@ def _percent(share: float | None) -> str:
 
 
 def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
-    """The window of every layer, the largest |x| seen, and by how many bits it stays below the window's end."""
+    """A table of every layer's window, the largest |x| seen, and its distance in bits from the window's upper bound."""
     head = ("layer", "outputs", "largest |x|", "window", "kept", "cut above", "cut below", "margin bits")
     rows = []
     for layer in layers:

@@ -1,23 +1,23 @@
 """The search space: comparing layers, groups that drop the same low bits, and the windows worth a trial.
 
-Every layer has a k of its own, from the range of what it compares, and a group shares m. For |x| < 2^(k-2) in ring
-units no bit from k - 1 upwards decides anything, with either protocol, whatever m is: [k+1:m) gives what [k:m) gives
-and keeps one bit more. So no k above the range and its headroom is worth a trial. Levels say how far k goes down from
-there:
+Every layer has its own k, from the range of its values, and a group shares m. For |x| < 2^(k-2) in ring units no bit
+from k - 1 upwards matters, with either protocol and for any m: [k+1:m) has the same results as [k:m), with one bit
+more. So no k above the range and its headroom is worth a trial. Levels define how far k goes down from there:
 
-    level 0    2^(k-1) > largest |x| seen, and as much more as the headroom says
-    level 1    2^(k-1) > largest |x| seen
+    level 0    2^(k-1) > (1 + headroom) x the largest |x| seen
+    level 1    2^(k-1) > the largest |x| seen
     level 2    one bit less: values in the upper half of that range wrap, and have wrong signs
-    ...        a bit less for every further level
+    ...        one bit less for every further level
 
-The layers of a group are at one level, or have one k in common (those that need less than that keep less); then the
-lowest of them tells the level. A window too narrow for a comparison is widened upwards.
+The layers of a group are at one level, or share one k (layers that need less keep less); then the lowest layer
+determines the level. A window too narrow for a comparison is widened upwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import floor
 from typing import NamedTuple
 
@@ -31,9 +31,9 @@ IDENTITY = BitWindow(0, 0)
 class ComparingLayer:
     """A layer with a window.
 
-    name: qualified name. outputs: comparisons per image. largest: the largest |x| it compares, in ring units (2^16 is
-    one). limit: the highest k its shares allow, their valid bits without the surplus fraction (protocols/masked.py).
-    Raises InputError for numbers that cannot be.
+    name: qualified name. outputs: comparisons per image. largest: the largest |x| that it compares, in ring units (2^16
+    is one). limit: the highest k that its shares allow, their valid bits without the surplus fraction
+    (protocols/masked.py). Raises InputError for numbers out of range.
     """
 
     name: str
@@ -51,16 +51,17 @@ class ComparingLayer:
             raise InputError(f"a highest k of {self.limit!r}", where=self.name, hint="an integer from 2 to 64")
 
     def upper(self, level: int, headroom: float) -> int:
-        """k at a level, as far as the shares allow."""
+        """k at a level, limited by the shares."""
         if level == 0:
             return min(floor(self.largest * (1 + headroom)).bit_length() + 1, self.limit)
         return max(0, min(self.largest.bit_length() + 1, self.limit) - (level - 1))
 
 
 class GroupWindows(NamedTuple):
-    """A window for every layer of a group. level, m: where it stands; an identity is at level 0 and at m = 64.
+    """A choice of a group: a window for every layer.
 
-    tops: the k of every layer, before a window is widened upwards.
+    level, m: its level and lower end; an identity has level 0 and m = 64. tops: the k of every layer, before windows
+    are widened upwards.
     """
 
     windows: tuple[BitWindow, ...]
@@ -71,7 +72,7 @@ class GroupWindows(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that drop the same low bits. ConfigError if there is none."""
+    """A group of layers that drop the same low bits; ConfigError for an empty group."""
 
     name: str
     layers: tuple[ComparingLayer, ...]
@@ -81,7 +82,7 @@ class Group:
             raise ConfigError("an empty group", where=self.name, hint="leave it out, or give it a layer")
 
     def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Levels, and the k of every layer, without what is there already at a lower level; level 0 first."""
+        """Pairs of a level and the k of every layer, each combination at its lowest level only; level 0 first."""
         levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
         found = {tops: level for level, tops in reversed([*enumerate(levels)])}
         for k in range(min(levels[-1]), max(levels[0]) + 1):
@@ -93,15 +94,17 @@ class Group:
         return sorted((level, tops) for tops, level in found.items())
 
     def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
-        """One for each layer; None where the shares of a layer do not reach `least` bits above m."""
+        """A window for each layer; None if a layer's shares have fewer than `least` bits above m."""
         wide = [max(top, m + least) for top in tops]
         if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):
             return None
         return tuple(BitWindow(top, m) for top in wide)
 
     def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[GroupWindows]:
-        """Everything worth a trial, down to `reach` bits below the range seen, without what is there already at a
-        lower level: the identity and all m that leave the widest window `least` bits, or those widths of it.
+        """All choices worth a trial, each at its lowest level only, down to `reach` bits below the range seen.
+
+        They are the identity, and all m that leave the widest window at least `least` bits; with `widths`, only those
+        whose widest window has one of these widths.
         """
         found = [GroupWindows((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
@@ -116,18 +119,18 @@ class Group:
         return found
 
     def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
-        """The windows of the layers, by name."""
+        """Map the names of the layers to their windows."""
         return {layer.name: window for layer, window in zip(self.layers, windows, strict=True)}
 
 
 def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, BitWindow]:
-    """Windows of all layers, by name."""
+    """Map the names of all layers to their windows."""
     pairs = zip(groups, chosen, strict=True)
     return {name: window for group, choice in pairs for name, window in group.named(choice.windows).items()}
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """List the layers of all groups. InputError if there is none, ConfigError if a name or a layer occurs twice."""
+    """List the layers of all groups; InputError if there is none, ConfigError if a name or a layer occurs twice."""
     if not groups:
         hint = "a net without ReLU or another comparing layer needs no windows"
         raise InputError("no comparing layers", where="groups", hint=hint)
@@ -139,3 +142,66 @@ def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
         if twice:
             raise ConfigError(f"{what} {', '.join(twice)} occurs twice", where="groups", hint="name each one once")
     return [layer for group in groups for layer in group.layers]
+
+
+# Groups by qualified name --------------------------------------------------------------------------------------------
+#
+#     layer    each layer by itself
+#     block    layers of the same parent module: layer1.0.relu1 and layer1.0.relu2
+#     stage    layers of the same outermost module: all of layer1; a ResNet's five groups in the paper
+
+
+STEM = "stem"
+
+
+def _block(name: str) -> str:
+    return name.partition("#")[0].rpartition(".")[0] or STEM
+
+
+def _stage(name: str) -> str:
+    return _block(name).partition(".")[0]
+
+
+_BY_NAME: dict[str, Callable[[str], str]] = {"layer": lambda name: name, "block": _block, "stage": _stage}
+
+
+def group_layers(layers: Sequence[ComparingLayer], by: str | Mapping[str, Sequence[str]] = "stage") -> list[Group]:
+    """Form groups of `layers`, which are in the order of execution; groups are in the order of their first layers.
+
+    by: "layer", "block", "stage", or patterns by group name, in which * stands for any text: {"early": ["relu1",
+    "layer1.*"], "late": ["layer[234].*"]}. Layers of the net itself, without a parent, are the group `stem` of blocks
+    and stages. Raises ConfigError for a pattern that matches nothing, and for a layer in no group or in several.
+    """
+    if not isinstance(by, (str, Mapping)) or (isinstance(by, str) and by not in _BY_NAME):
+        raise ConfigError(f"unknown grouping {by!r}", where="by", hint=f"{', '.join(_BY_NAME)}, or patterns by name")
+    if isinstance(by, str):
+        names = [_BY_NAME[by](layer.name) for layer in layers]
+    else:
+        names = _by_pattern([layer.name for layer in layers], by)
+    grouped: dict[str, list[ComparingLayer]] = {}
+    for layer, name in zip(layers, names, strict=True):
+        grouped.setdefault(name, []).append(layer)
+    return [Group(name, tuple(members)) for name, members in grouped.items()]
+
+
+def _by_pattern(layers: Sequence[str], patterns: Mapping[str, Sequence[str]]) -> list[str]:
+    """The name of every layer's group."""
+    owners: dict[str, list[str]] = {name: [] for name in layers}
+    for group, wanted in patterns.items():
+        if isinstance(wanted, str):
+            raise ConfigError(f"{wanted!r} is not a list of patterns", where=f"group {group}", hint=f"[{wanted!r}]")
+        if not wanted:
+            raise ConfigError("a group without patterns", where=f"group {group}", hint="leave it out")
+        for pattern in wanted:
+            matched = [name for name in layers if fnmatchcase(name, pattern)]
+            if not matched:
+                hint = f"layers that compare: {', '.join(layers) or 'none'}"
+                raise ConfigError(f"pattern {pattern!r} matches no layer", where=f"group {group}", hint=hint)
+            for name in matched:
+                if group not in owners[name]:
+                    owners[name].append(group)
+    for name, found in owners.items():
+        if len(found) != 1:
+            what = f"taken by groups {', '.join(found)}" if found else "in no group"
+            raise ConfigError(f"layer {name} is {what}", where="groups", hint="each layer belongs to one group")
+    return [found[0] for found in owners.values()]

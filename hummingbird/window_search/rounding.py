@@ -1,16 +1,16 @@
-"""The third knob q: how many bits of fraction the results of each group's layers do without, for fewer bytes in all.
+"""The third knob q: how many fraction bits the results of each group's layers drop, for fewer bytes in all.
 
-k and m stay as the search has found them. A group goes through steps, q = 0 and every q that takes fewer bits in all
-than any lower one: with "masked" all that leave its windows the least width, with "gmw", whose cut of q costs an
+k and m stay as the search has found them. The steps of a group are q = 0 and every q with fewer bits in all than any
+lower q: with "masked" every q that leaves its windows the least width; with "gmw", where cutting q bits costs an
 opening, few or none.
 
-1. The largest q for all groups that keeps the accuracy: each group is at its last step up to it.
-2. From there groups go up, a step at a time: first the one that saves most bits for what it loses of the score that
-   ranks. One whose step does not keep the accuracy stays where it is.
+1. Find the largest common q that keeps the accuracy: each group takes its last step up to that q.
+2. From there raise groups one step at a time: first the group that saves most bits for its loss in the ranking score.
+   A group whose step does not keep the accuracy stays where it is.
 
-"Keeps the accuracy" is what windows without q are held to, on all images and with several seeds (`budgeted.holds`):
-not behind the best uniform window, in right answers within the margin and in the finer score; eco's windows not behind
-the exact net, a uniform window not behind itself.
+"Keeps the accuracy" is the condition for windows without q, on all images and with several seeds (`budgeted.holds`):
+not worse than the best uniform window, in right answers within the margin and in the finer score; eco's windows not
+worse than the exact net, a uniform window not worse than itself.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from dataclasses import dataclass, replace
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.window_search.budgeted import Found, holds
-from hummingbird.window_search.evaluator import Score
+from hummingbird.window_search.evaluator import Questions, Score
 from hummingbird.window_search.objective import Objective
 from hummingbird.window_search.problem import Group
-from hummingbird.window_search.questions import Questions
 
-_MOST = 16  # bits of fraction, all that q can round away
-_NOTHING = 1e-6  # losses below it are chance: of them, those that save most come first
+_MOST = 16  # fraction bits that q can round away
+_NOTHING = 1e-6  # losses below it are noise: among them the groups that save most come first
 Windows = Mapping[str, BitWindow]
 
 
 @dataclass
 class Rounding:
-    """One search for q, from `found`, windows without it; afterwards `found` is the best so far.
+    """One search for q, from `found`, windows without q; `found` becomes the best windows so far.
 
-    in_all: bits of all parties and the dealer with these windows. accepts: whether the net runs windows. held: the
-    score that windows with q must not be behind.
+    in_all: windows -> bits of all parties and the dealer. accepts: whether the net can run windows. held: windows with
+    q must not be worse than this score.
     """
 
     groups: Sequence[Group]
@@ -48,7 +47,7 @@ class Rounding:
     held: Score
 
     def search(self) -> Found:
-        """The result; windows without q if none saves bits and keeps the accuracy."""
+        """Search; the result is the windows without q if no q saves bits and keeps the accuracy."""
         self._plain, self._bits = self.found.windows, self.in_all(self.found.windows)
         self._steps = [self._worth_it(group) for group in self.groups]
         places = self._common()
@@ -63,7 +62,7 @@ class Rounding:
         return self.found
 
     def _worth_it(self, group: Group) -> list[int]:
-        """Values of q, 0 first, each of fewer bits in all than those before, and of no higher price."""
+        """Values of q, 0 first, each with fewer bits in all than those before, and with no higher price."""
         plain = [self._plain[layer.name] for layer in group.layers]
         widths = [window.k - self.objective.least_width for window in plain if window.w]
         steps, bits, price = [0], self._bits, self.objective.total(group.layers, plain)
@@ -77,7 +76,7 @@ class Rounding:
         return steps
 
     def _common(self) -> list[int]:
-        """Each group's place among its steps for the largest common q that keeps the accuracy."""
+        """The index of each group's step for the largest common q that keeps the accuracy."""
         tried = []
         for q in range(max(steps[-1] for steps in self._steps), 0, -1):
             places = [sum(step <= q for step in steps) - 1 for steps in self._steps]
@@ -88,11 +87,11 @@ class Rounding:
         return [0] * len(self._steps)
 
     def _open(self, places: Sequence[int]) -> list[int]:
-        """Numbers of the groups that have a step more."""
+        """Numbers of the groups that have a further step."""
         return [number for number, place in enumerate(places) if place + 1 < len(self._steps[number])]
 
     def _gain(self, places: Sequence[int], number: int) -> float:
-        """Bits that a group's next step saves, for what it loses of the score that ranks."""
+        """Bits that a group's next step saves, divided by its loss in the ranking score."""
         here, next_ = self._windows(places), self._windows(_raised(places, number))
         lost = self.questions.coarse(here) - self.questions.coarse(next_)
         return (self.in_all(here) - self.in_all(next_)) / max(lost, _NOTHING)
@@ -120,13 +119,13 @@ class Rounding:
 
 
 def without_q(config: BitConfig) -> BitConfig:
-    """The same windows, whose results keep all bits of fraction."""
+    """The same windows with q = 0."""
     layers = {name: replace(w, q=0) for name, w in config.layers.items()}
     return BitConfig(replace(config.default, q=0), layers, rows=config.rows)
 
 
 def check_knobs(knobs: object) -> None:
-    """ConfigError unless it is one of `KNOBS`, or None."""
+    """Raise ConfigError unless it is one of `KNOBS`, or None."""
     if knobs is not None and knobs not in KNOBS:
         hint = 'knobs="q": windows get q as well; k and m are always chosen'
         raise ConfigError(f"unknown knob {knobs!r}", where="knobs", hint=hint)
@@ -136,7 +135,7 @@ KNOBS = ("q",)
 
 
 def _with(window: BitWindow, q: int) -> BitWindow:
-    """The window with this q; one without bits stays as it is."""
+    """The window with this q; a window without bits stays as it is."""
     return replace(window, q=q) if window.w else window
 
 

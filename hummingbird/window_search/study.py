@@ -1,14 +1,14 @@
-"""A trained net's windows, asked for in one line: magnitudes, layers, groups, prices and answers of one net.
+"""Study of a trained net: everything that a search for its windows needs, behind one line.
 
     study = Study(net, images)                            # validation images
     eco = study.search()                                  # m = 0: no prediction changes
     bits = study.search(8 / 64)                           # HummingBird-b
     fast = study.search(2e5, objective=study.objective("bytes"))
 
-HummingBird searches for accuracy. Right answers that become wrong and wrong ones that become right cancel there: on
-1,024 images windows seem to lose nothing that lose half a point on others (docs/bit-config.md). So the default here is
-agreement, the share of answers that are the exact net's: every change counts. What an answer is, and when it is the
-same, depends on the net: answers.py.
+HummingBird searches by accuracy, in which right answers that become wrong and wrong answers that become right cancel:
+windows that seem to lose nothing on 1,024 images lose half a point on others (docs/bit-config.md). So the default here
+is agreement, the share of answers that equal the exact net's: every change counts. answers.py defines answers, and when
+they are equal.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from hummingbird import graph, ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
@@ -39,31 +40,30 @@ from hummingbird.simulation.observe import check_images, magnitudes
 from hummingbird.structure import flatten, rebuild
 from hummingbird.version import VERSION
 from hummingbird.window_search.answers import fitting
-from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import Assignment, CachedEvaluator, layer_seed
+from hummingbird.window_search.evaluator import Progress
 from hummingbird.window_search.find import search_bits
-from hummingbird.window_search.groups import group_layers
 from hummingbird.window_search.images import fingerprint, gathered
 from hummingbird.window_search.net import SearchedNet
-from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
-from hummingbird.window_search.problem import ComparingLayer
-from hummingbird.window_search.questions import Progress
+from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds, read_budget
+from hummingbird.window_search.problem import ComparingLayer, group_layers
 from hummingbird.window_search.rounding import check_knobs
 
-# Scores of windows for two parties without a dealer: the whole numbers of `simulate(cut=True)`, weights rounded too.
+# Scores for two parties without a dealer: the integers of `simulate(cut=True)`, with rounded weights.
 #
-# Everything is scored as in cached.py but the arithmetic: a plan is made for each assignment, and runs from the
-# start. A layer that an assignment leaves exact gets `WIDE` bits below its range: no gate takes 64, and these change
-# nothing.
+# Scores are computed as in cached.py, except for the arithmetic: each assignment has a plan of its own, which runs from
+# the start. A layer that an assignment leaves exact gets `WIDE` bits below its range, as no gate takes 64 bits; that
+# changes nothing.
 
-WIDE = 14  # bits: beside weights that are rounded to 1/55 of theirs, 2^-13 of a value's range is nothing
-LIMIT = 32  # of k: a share has no more bits, at the unit of a window or a finer one
+WIDE = 14  # bits: 2^-13 of a value's range is nothing beside the rounding of weights, by 1/55 of them
+LIMIT = 32  # of k: a share has no more bits, in units of a window or finer ones
 
 
 class CutEvaluator(CachedEvaluator):
-    """An `Evaluator` as `CachedEvaluator`; largest: for each comparing layer the largest |x|, in ring units.
+    """An `Evaluator` like `CachedEvaluator`, for two parties without a dealer.
 
-    Errors as of `CachedEvaluator` and `hybrid.make_plan`. Cost: the whole net on integers for every score.
+    largest: name of a comparing layer -> the largest |x|, in ring units. Raises as `CachedEvaluator` and
+    `hybrid.make_plan`. Cost: the whole net on integers for every score.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CutEvaluator(CachedEvaluator):
         super().__init__(net.cpu(), images, labels, **options)
 
     def plan(self, config: BitConfig) -> Plain:
-        """The plan under these windows. ConfigError where there is none."""
+        """The plan with these windows; ConfigError if there is none."""
         windows = {name: config.window(name) for name in self._wide}
         windows = {name: self._wide[name] if window == EXACT else window for name, window in windows.items()}
         return Plain(self._traced.plan(BitConfig(EXACT, windows, input_range=self._range)))
@@ -113,11 +113,11 @@ class CutEvaluator(CachedEvaluator):
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Inputs of many calls as a search runs them: the net's one tensor, an image in each row, and its public inputs.
+# Inputs of many calls, packed for a search: one tensor with a row for each image, and the public inputs.
 
 
 class Called(NamedTuple):
-    """A net that is traced without an example, its inputs (N, ...), public ones in order, and labels (N, ...)."""
+    """A net that can be traced without an example, its packed inputs (N, ...), public inputs, and labels (N, ...)."""
 
     net: nn.Module
     images: Tensor
@@ -126,14 +126,14 @@ class Called(NamedTuple):
 
 
 def called(net: nn.Module, images: Any, labels: Tensor | None, example: Any) -> Called:
-    """The inputs of N calls; images: as `Study` takes them. example: as for `convert_model`, None: the images are.
+    """Pack the inputs of N calls. images: as for `Study`. example: as for `convert_model`; None: the images are one.
 
-    Raises InputError for inputs unlike the example's, ModelError as `settled`.
+    Raises InputError for inputs that differ from the example's in form, ModelError as `settled`.
     """
     if alone(example):
         images, labels = gathered(images, labels)
         if not isinstance(images, Tensor) or images.dim() < 2 or not len(images):
-            return Called(net, images, [], labels)  # which is refused
+            return Called(net, images, [], labels)  # the caller refuses it
         return Called(settled(net, images[:1], custom=tuple(CUSTOM)), images, [], labels)
     if not isinstance(images, dict) and not (isinstance(images, (tuple, list)) and _tensors(images)):
         images, labels = gathered(images, labels)
@@ -153,10 +153,10 @@ def _tensors(values: Any) -> bool:
 
 
 def _in_place(example: Any, images: Tensor) -> Any:
-    """The example's arguments with these images in the place of its one private tensor."""
+    """The example's arguments, with these images in place of its one private tensor."""
     structure, leaves = flatten(example, is_private, is_public)
     if sum(map(is_private, leaves)) != 1:
-        hint = "images=(x, y), or a dict by name: all inputs in the places that they have in the example"
+        hint = "images=(x, y), or a dict by name: all inputs in the positions of the example"
         raise InputError("one tensor of images for a net of several private inputs", where="images", hint=hint)
     return rebuild(structure, iter([images if is_private(leaf) else leaf for leaf in leaves]))
 
@@ -168,21 +168,25 @@ CRITERIA = ("agreement", "accuracy")
 
 
 class Study:
-    """A trained net, validation images (N, ...) and labels (N, ...), and what private inference of it costs.
+    """A trained net with validation images (N, ...) and labels (N, ...), for searches of its windows.
 
-    images: a tensor, or a DataLoader, a data set or batches, with labels or without; they are held in memory, and so is
-    what the net gives for them; a search is resumed with the same images in the same order. labels: classes as whole
-    numbers, 0 and 1 for scores, or real numbers in the outputs' shape. answers: how the net's answers are judged, one
-    of answers.py's `KINDS`; None: as labels and outputs say, and `str(study.answers)` tells. example: as for
-    `convert_model`, for a net that takes several inputs or flags; the images are then a tuple or a dict as the example
-    is, (N, ...) each, or one tensor in the place of the example's private one. criterion: what windows are chosen by,
-    "agreement" with the exact net or "accuracy"; only the latter needs labels. by: how layers are grouped, as for
-    `group_layers`. seed, runs: of the protocol's random numbers, and over how many seeds windows are compared in the
-    end. batch: images at a time. cut: windows of `hummingbird.hybrid`, scored by its whole numbers (cut.py); protocol
-    and parties stay as they are, and a search needs a budget of bits. progress: told (images done, of all) while
-    magnitudes are measured.
-    Cost: two passes of the exact net.
-    `input_range`: the largest |x| in the images.
+    images: a tensor, or a DataLoader, a data set or batches, with labels or without. They are held in memory, and so
+        are the net's outputs. Resume a search with the same images in the same order.
+    labels: classes as integers, 0 and 1 for scores, or real numbers in the outputs' shape.
+    example: as for `convert_model`, for a net that takes several inputs or flags; the images are then a tuple or a dict
+        in the form of the example, (N, ...) each, or one tensor in place of the example's private one.
+    answers: how answers are judged, one of answers.py's `KINDS`; None: determined by labels and outputs, see
+        `str(study.answers)`.
+    criterion: choose windows by "agreement" with the exact net or by "accuracy"; only the latter needs labels.
+    by: how layers are grouped, as for `group_layers`.
+    protocol, parties: those of private inference.
+    seed, runs: seed of the protocol's random numbers, and number of seeds in a full score.
+    batch: images at a time.
+    cut: search windows of `hummingbird.hybrid`, scored by its integers (simulation/cut.py); leave protocol and parties
+        at their defaults. A search then needs a budget of bits.
+    progress: called with (images done, of all) while magnitudes are measured.
+
+    `input_range`: the largest |x| in the images. Cost: two passes of the exact net.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
     converted, ConfigError for the other arguments.
     """
@@ -219,7 +223,7 @@ class Study:
         self.searched = SearchedNet(net, images.shape[1:], protocol)
         check_images(images, batch)
         fitting([shape for _, shape in self.searched.results], len(images), labels, answers)
-        if not cut:  # whose layers the evaluator tells
+        if not cut:  # else the layers are known from the evaluator below
             group_layers(self.searched.layers(dict.fromkeys(self.searched.names, 0)), by)
         largest = magnitudes(
             net, images, protocol=protocol, parties=parties, batch=batch, public=public, progress=progress
@@ -267,12 +271,14 @@ class Study:
         return f"Study({of}, chosen by {self._facts['criterion']}, protocol {self.protocol}, {self.parties} parties)"
 
     def accuracy(self, config: BitConfig) -> float | None:
-        """The share of right answers with these windows, None without labels; one pass over the images."""
+        """The accuracy with these windows, None without labels; one pass over the images."""
         return self.answers.accuracy(self.evaluator.outputs(config))
 
     def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
-        """The objective that a budget limits: "bits", the fraction kept; "bytes", sent online by a party per image;
-        "seconds", on the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back.
+        """The objective of a budget, by name.
+
+        "bits": the fraction of bits kept. "bytes": bytes sent online by a party per image. "seconds": time on the
+        network for a batch of `images`, with `bandwidth` bits per second and a round-trip time of `rtt` seconds.
         """
         if name == "bits":
             return bit_budget(self.layers, self.protocol)
@@ -305,15 +311,16 @@ class Study:
         progress: Callable[[Progress], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> BitConfig:
-        """Windows within a budget, None: eco's, as `search_bits` finds them; its arguments and errors.
+        """Find windows within a budget, None: eco's, by `search_bits`, with its arguments and errors.
 
-        budget: also as text, "8/64" or "120kB". knobs: "q" chooses q for each group too, for fewer bytes in all
-        (rounding.py). The margin is of the criterion: 0.05 lets one answer in twenty change.
-        The provenance says of what net and data they are, and for each layer the largest |x| seen, in ring units, and
-        how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. `distance`: how
-        far outputs are from the exact net's, in their spread (answers.py). `below_range`
-        names the layers whose k the budget has forced below what they have seen. `seconds` are those of this study and
-        of this search, with all sessions that it was resumed from.
+        budget: also as text, "8/64" or "120kB". margin: for the study's criterion; 0.05 lets one answer in twenty
+        change. knobs: "q" also chooses q for each group, for fewer bytes in all (rounding.py).
+
+        The provenance of the result names the net and the data. `layers`: for each layer the largest |x| seen, in ring
+        units, and the bits of the window above it. `accuracy`, `exact_accuracy`: None without labels. `distance`: of
+        outputs from the exact net's, in units of their spread (answers.py). `below_range`: layers whose k the budget
+        has forced below the range seen. `seconds`: time of this study and this search, with all sessions from which it
+        was resumed.
         """
         check_knobs(knobs)
         if knobs and self.protocol == PROTOCOL:
@@ -363,6 +370,46 @@ class Study:
 
     @staticmethod
     def _seen(largest: int, k: int) -> dict[str, float | None]:
-        """margin_bits: log2 of 2^(k-1) / largest; below 0, values wrap. None without bits, or of zeros."""
+        """For the provenance: largest |x|, and margin_bits = log2(2^(k-1) / largest).
+
+        Values wrap if margin_bits is below 0. It is None for a window without bits, and if all values are 0.
+        """
         margin = k - 1 - math.log2(largest) if k and largest else None
         return {"largest": largest, "margin_bits": margin if margin is None else round(margin, 3)}
+
+
+# Progress bars -------------------------------------------------------------------------------------------------------
+
+
+def open_study(net: nn.Module, images: Tensor, labels: Tensor | None, **options: Any) -> Study:
+    """Make a `Study` with these options, with a progress bar while magnitudes are measured."""
+    with tqdm(total=len(images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
+        return Study(net, images, labels, **options, progress=lambda done, _: _advance(bar, done))
+
+
+def find_windows(
+    study: Study, budget: Fraction | None, objective: Objective, *, what: str, **options: Any
+) -> BitConfig:
+    """Run `Study.search` with these options and a progress bar: windows tried, best assignment and its cost.
+
+    what: the bar's title.
+    """
+    with tqdm(desc=what, unit="window", mininterval=1, leave=False) as bar:
+
+        def tell(progress: Progress) -> None:
+            best: dict[str, str] = {}
+            if progress.accuracy is not None and progress.price is not None:
+                best = {"best": f"{100 * progress.accuracy:.2f}%", "cost": shown(objective.name, progress.price)}
+            bar.set_postfix(**best, refresh=False)
+            _advance(bar, progress.evaluations)
+
+        return study.search(budget, objective=objective, progress=tell, **options)
+
+
+def shown(objective: str, price: float) -> str:
+    """Format a price in the form of a budget."""
+    return {"bits": f"{64 * price:.2f}/64", "bytes": f"{price / 1e3:,.2f}kB", "seconds": f"{price:.4g}s"}[objective]
+
+
+def _advance(bar: tqdm[Any], done: int) -> None:
+    bar.update(done - bar.n)

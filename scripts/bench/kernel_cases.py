@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels import Factor, chacha20, ciphertexts, registry
-from hummingbird.kernels.chacha20 import BLOCK_BYTES
+from hummingbird.kernels import Factor, ciphertexts, registry, streams
 from hummingbird.kernels.drawn import Drawn, blocks_of
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.reference.lookups import dpf as plain_dpf
@@ -99,7 +98,11 @@ def _declared(
 
 def _relu(n: int, source: Stream) -> Iterator[Case]:
     """A masked ReLU's three launches: at party 0 from corrections, at another party from its seed."""
-    x, key, first = source.words(n), chacha20.key_words(bytes(range(32)), torch.device("cpu")), iter(range(0, 9 * n, n))
+    x, key, first = (
+        source.words(n),
+        streams.chacha20_key(bytes(range(32)), torch.device("cpu")),
+        iter(range(0, 9 * n, n)),
+    )
     word, ring = CHACHA20 / 16, 36  # operations for a word of 32 bits of a key stream; bits of a correction
 
     def drawn(dtype: torch.dtype = torch.int32, size: int = n) -> Drawn:
@@ -130,7 +133,7 @@ def _relu(n: int, source: Stream) -> Iterator[Case]:
 
 def _dealing(n: int) -> Iterator[Case]:
     """A dealer's corrections for two parties, at a window of one table, mod 2^36."""
-    keys = [chacha20.key_words(bytes([party]) * 32, torch.device("cpu")) for party in (0, 1)]
+    keys = [streams.chacha20_key(bytes([party]) * 32, torch.device("cpu")) for party in (0, 1)]
     plane, table, ring = (n + 7) // 8, (n << TABLE) // 8, 36
     both = [(torch.int32, n), (torch.uint8, plane), (torch.uint8, plane)]
     other = [(torch.int32, n), (torch.int64, n), (torch.int32, n), (torch.int64, n), (torch.uint8, table)]
@@ -141,7 +144,7 @@ def _dealing(n: int) -> Iterator[Case]:
         first += blocks_of(dtype.itemsize * size)
     octets = n * (2 * (ring - K + ring) + (1 << TABLE)) / 8
     drawn = sum(share.nbytes for shares in fields for share in shares)
-    work = CHACHA20 * drawn / BLOCK_BYTES
+    work = CHACHA20 * drawn / streams.BLOCK_BYTES
     arguments = (fields, n, K, M, ring, (TABLE,))
     yield _declared("deal_masks", kernels.deal_masks, arguments, n, octets, work)
 
@@ -167,15 +170,14 @@ def _openings(n: int, source: Stream) -> Iterator[Case]:
 
 def _random(n: int) -> Iterator[Case]:
     """ChaCha20, 8 bytes an element."""
-    key, blocks = chacha20.key_words(bytes(range(32)), torch.device("cpu")), blocks_of(8 * n)
-    octets = BLOCK_BYTES * blocks
-    yield _declared("chacha20", chacha20.chacha20, (key, 7, blocks), n, octets, CHACHA20 * blocks)
+    key, blocks = streams.chacha20_key(bytes(range(32)), torch.device("cpu")), blocks_of(8 * n)
+    octets = streams.BLOCK_BYTES * blocks
+    yield _declared("chacha20", streams.chacha20, (key, 7, blocks), n, octets, CHACHA20 * blocks)
 
 
 def _lookups(n: int, source: Stream, device: torch.device) -> Iterator[Case]:
     """Keys expanded and rows summed, at about n rows of 256 bytes and n / 2^15 queries at most."""
-    from hummingbird.kernels.gpu.dpf import expand
-    from hummingbird.kernels.gpu.rows import prepare, select_sum
+    from hummingbird.kernels.gpu.lookups import expand, prepare, select_sum
 
     rows, queries, row_bytes = min(n, 1 << 20), max(1, min(512, n >> 15)), 256 if n >= 1 << 15 else 8
     leaves = dpf.leaves_of(rows)

@@ -12,7 +12,7 @@ import hummingbird
 from hummingbird import graph
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import OPS, SavedNet, Step
-from hummingbird.graph.integer_values import rounded
+from hummingbird.graph.properties import rounded
 from hummingbird.graph.schema import KINDS, OPERATIONS
 from hummingbird.graph.steps import Ref
 from tests.fuzz.make import recipe

@@ -1,4 +1,4 @@
-"""Numbers that forward() reads from weights: refused where the steps go to those who must not have the weights."""
+"""Numbers that forward() reads from weights: refused if parties without the weights see the steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FREE: dict[str, Callable[[Any, Tensor], Tensor]] = {
 def test_a_number_of_the_weights_is_refused(name: str) -> None:
     net = Net(READ[name]).eval()
     for convert in (lambda: trace(net, elementwise=True, secret=True), lambda: he.convert_model(net, (4,))):
-        with pytest.raises(ModelError, match="of a parameter or buffer: .* would be told") as caught:
+        with pytest.raises(ModelError, match="of a parameter or buffer: .* would be shown") as caught:
             convert()
         assert any("x * self.t" in p.hint or "multiply by it" in p.hint for p in caught.value.problems)
     assert trace(net, elementwise=True)[-1].op == "output"  # where everybody may know it
@@ -114,10 +114,10 @@ def test_sizes_tensors_and_public_numbers_are_not(name: str) -> None:
 def test_private_weights_on_shares_and_two_parties() -> None:
     net = Net(READ["a bound"]).eval()
     assert build(net).plan and build(net, weights="public")
-    with pytest.raises(ModelError, match="would be told"):
+    with pytest.raises(ModelError, match="would be shown"):
         build(net, weights=0)
     buffer = nn.Sequential(Net(READ["a buffer"]), nn.ReLU(), nn.Linear(3, 2)).eval()
-    with pytest.raises(ModelError, match="would be told"):
+    with pytest.raises(ModelError, match="would be shown"):
         hybrid.convert_model(buffer, (4,), BitWindow(18, 6))
 
 
@@ -129,7 +129,7 @@ def test_with_an_example_too() -> None:
 
     net, x = Net(asking).eval(), torch.zeros(2, 4)
     assert isinstance(settled(net, x), SavedNet)
-    with pytest.raises(ModelError, match="would be told"):
+    with pytest.raises(ModelError, match="would be shown"):
         settled(net, x, secret=True)
     net = Net(lambda s, x: x * s.t.item() + s.mean.item() if x.shape[1] == 3 else x).eval()
     assert torch.allclose(settled(net, x, secret=True)(torch.ones(2, 4)), net(torch.ones(2, 4)))

@@ -26,13 +26,13 @@ for n in map(int, sys.argv[1:]):
 """
 # A ReLU's kernels with operands of every form, and windows up to 64 bits.
 FORMS = """
-from hummingbird.kernels.chacha20 import key_words
+from hummingbird.kernels.streams import chacha20_key
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import dealing, opening
 from hummingbird.kernels.shares.words import Packed
 from hummingbird.mpc.protocols.masked import MaskedOpening
 
-n, key = 1000, key_words(bytes(32), META)
+n, key = 1000, chacha20_key(bytes(32), META)
 
 def stored(size, dtype=torch.int64):
     return torch.empty(size, dtype=dtype, device=META)
@@ -93,7 +93,7 @@ for aim in ("latency", "throughput"):
             private.forward(adapter.from_share(torch.zeros(shape, dtype=torch.int64, device=META)))
 """
 NETS = ("resnet18", "resnet50", "vit")
-EVERY = {"chacha20:_blocks", "dpf:_children", "dpf:_leaves", "rows:_sums", "dealing:_deal_masks"}
+EVERY = {"streams:_blocks", "lookups:_children", "lookups:_leaves", "lookups:_sums", "dealing:_deal_masks"}
 EVERY |= {f"opening:_{name}" for name in ("mask_words", "open_words", "compare_opened", "lift")}
 EVERY |= {"digits:_cut", "digits:_multiply"}
 
@@ -102,10 +102,10 @@ EVERY |= {"digits:_cut", "digits:_multiply"}
 # of them: for capability 8.0 and for 9.0, with Triton 3.9. The assembler for 9.0 keeps some in memory at 80 and at 168
 # registers too, where one program more then fits a multiprocessor.
 USAGE = {
-    "chacha20:_blocks": {80: (32, 0), 90: (32, 0)},
-    "dpf:_children": {80: (40, 0), 90: (32, 0)},
-    "dpf:_leaves": {80: (40, 0), 90: (32, 0)},
-    "rows:_sums": {80: (232, 0), 90: (200, 0)},
+    "streams:_blocks": {80: (32, 0), 90: (32, 0)},
+    "lookups:_children": {80: (40, 0), 90: (32, 0)},
+    "lookups:_leaves": {80: (40, 0), 90: (32, 0)},
+    "lookups:_sums": {80: (232, 0), 90: (200, 0)},
     "dealing:_deal_masks": {80: (232, 0), 90: (232, 24)},
     "opening:_mask_words": {80: (96, 0), 90: (112, 32)},
     "opening:_open_words": {80: (80, 0), 90: (80, 0)},

@@ -23,8 +23,8 @@ from hummingbird.commands.searching import state_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.window_search import ComparingLayer
-from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import CachedEvaluator
+from hummingbird.window_search.objective import read_budget
 from models import get_model, load_checkpoint
 from search import options
 from search.find_bits import main, parser

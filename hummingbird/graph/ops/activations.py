@@ -1,4 +1,4 @@
-"""Activations, softmax and argmax: the arguments torch takes -> one canonical step, or a few."""
+"""Activations, softmax and argmax: rules from torch's arguments to one step, or a few."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def relu6(b: StepBuilder, input: Any, inplace: bool = False) -> Ref:
 
 
 def clamp(b: StepBuilder, input: Any, min: Any = None, max: Any = None) -> Ref:
-    """Both bounds: hardtanh; min=0 alone: relu."""
+    """The rule of clamp: a hardtanh with both bounds, a relu with min=0 only, else a minimum or maximum."""
     if all(isinstance(bound, (int, float)) for bound in (min, max)):
         return hardtanh(b, input, min, max)
     if max is None and isinstance(min, (int, float)) and min == 0:
@@ -73,7 +73,7 @@ def gelu(b: StepBuilder, input: Any, approximate: str = "none") -> Ref:
 
 
 def softmax_rule(op: str) -> Callable[..., Ref]:
-    """softmax and log_softmax."""
+    """The rule of softmax and log_softmax."""
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Ref:
         if not isinstance(dim, int):
@@ -91,7 +91,7 @@ def argmax(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False) -
 
 
 def glu(b: StepBuilder, input: Any, dim: int = -1) -> Ref:
-    """Half of the values times the sigmoid of the others."""
+    """The rule of glu: one half of the values times the sigmoid of the other half."""
     both = b.emit("chunk", b.tensor(input), suffix=".halves", kind="tuple", chunks=2, dim=dim)
     value, gate = (b.emit("getitem", both, suffix=f".{name}", index=i) for i, name in enumerate(("value", "gate")))
     return b.emit("mul", value, b.emit("sigmoid", gate, suffix=".sigmoid"))
@@ -104,7 +104,7 @@ def softmin(b: StepBuilder, input: Any, dim: Any = None, _stacklevel: int = 3, d
 
 
 def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: bool = False) -> Ref:
-    """x above the threshold, and else the value."""
+    """The rule of threshold: x where it is above the threshold, else the value."""
     if b.plain:
         return elementwise.emit(b, "threshold", (input, threshold, value), {})
     x, least, other = b.tensor(input), b.number(threshold, "the threshold"), b.number(value, "the value")
@@ -118,7 +118,7 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 
 
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function along a dimension, which must be there: a lone number has none, although torch takes 0 for one."""
+    """Wrap a function along a dimension: InputError if x lacks it; torch would accept dimension 0 of a scalar."""
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:
         if not -x.dim() <= a["dim"] < x.dim():
@@ -130,7 +130,7 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Softmax along a dimension; "causal", "hidden" and a mask say which places count (mpc/layers/hidden.py)."""
+    """Softmax along a dimension, of the positions that "causal", "hidden" and a mask show (mpc/layers/hidden.py)."""
     places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
     return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])
 
@@ -147,7 +147,7 @@ def _check_hardtanh(step: Step) -> None:
 
 
 def _plain(name: str, function: Callable[[Tensor], Tensor], module: type[nn.Module], integers: Integers = "") -> Op:
-    """An activation without attributes, which torch has as a function and as a module."""
+    """The `Op` of an activation without attributes, which torch has as a function and as a module."""
     spelling = Spelling(activation(name), name, {module: ""})
     return Op(name, lambda a, x: function(x), ranks.same, [spelling], batch=batch.each, integers=integers)
 

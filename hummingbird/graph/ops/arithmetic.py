@@ -1,6 +1,6 @@
-"""Arithmetic and reductions: the arguments torch takes -> one canonical step.
+"""Arithmetic and reductions: rules from torch's arguments to one step.
 
-Sizes are values too: arithmetic on them is the op "int", apart from arithmetic on tensors.
+Sizes are values too; arithmetic on them is an operation of its own, "int".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the sca
 
 
 def arithmetic(op: str) -> Callable[..., Ref]:
-    """add, sub, mul; and floordiv, of sizes only."""
+    """The rule of add, sub and mul; and of floordiv, for sizes only."""
 
     def rule(b: StepBuilder, input: Any, other: Any, alpha: Any = 1) -> Ref:
         if alpha != 1:
@@ -50,7 +50,7 @@ def arithmetic(op: str) -> Callable[..., Ref]:
 
 
 def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Ref:
-    """input + tensor1 tensor2, any of which may be constant, but not both factors."""
+    """The rule of addcmul: input + tensor1 tensor2; each may be constant, but not both factors."""
     if value != 1 or not (b.kind(tensor1) or b.kind(tensor2)):
         raise Unsupported(f"addcmul with value={b._show(value)}, or of constant factors", "write a product and a sum")
     name = b.name
@@ -71,7 +71,7 @@ def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
 
 
 def integers(dtype: torch.dtype) -> dict[str, Any]:
-    """The attribute of a step whose values are integers in torch; Unsupported for types in which they may wrap."""
+    """The attribute "whole" for a step of integer type, none for reals; Unsupported for types but int32 and int64."""
     if dtype.is_floating_point or dtype.is_complex:
         return {}
     if dtype not in (torch.int32, torch.int64):
@@ -92,7 +92,7 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """A public number or tensor as what is added or multiplied with."""
+    """A public number or tensor, converted to the constant operand of a sum or product."""
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
@@ -118,7 +118,7 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
 
 
 def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
-    """x ** 2, 3 and 4, as squares and products; of the square root, see norms.py."""
+    """The rule of pow: x ** 2, 3 and 4 as squares and products; +-0.5 as a root (norms.py)."""
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
         return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)
@@ -140,7 +140,7 @@ def neg(b: StepBuilder, input: Any) -> Ref:
 
 
 def reduction(op: str) -> Callable[..., Ref]:
-    """mean, sum over `dims` (None: over everything, keepdim is then False)."""
+    """The rule of mean and sum over `dims`; None: over everything, without keepdim."""
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
         no_dtype(dtype)
@@ -157,7 +157,7 @@ def reduction(op: str) -> Callable[..., Ref]:
 
 
 def value(b: StepBuilder, item: Any) -> Ref:
-    """A tensor computed from the net's input, or a constant one in its place."""
+    """A tensor computed from the net's input; a constant tensor becomes a step "constant"."""
     if isinstance(item, Tensor):
         real = item if item.is_floating_point() else item.float()
         return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))

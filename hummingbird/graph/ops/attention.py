@@ -3,9 +3,9 @@
     attention(q, k, v) = softmax(q k^T / sqrt(d) + mask) v
 
 Every part is a step: "root_scale" divides by the root of the last dimension's length, "matmul" multiplies two values,
-"causal" masks what comes later. A mask takes 2^12 off the logits that it hides, where torch takes infinity: of logits
-that differ by less than 4,000 the softmax is the same. A row that a mask hides altogether is refused: of such a row
-torch makes NaN, zeros or a mean.
+"causal" hides later keys. A mask subtracts 2^12 from the logits that it hides, where torch subtracts infinity: for
+logits that differ by less than 4,000 the softmax is the same. A row whose logits are all hidden is refused: torch
+returns NaN, zeros or a mean for it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def addmm(b: StepBuilder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha
 
 
 def einsum(b: StepBuilder, equation: Any, *operands: Any) -> Ref:
-    """Take the einsum of two values of the net, with an arrow, and every index at most once in each operand."""
+    """The rule of einsum, of two values of the net: with an arrow, and each index at most once in an operand."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2:
@@ -88,7 +88,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Ref:
-    """torch's function, with a constant mask or a public one; what is dropped, and grouped queries, are refused."""
+    """The rule of torch's function, with a constant or public mask; dropout and grouped queries are refused."""
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
     if enable_gqa:
@@ -113,7 +113,7 @@ def _weights(b: StepBuilder, query: Any, key: Any, mask: Any, causal: bool, scal
 
 
 def hidden(b: StepBuilder, mask: Any) -> Tensor:
-    """A constant mask as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN."""
+    """The constant that a mask adds to the logits; see `public.hidden`. Unsupported for a mask that is no constant."""
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
     try:
@@ -123,7 +123,7 @@ def hidden(b: StepBuilder, mask: Any) -> Tensor:
 
 
 def is_causal_mask(mask: Tensor) -> bool:
-    """Whether a mask (queries, keys), True or -inf for what is hidden, hides just the keys that come after a query."""
+    """Whether a mask (queries, keys), True or -inf for hidden keys, hides exactly the keys that come after a query."""
     later = ~shown(*mask.shape).to(mask.device)
     if mask.dtype == torch.bool:
         return torch.equal(mask, later)
@@ -158,12 +158,12 @@ def multihead(
     add_zero_attn: bool,
     out_proj: nn.Linear,
 ) -> tuple[Ref, Ref | None]:
-    """nn.MultiheadAttention on batches: its result, and the weights if they are asked for."""
+    """The rule of nn.MultiheadAttention on batches: its result, and the attention weights or None."""
     if bias_k is not None or bias_v is not None or add_zero_attn:
         raise Unsupported("attention with bias_k, bias_v or add_zero_attn", "leave them at their defaults")
     if key_padding_mask is not None:
         raise Unsupported("a key_padding_mask", "give inputs of one length, or a constant attn_mask")
-    if attn_mask is not None:  # True hides here, and shows in scaled_dot_product_attention; is_causal is but a hint
+    if attn_mask is not None:  # True hides here, and shows in scaled_dot_product_attention; is_causal is only a hint
         if not isinstance(attn_mask, Tensor) or attn_mask.dim() != 2:
             raise Unsupported("an attn_mask other than a constant matrix", "make it in __init__, (queries, keys)")
         if is_causal and not is_causal_mask(attn_mask):  # torch then takes this mask or the causal one, as it suits
@@ -194,7 +194,7 @@ def multihead(
 
 
 def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
-    """Queries, keys and values: of one value by one layer, else each by its own."""
+    """Project queries, keys and values: by one linear layer if all are the same value, else by one each."""
     query, key, value = given
     biases = (None,) * 3 if bias is None else b.weight(bias, "bias").chunk(3)
     if joint is not None and query == key == value:
@@ -224,7 +224,7 @@ def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
 
 
 def shown(size: int, others: int) -> Tensor:
-    """The causal mask, (queries, keys): a query sees the keys up to its own place."""
+    """The causal mask, bool (queries, keys): a query sees the keys up to its own position."""
     return torch.ones(size, others, dtype=torch.bool).tril()
 
 
@@ -234,8 +234,9 @@ def _causal(a: Attrs, x: Tensor) -> Tensor:
 
 
 def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """Which places of logits are shown, in x's shape, bool; None where all are. mask: as the graph's function "hidden"
-    gives it.
+    """Which logits are shown: bool in x's shape; None if all are.
+
+    hidden: bool, True for hidden ones. mask: the result of the graph's function "hidden".
     """
     found = [] if hidden is None else [~hidden]
     if causal:
@@ -251,7 +252,7 @@ def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | 
 
 
 def _is_equation(value: Any) -> bool:
-    """Whether it is an equation of einsum for two values: "bij,bjk->bik"."""
+    """Whether it is an einsum equation of two operands, such as "bij,bjk->bik"."""
     left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
     first, comma, second = left.partition(",")
     terms = (first, second, out)

@@ -1,15 +1,15 @@
-"""Rules for where the batch is in a value: from a step's attributes, and from where it is in the values that it reads.
+"""Rules for the batch's dimension in a value, from a step's attributes and the batch's dimension in its inputs.
 
 In row-major order a value that depends on the batch is laid out as
 
     outer x batch x inner
 
-with `outer` and `inner` whole numbers that no reshaping changes; a dimension holds it if it is outer' * batch * inner',
-and what is left of both stands in the dimensions before and after. Every rule says where the batch is in the result, or
-raises `Mixed`. A rule must see to it that no two images meet, and that images at all places are treated alike: a slice,
-a sum or a softmax along the batch's dimension, factors along it, a product that sums over it are all refused. Shapes do
-not tell: x @ x.transpose(0, 1) of a square x has the shape of x. `hummingbird/graph/rowwise.py` goes through a net with
-them.
+with integers `outer` and `inner` that no reshaping changes. A dimension holds the batch if its size is
+outer' * batch * inner'; the rest of `outer` and `inner` is in the dimensions before and after. Every rule returns the
+batch's dimension in the result, or raises `Mixed`. A rule must prove that no result depends on two images, and that all
+images are treated the same: it refuses slices, sums and softmaxes along the batch's dimension, factors that vary along
+it, and products that sum over it. Shapes alone do not prove this: x @ x.transpose(0, 1) of a square x has the shape of
+x. `hummingbird/graph/rowwise.py` applies the rules to a net.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-PROBE = 3  # images while a net is looked at; a prime, for reshaping must not spread the batch over two dimensions
+PROBE = 3  # batch size while a net is examined; a prime, so that reshaping cannot split it over two dimensions
 
 
 class Mixed(Exception):
-    """A step of which it is not proven that images stay apart."""
+    """It is not proven that a step treats images independently."""
 
 
 class BatchLayout(NamedTuple):
@@ -35,7 +35,7 @@ class BatchLayout(NamedTuple):
     inner: int = 1
 
 
-Where = BatchLayout | None  # None: the value is the same whatever the batch holds
+Where = BatchLayout | None  # None: the value does not depend on the batch
 Shape = tuple[int, ...]
 BatchRule = Callable[[dict[str, Any], list[Where], list[Shape], Shape], Where]
 
@@ -47,12 +47,15 @@ def _one(where: list[Where]) -> BatchLayout:
 
 
 def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Element by element."""
+    """Elementwise functions of one value."""
     return where[0]
 
 
 def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchRule:
-    """Nothing moves, and the batch must not be in one of these dimensions, negative ones counted from the end."""
+    """Functions along some dimensions, which keep the shape; the batch must be in another dimension.
+
+    axis: (attributes, shape) -> these dimensions; negative ones count from the end.
+    """
 
     def rule(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
         layout = _one(where)
@@ -71,7 +74,7 @@ def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape
 
 
 def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Over dimensions that may go."""
+    """Reductions over dimensions, which are dropped or kept with size 1."""
     layout, dims = _one(where), a["dims"] if "dims" in a else (a["dim"],)
     if dims is None:
         raise Mixed
@@ -82,13 +85,16 @@ def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Element by element, of several values or of a value and a constant."""
+    """Elementwise functions of several values, or of a value and a constant."""
     shapes = [*shapes, *(tuple(c.shape) for c in [a.get("value")] if isinstance(c, Tensor))]
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
 
 
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
-    """The batch is in one dimension of the result, and what does not depend on it has no size there."""
+    """The batch's dimension under broadcasting: the same for all values that depend on the batch.
+
+    Values that do not depend on it must have size 1 there, or lack the dimension.
+    """
     aligned = [
         None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))
         for layout, shape in zip(where, shapes, strict=True)
@@ -104,7 +110,10 @@ def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
 
 
 def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """The batch is among the stacks of both; or one factor alone depends on it, and its rows or columns may hold it."""
+    """Matrix products: the batch is a stacking dimension of both factors; or only one factor depends on it.
+
+    In the second case the batch may also be that factor's rows or columns that are not summed over.
+    """
     if all(layout is not None for layout in where):
         found = _agreed(where, shapes, len(out))
         if found.axis >= len(out) - 2:
@@ -113,7 +122,7 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
     side = 0 if where[0] is not None else 1
     layout, rank = where[side], len(shapes[side])
     assert layout is not None
-    if layout.axis == rank - 1 - side:  # the dimension that is summed over: the first's last, the second's last but one
+    if layout.axis == rank - 1 - side:  # the summed dimension: the first's last, the second's last but one
         raise Mixed
     if layout.axis >= rank - 2:
         return layout._replace(axis=layout.axis + len(out) - rank)
@@ -121,7 +130,7 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """The batch is one index of the result, and of every operand that depends on it."""
+    """Einsum: the batch is one index of the result, and of every operand that depends on the batch."""
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
     found = {(names[i][w.axis], w.outer, w.inner) for i, w in enumerate(where) if w is not None}
@@ -134,14 +143,14 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Dimensions in another order, `dims`."""
+    """Permutation of the dimensions, `dims`."""
     layout = _one(where)
     order = [dim % len(out) for dim in a["dims"]]
     return layout._replace(axis=order.index(layout.axis))
 
 
 def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Two dimensions exchanged."""
+    """Exchange of two dimensions."""
     order = list(range(len(out)))
     first, second = a["dim0"], a["dim1"]
     order[first], order[second] = order[second], order[first]
@@ -149,7 +158,7 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """The order of elements stays: outer x batch x inner is found again among the new dimensions."""
+    """Reshaping keeps the order of elements: find outer x batch x inner among the new dimensions."""
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
     inner = math.prod(shapes[0][layout.axis + 1 :]) * layout.inner
@@ -164,14 +173,14 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """cat: along another dimension than the batch's, of values that all have it."""
+    """cat along another dimension than the batch's, of values that all depend on the batch."""
     if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
         raise Mixed
     return where[0]
 
 
 def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """stack: a new dimension, of values that all have the batch in one place."""
+    """stack along a new dimension, of values that have the batch in the same dimension."""
     if None in where or len(set(where)) != 1:
         raise Mixed
     layout = _one(where)
@@ -179,7 +188,7 @@ def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Integers and slices of other dimensions than the batch's."""
+    """Indexing by integers and slices of other dimensions than the batch's."""
     layout, index = _one(where), a["index"]
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(part is not None and part is not Ellipsis for part in parts)
@@ -201,7 +210,7 @@ def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """unbind: slices along a dimension, which goes."""
+    """unbind: slices along a dimension, which is dropped."""
     return reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
 
 
@@ -215,7 +224,7 @@ def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Values repeated along other dimensions than the batch's."""
+    """Repetition along other dimensions than the batch's."""
     layout = _one(where)
     layout = layout._replace(axis=layout.axis + len(out) - len(shapes[0]))
     if out[layout.axis] != shapes[0][_one(where).axis]:
@@ -224,20 +233,20 @@ def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Several results, each with the batch in dimension 0."""
+    """Packing of several results, each with the batch in dimension 0."""
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]
 
 
 def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """A mask of each call is beside the logits, as the sum before it has found."""
+    """Softmax of logits; a public mask is the second input, and the sum before has checked its layout."""
     axes = (-1, -2) if a.get("causal") else (a["dim"],)
     return apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """The dimension of channels, or the only one of rows; for `apart`."""
+    """The dimension of channels, or the only dimension there is; for `apart`."""
     return (min(1, len(shape) - 1),)
 
 

@@ -1,7 +1,7 @@
-"""Rules for the number of dimensions of a value: from a step's attributes, and the ranks of the tensors that it reads.
+"""Rules for the rank of a value, its number of dimensions, from a step's attributes and the ranks of its inputs.
 
-A rank is a number, INPUT where it is that of the net's input and nothing else says it, or None where it is not known.
-`hummingbird/graph/dimensions.py` goes through a net with them.
+A rank is a number; INPUT if it equals the rank of the net's input, which is not known; or None if it is not known.
+`hummingbird/graph/properties.py` applies the rules to a net.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 INPUT = "input"
 Rank = int | str | None
-LISTED: Final = "listed"  # in place of a rule: as many as the sizes that the step reads after its first input
-RankRule = Callable[[dict[str, Any], list[Rank]], Rank]  # of attributes, and ranks of the tensors that are read
+LISTED: Final = "listed"  # in place of a rule: the number of sizes that the step reads after its first input
+RankRule = Callable[[dict[str, Any], list[Rank]], Rank]  # (attributes, ranks of the input tensors) -> rank
 DimensionRule = RankRule | Literal["listed"]
 
 
@@ -24,7 +24,7 @@ def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def same(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """The largest of all values read, a constant too, by broadcasting; rows stay rows with constants that are rows."""
+    """Broadcasting: the largest rank of all inputs and of a constant; INPUT with constants of rank 2 at most."""
     constant = [a["value"].dim()] if isinstance(a.get("value"), Tensor) else []
     known = [rank for rank in given if isinstance(rank, int)]
     if len(known) == len(given):
@@ -33,7 +33,7 @@ def same(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def more(count: Callable[[dict[str, Any]], int]) -> RankRule:
-    """`count(attributes)` dimensions more than the values read, where their number is known."""
+    """`count(attributes)` dimensions more than the inputs have, if their rank is known."""
 
     def rule(a: dict[str, Any], given: list[Rank]) -> Rank:
         known = same({}, given)
@@ -48,7 +48,7 @@ def _kept(a: dict[str, Any]) -> int:
 
 
 def reduced(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """The rank without the dimensions that a reduction takes, which are all where `dims` is None."""
+    """The rank less the dimensions that a reduction drops; `dims` None: all of them."""
     return 0 if a.get("dims", ()) is None else more(_kept)(a, given)
 
 
@@ -72,19 +72,19 @@ def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def unknown(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """A number of dimensions that no attribute tells."""
+    """A rank that cannot be told from the attributes."""
     return None
 
 
 def first(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """As many as the first value has."""
+    """The rank of the first input."""
     return given[0]
 
 
 def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Batch, channels, and the dimensions of a layer's stride or output size."""
+    """Batch, channels, and one dimension for each number of a layer's stride or output size."""
     return len(a["stride"] if "stride" in a else a["output_size"]) + 2
 
 
 indexed = more(_taken)
-stays = more(lambda a: 0)  # there must be some dimensions: an input of unknown rank cannot be taken for rows
+stays = more(lambda a: 0)  # unlike `same`, None for the rank INPUT: an input of unknown rank cannot be taken for rows

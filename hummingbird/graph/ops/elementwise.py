@@ -1,7 +1,7 @@
-"""Torch's elementwise functions: each element of the result depends on the elements at its own place, and on numbers.
+"""Torch's elementwise functions: an element of the result depends only on the inputs' elements at its position.
 
-They have no private form, and need none where somebody computes on plain values, as the client of encrypted inference
-does. Which functions are elementwise is said here and nowhere else; a test checks each of them.
+They have no private form, and need none for a caller that computes on plain values, such as the client of encrypted
+inference. This module is the only list of elementwise functions; a test checks each of them.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ _MODULES: dict[type[nn.Module], tuple[str, str]] = {
 
 
 def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """The step's value: attrs hold the function's name and its keywords."""
+    """The step's value. attrs: the function's name and its keyword arguments."""
     options = {key: value for key, value in attrs.items() if key != "function"}
     out: Tensor = FUNCTIONS[attrs["function"]](*values, **options)
     return out
 
 
 def module(kind: type[nn.Module]) -> tuple[str, str] | None:
-    """The function of a module of torch.nn, and the attributes that it takes as keywords; None for no such module."""
+    """The function of a module type of torch.nn, and the attributes that are its keywords; None for other types."""
     return _MODULES.get(kind)
 
 
 def known(name: str) -> str | None:
-    """The function that a torch function, method or operator of this name computes, in place or not; or None."""
+    """The elementwise function that a torch function, method or operator of this name computes; None for others."""
     name = name.strip("_")
     name = _OPERATORS.get(name, name)
     return name if name in FUNCTIONS else None
 
 
 def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
-    """A step of one function; Unsupported for arguments that are neither values of the net nor numbers."""
+    """Emit a step of one function; Unsupported for arguments that are neither values of the net nor numbers."""
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
     if name == "pow" and len(args) == 2:
@@ -93,14 +93,16 @@ def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def exponent(value: Any) -> Any:
-    """A tensor of one number as the number, where a power may have it: found by truth values, which tell no more."""
+    """Convert a tensor of one number to the number if `power` knows that exponent; found by comparisons only, so
+    that no other number of a secret tensor is read.
+    """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
         return next((n for n in (2, 3, 4, 0.5, -0.5) if bool((value == n).all())), value)
     return value
 
 
 def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a function written in Python by their names, so that "inplace" is found wherever it stands."""
+    """Bind the arguments of a Python function to their names, so that "inplace" is found in any position."""
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(*args, **kwargs).arguments
     except ValueError:  # a builtin: it has no signature, and no "inplace"

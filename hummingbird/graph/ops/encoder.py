@@ -1,4 +1,4 @@
-"""torch's transformer encoder, whose own forward() chooses between fused programs: the same layers, one by one."""
+"""Rules of torch's transformer encoder, layer by layer; its own forward() would choose between fused programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoder(
     layers: nn.ModuleList,
     norm: Any,
 ) -> Ref:
-    """nn.TransformerEncoder."""
+    """The rule of nn.TransformerEncoder."""
     x = b.tensor(src)
     for number, module in enumerate(layers):
         with _inside(b, f"layers.{number}"):
@@ -62,7 +62,7 @@ def encoder_layer(
     activation: Any,
     **dropouts: nn.Module,
 ) -> Ref:
-    """nn.TransformerEncoderLayer: attention and two linear layers, each added to what it reads."""
+    """The rule of nn.TransformerEncoderLayer: attention and two linear layers, each added to its own input."""
     x = b.tensor(src)
     _check(self_attn, nn.MultiheadAttention)
     for layer_of_two in (linear1, linear2):
@@ -104,7 +104,7 @@ def _inside(b: StepBuilder, name: str) -> Any:
 
 
 def _check(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Unsupported unless a part of torch's encoder is as torch makes it."""
+    """Raise Unsupported unless a part of the encoder is of the module type that torch uses, without hooks."""
     found = nn.utils.parametrize.type_before_parametrizations(module)
     if found is not kind:
         raise Unsupported(f"an encoder with {found.__name__}", f"use nn.{kind.__name__}")

@@ -1,6 +1,7 @@
 """Layers with weights: convolutions and products with constant matrices.
 
-A rule has the parameters of the torch function, so modules (by attribute), functions and methods all bind to it.
+A rule has the parameters of the torch function, so the arguments of modules (their attributes), functions and methods
+all bind to it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def conv(
     *,
     n: int,
 ) -> Ref:
-    """n spatial dimensions; padding="same" with an odd sum, or padding with the input's own values, becomes a step
-    before the convolution, as in torch.
+    """The rule of a convolution of n spatial dimensions.
+
+    padding="same" with an odd total, and padding with the input's own values, become a step before the convolution.
     """
     x, w, c = b.tensor(input), b.weight(weight), None if bias is None else b.weight(bias, "bias")
     strides, dilations = b.ints(stride, n, "stride"), b.ints(dilation, n, "dilation")
@@ -91,7 +93,7 @@ def linear(b: StepBuilder, input: Any, weight: Any, bias: Any = None) -> Ref:
 
 
 def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """x @ W for a constant matrix W of shape (in, out) is the linear layer of weight W^T."""
+    """The rule of matmul with a constant matrix: x @ W, W of shape (in, out), is the linear layer of weight W^T."""
     if not b.kind(input) and b.kind(other) and isinstance(input, torch.Tensor) and input.dim() == 2:
         # W x = (x^T W^T)^T over the last two dimensions
         x = b.emit("transpose", b.tensor(other), suffix=".turned", dim0=-2, dim1=-1)
@@ -117,7 +119,7 @@ def _conv_transpose(a: Attrs, x: Tensor) -> Tensor:
 
 
 def _check(step: Step) -> None:
-    """ValueError unless weight and bias have the shapes of the layer."""
+    """Raise ValueError unless weight and bias have the shapes of the layer."""
     a, transposed = step.attrs, step.op == "conv_transpose"
     weight, bias, groups = a["weight"], a["bias"], a.get("groups", 1)
     dims = 2 + len(a.get("stride", ()))

@@ -1,4 +1,4 @@
-"""The steps with which a net begins and ends, modules that are kept whole, and layers that do nothing at inference."""
+"""The input and output steps of a net, modules that are kept whole, and layers that do nothing at inference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _shown(shape: Sequence[int | None]) -> str:
 
 
 def _pack(a: Attrs, x: Sequence[Tensor]) -> Tensor:
-    """Several results as one tensor (batch, values)."""
+    """Pack several results into one tensor (batch, values)."""
     batch = {part.shape[0] if part.dim() else None for part in x}
     if len(batch) != 1 or None in batch:
         what = f"the net returns tensors of shapes {', '.join(str(tuple(part.shape)) for part in x)}"

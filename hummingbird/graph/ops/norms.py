@@ -1,20 +1,21 @@
-"""Norms on statistics of the input itself: rules and meanings of layer, group, instance and root-mean-square norms.
+"""Norms by statistics of their own input: rules and meanings of layer, group, instance and root-mean-square norms.
 
-All of them are one canonical op, "norm": every row of values is taken to mean 0 (unless `center` is False) and mean
+All of them are one operation, "norm": it scales every row of values to mean 0 (unless `center` is False) and mean
 square 1,
 
     y = (x - mean) / sqrt(mean square of (x - mean) + eps)
 
-A row is what the last `last` dimensions hold; or, with `groups` g, a g-th of the channels (dimension 1) at all places
-(g = 0: every channel by itself). Weight and bias are a step of their own: "affine", per channel, or "scale_last" for
-factors of the last dimensions.
+A row is the last `last` dimensions; or, with `groups` g, one g-th of the channels (dimension 1) at all positions
+(g = 0: each channel is a row). Weight and bias are a step of their own: "affine" per channel, or "scale_last" for
+factors along the last dimensions.
 
-Norms that are written out, as ONNX files and many nets have them, become the same step:
+Norms that are written out in forward(), as in ONNX files and many nets, become the same step:
 
     m = x.mean(-1, keepdim=True); c = x - m
     c / ((c ** 2).mean(-1, keepdim=True) + eps).sqrt()          without m, a root-mean-square norm
 
-The root alone has no private form: it stands for itself until x - m is divided by it, or multiplied by its inverse.
+The root alone has no private form: its value has the kind ROOT or INVERSE until x - m is divided by it, or multiplied
+by its inverse.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hummingbird.graph.ops.activations import ROOTS
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
 
-_NORM = "divide by it what its squares are of: (x - mean) / (variance + eps).sqrt(), as a norm does"
+_NORM = "divide the value whose squares it has: (x - mean) / (variance + eps).sqrt(), as a norm does"
 
 
 def batch_norm(
@@ -48,7 +49,7 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Ref:
-    """Emits "batch_norm", which `fold` replaces by new weights of the layer before, or by "affine"."""
+    """The rule of a batch norm with running statistics: a "batch_norm", which `rewrite.fold` removes."""
     if training or running_mean is None or running_var is None:
         raise Unsupported(
             "batch norm on the statistics of the batch itself",
@@ -62,7 +63,7 @@ def batch_norm(
 
 
 def check_variance(var: torch.Tensor, eps: float) -> None:
-    """Unsupported for a running variance that has no inverse root."""
+    """Raise Unsupported for a running variance without inverse root."""
     if not var.is_meta and not bool((var.double() + eps > 0).all()):
         raise Unsupported("running_var + eps is not positive", "train again, or raise eps")
 
@@ -70,12 +71,12 @@ def check_variance(var: torch.Tensor, eps: float) -> None:
 def layer_norm(
     b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """Rows of the last dimensions, and factors for them."""
+    """The rule of layer_norm: a "norm" of the last dimensions, and a "scale_last" for weight and bias."""
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
 
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
-    """As `layer_norm`, without a mean. torch's eps, if none is given, is that of float32."""
+    """The rule of rms_norm: as `layer_norm`, without a mean. eps None: torch's default, the eps of float32."""
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)
 
@@ -90,7 +91,7 @@ def _last(b: StepBuilder, input: Any, sizes: Any, weight: Any, bias: Any, eps: f
 def group_norm(
     b: StepBuilder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """Rows of channels, which `num_groups` must divide."""
+    """The rule of group_norm; `num_groups` must divide the number of channels."""
     (groups,) = b.ints(num_groups, 1, "num_groups")
     return _channels(b, input, groups, weight, bias, eps)
 
@@ -106,7 +107,7 @@ def instance_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Ref:
-    """Every channel of every image by itself; with running statistics it is a batch norm, and is to be one."""
+    """The rule of instance_norm: each channel of each image is a row. With running statistics it is refused."""
     if not use_input_stats:
         raise Unsupported(*_RUNNING)
     return _channels(b, input, 0, weight, bias, eps)
@@ -118,7 +119,7 @@ _RUNNING = "an instance norm on running statistics", "it is a BatchNorm in eval 
 def instance_norm_layer(
     b: StepBuilder, input: Any, track_running_stats: bool, weight: Any, bias: Any, eps: float, *, n: int
 ) -> Ref:
-    """The module of n spatial dimensions, which in eval mode uses running statistics if it has them."""
+    """The rule of the module of n spatial dimensions; running statistics are refused, as eval mode would use them."""
     if track_running_stats:
         raise Unsupported(*_RUNNING)
     return _channels(b, input, 0, weight, bias, eps, rank=n + 2)
@@ -156,10 +157,10 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 
 
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """The root of a mean of squares, and a number."""
+    """The rule of sqrt and rsqrt: the root of a mean of squares plus a number; other roots are refused."""
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
-        raise Unsupported(f"{name} of what is no mean of squares over dimensions that are kept", ROOTS)
+        raise Unsupported(f"{name} of a value that is no mean of squares with keepdim=True", ROOTS)
     return b.emit("add", input, suffix=".root", kind=kind, value=0.0)
 
 
@@ -170,12 +171,12 @@ def is_one(value: Any) -> bool:
 
 
 def inverse(b: StepBuilder, root: Ref) -> Ref:
-    """1 / root."""
+    """Emit 1 / root."""
     return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
 
 
 def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
-    """A value over the root of its own mean square: a norm."""
+    """Emit the norm for a value that is divided by the root of its own mean square."""
     step = b.steps[root.index]
     while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
         step = b.steps[step.inputs[0].index]
@@ -192,7 +193,7 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """The value that is squared, the dimensions of the mean, and the number that is added."""
+    """Parts of x.square().mean(dimensions, keepdim=True) + eps: x, dimensions, eps; None for other values."""
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number
@@ -203,7 +204,7 @@ def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] 
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """x and dimensions, of a value that is x - x.mean(dimensions, keepdim=True)."""
+    """Parts of x - x.mean(dimensions, keepdim=True): x and dimensions; None for other values."""
     step = b.steps[value.index]
     if step.op != "sub" or len(step.inputs) != 2:
         return None
@@ -216,10 +217,10 @@ _ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in 
 
 
 def _eps(b: StepBuilder, value: Any) -> float | None:
-    """A number, or a tensor of one, as a number; None for larger tensors.
+    """The eps of a norm as a number, from a number or a tensor of one element; None for larger tensors.
 
-    As the eps of torch's norms it is one of the net's public options. A tensor that must not become a number is found
-    by truth values among round ones, 1e-5 or 3e-7, as people write them; one that was learned is refused.
+    Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
+    numbers such as 1e-5 or 3e-7; if it equals none of them, it may be learned, and is refused.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         return None
@@ -228,13 +229,13 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
     if b.is_hidden(value):
         found = next((number for number in _ROUND if bool((value == number).all())), None)
         if found is None:
-            b.check_told(value, "the eps of a norm, which all parties are told,")
+            b.check_told(value, "the eps of a norm, which all parties see,")
         return found
     return float(value)
 
 
 def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Rows of the last dimensions; of others, as of channels, with these turned to the end and back."""
+    """Emit a norm over these dimensions; if they are not the last ones, permute them to the end and back."""
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:
         return b.emit("norm", x, **attrs)
@@ -254,7 +255,7 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
 def var(
     b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Ref:
-    """The mean square of x less its mean: in a norm, or by itself."""
+    """The rule of var, without correction: the mean square of x less its mean."""
     many = isinstance(dim, (tuple, list))
     if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
         hint = "x.var(dim, correction=0), over dimensions that are named"
@@ -274,7 +275,7 @@ def _per_channel(a: Attrs, x: Tensor) -> Tensor:
 
 
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
-    """x as (..., length), a row of the norm in the last dimension; InputError for a shape that it cannot take."""
+    """Reshape x to (..., length) with the norm's rows in the last dimension; InputError for an unsuitable shape."""
     if a["last"] is not None:
         if a["sizes"] is not None and tuple(x.shape[-a["last"] :]) != tuple(a["sizes"]):
             what = f"a norm over the last dimensions {tuple(a['sizes'])} of a value of shape {tuple(x.shape)}"

@@ -1,10 +1,10 @@
-"""One operation of nets: everything that the graph knows of it stands in one `Op`, beside its rules.
+"""One operation of nets: a single `Op`, beside its rules, holds everything that the graph knows of it.
 
-A room of this folder ends with up to three lists. OPS has its operations; SPELLINGS the names of torch that its rules
-write in operations of others; REFUSED the names that have no private form, with what to write instead. `vocabulary.py`
-collects them, and every table of the graph follows: rules by torch's names (trace.py), meanings (run.py), what a saved
-net may hold (schema.py), numbers of dimensions (dimensions.py), where the batch is (rowwise.py), integers
-(integer_values.py) and hints (hints.py). A new operation is its `Op` in a room, and its private layer in
+A module of this folder ends with up to three lists. OPS: its operations. SPELLINGS: names of torch that its rules
+express by operations of other modules. REFUSED: names without a private form, and what to write instead.
+`vocabulary.py` collects the lists, and all tables of the graph follow from them: rules by torch's names (trace.py),
+meanings (interpreter.py), what a saved net may hold (schema.py), ranks and integers (properties.py), the batch's
+dimension (rowwise.py) and hints (hints.py). A new operation needs its `Op` in a module here, and its private layer in
 `hummingbird/mpc/plan/builders.py`.
 """
 
@@ -32,11 +32,12 @@ class Spelling:
     """How nets call an operation in torch, and the rule that turns the arguments of such a call into steps.
 
     rule: takes the `StepBuilder`, then the parameters of torch's function by their names.
-    names: looked up in torch, in torch.nn.functional and among the tensor methods, each with and without the trailing
-        underscore of the in-place form.
-    modules: types of modules, each with those of its attributes that the rule takes as parameters.
-    functions: other functions. methods: names of tensor methods alone, which come before `names`.
-    operators: names in Python's `operator`, with the in-place form where it has one.
+    names: names in torch, in torch.nn.functional and of tensor methods, each with and without the trailing underscore
+        of the in-place form.
+    modules: types of modules, each with the attributes that the rule takes as parameters.
+    functions: further function objects.
+    methods: names of tensor methods only; they take precedence over `names`.
+    operators: names in Python's `operator`; the in-place form is included where there is one.
     """
 
     rule: Rule
@@ -52,23 +53,24 @@ class Op:
     """An operation that steps may have.
 
     name: the step's `op`.
-    meaning: its value in plain torch, meaning(attrs, *values); all private versions follow it. Constants among the
-        attributes go to the input's device and type (`like`), so that steps run in float64, on a GPU, or on the meta
-        device. None: it is folded before anything runs.
-    dimensions: the number of dimensions of its value (dimension_rules.py); None for sizes, which are no tensors.
+    meaning: computes its value in plain torch, meaning(attrs, *values); all private versions follow it. It moves
+        constants among the attributes to the input's device and type (`like`), so that steps run in float64, on a GPU,
+        or on the meta device. None: the operation is folded before anything runs.
+    dimensions: the rule for the rank of its value (dimension_rules.py); None for sizes, which are no tensors.
     spellings: torch's names for it.
-    inputs: the kinds of what it reads, in words of schema.py: "x", "x x?", "xs", "x size*".
-    attrs: its attributes in a saved net, NAME=KIND in words of schema.py, "NAME?=KIND" where it may be missing; None
-        where no saved net has the operation.
-    kinds: tests of values for words in `attrs` that schema.py does not have.
+    inputs: the kinds of its inputs, in the words of schema.py: "x", "x x?", "xs", "x size*".
+    attrs: its attributes in a saved net, NAME=KIND in the words of schema.py, NAME?=KIND for an optional one; None if
+        no saved net may have the operation.
+    kinds: tests of values, for words in `attrs` that schema.py does not define.
     check: raises ValueError for a saved step whose attributes do not fit together.
-    batch: where the batch of its inputs is in its value (batch_rules.py); None where no rule proves that images stay
-        apart.
-    view: whether its value may share the memory of its input, as torch has it (alias.py).
-    makes: the kind of its value (build.py), or a function that gives it from the attributes.
-    integers: what it does to whole numbers, which torch has as int64 (integer_values.py). "": it makes reals.
-        "kept": they stay whole. "promoted": so they do but beside a constant with a fraction. "rounded": torch rounds
-        its result. "made": it makes whole numbers. "neutral": whole numbers stay whole beside its value.
+    batch: the rule for the batch's dimension in its value (batch_rules.py); None where no rule proves that the images
+        of a batch are computed independently.
+    view: whether its value may share memory with its input, as in torch (alias.py).
+    makes: the kind of its value (build.py), or a function from the attributes to the kind.
+    integers: how it treats integers, int64 in torch (properties.py). "": its result is real. "kept": integers stay
+        integers. "promoted": so they do, unless a constant has a fraction. "rounded": torch rounds its result.
+        "made": its result is integer, whatever its input. "neutral": other inputs of a later step stay integers
+        beside its value.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Op:
 class Refused:
     """Names of torch without a private form, and the hint that says what to write instead.
 
-    modules: types of modules, and with them their subclasses. names: of functions and methods.
+    modules: types of modules, subclasses included. names: names of functions and methods.
     """
 
     hint: str
@@ -101,11 +103,11 @@ class Refused:
     names: str = ""
 
 
-# What meanings of several rooms need --------------------------------------------------------------------------------
+# Shared by the meanings of several modules ---------------------------------------------------------------------------
 
 
 def like(constant: Any, x: Tensor) -> Any:
-    """A constant on the device of x and in its type."""
+    """Move a constant to the device and the type of x."""
     if not isinstance(constant, Tensor):
         return constant
     return constant.to(device=x.device, dtype=x.dtype if x.is_floating_point() else constant.dtype)  # argmax: int64

@@ -1,4 +1,4 @@
-"""Pools: the arguments torch takes -> one canonical step, and the places of its input that each window looks at."""
+"""Pools: rules from torch's arguments to one step, and the positions of the input in each window."""
 
 from __future__ import annotations
 
@@ -95,13 +95,12 @@ def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
 
 
 def places(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Tensor:
-    """Indices (kernel, out) along a dimension of `size` places that each max pooling window looks at.
+    """Positions along a dimension of this size that each window of a max pooling reads: int64 (kernel, out).
 
-    InputError for a window that looks at padding alone: torch gives -inf for it.
+    Padding never wins in torch, and a maximum does not change if an element is repeated: a position in the padding is
+    replaced by the nearest one of the same window that is inside, so that the ring needs no "minus infinity".
 
-    Padding never wins in torch, and the maximum of a set does not change when an element is repeated: a place in the
-    padding is replaced by the nearest one of the same pooling window that is not, so no "minus infinity" has to fit
-    the ring.
+    Raises InputError for a window that reads padding only, for which torch returns -inf.
     """
     reach = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (-(-reach // stride) if ceil_mode else reach // stride) + 1
@@ -113,7 +112,7 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
     if bool((first > last).any()):
         raise InputError(
             f"a window of max pooling (kernel {kernel}, dilation {dilation}, padding {padding}) over {size} places "
-            "looks at padding alone, where torch gives -inf",
+            "covers padding only, for which torch returns -inf",
             hint="make the input larger, or the padding or the dilation smaller",
         )
     taps = torch.arange(kernel)[:, None].clamp(min=first[None]).minimum(last[None])
@@ -121,8 +120,10 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 
 def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
-    """First place and length of each of `output` windows of an adaptive pooling along `size` places; None: of each
-    place. As torch: from floor(i size / output) to ceil((i + 1) size / output).
+    """First position and length of each window of an adaptive pooling along a dimension of this size.
+
+    output: the number of windows; None: `size`. As in torch, window i goes from floor(i size / output) to
+    ceil((i + 1) size / output).
     """
     output = output or size
     first = torch.arange(output) * size // output
@@ -130,7 +131,7 @@ def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
 
 
 def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
-    """Kernel (and stride) of an adaptive pooling whose windows are equal; InputError if they cannot be."""
+    """Kernel, which is the stride too, of an adaptive pooling with equal windows; InputError if they differ."""
     space = tuple(shape)[-len(output_size) :]
     sizes = [out or size for size, out in zip(space, output_size, strict=True)]
     if any(size % out for size, out in zip(space, sizes, strict=True)):

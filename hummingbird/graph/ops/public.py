@@ -1,13 +1,13 @@
-"""Public values: tensors of a call that every party has, and what forward() computes of them and of sizes alone.
+"""Public values: inputs that every party has, and what forward() computes from them and from sizes only.
 
-    public           a public input, which each call brings
-    public_constant  whole numbers or truth values that the net has: attributes, and so the same at all parties
-    public_call      one of the functions below
-    share_public     a public value among private ones
-    embedding        rows of a table, by public numbers
+    public           a public input, which each call supplies
+    public_constant  integers or truth values of the net; an attribute, so the same at all parties
+    public_call      a call of one of the functions below
+    share_public     a public value, converted to a private one
+    embedding        rows of a table, selected by public numbers
 
-Every party computes them itself, on plain tensors; nothing is sent. A call of a function that is not in the list, or
-that has one of the net's weights among its arguments, is none: its public arguments become private values first.
+Every party computes them by itself on plain tensors; nothing is sent. If a function is not in the list, or one of its
+arguments is a weight, the call is private: its public arguments become private values first.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from hummingbird.graph.steps import Ref, Step
 from hummingbird.structure import Structure, flatten, rebuild
 
 _TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
-HIDDEN = -(2.0**12)  # what a mask adds to a logit that it hides (attention.py)
-_LOWEST = -(2.0**16)  # the largest of a row that is hidden altogether: beside it torch's float32 loses the logits
-MOST = 2.0**20  # what values stay below (docs/limits.md)
+HIDDEN = -(2.0**12)  # a mask adds this number to a logit that it hides (attention.py)
+_LOWEST = -(2.0**16)  # a row whose mask has no larger number hides all keys: in float32 the logits are lost beside it
+MOST = 2.0**20  # bound of a net's values (docs/limits.md)
 MOST_NUMBERS = 1 << 16  # of a public constant: it is part of the net's description
 TYPES = ("int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float64")
 
-# Functions of torch that depend on their arguments alone and give one tensor.
+# Functions of torch that depend on nothing but their arguments and return one tensor.
 _NAMES = """abs add sub mul div neg remainder eq ne lt le gt ge logical_and logical_or logical_not logical_xor
     bitwise_and bitwise_or bitwise_not clamp clamp_min clamp_max minimum maximum masked_fill where cat concat stack
     gather index_select expand expand_as repeat repeat_interleave reshape view flatten unflatten permute transpose
@@ -45,14 +45,14 @@ _NAMES = """abs add sub mul div neg remainder eq ne lt le gt ge logical_and logi
     contiguous clone detach ones zeros full arange ones_like zeros_like full_like new_ones new_zeros new_full tril
     triu isin pow rsub broadcast_to narrow select""".split()
 _OPERATORS = "add sub mul truediv floordiv mod neg pow and_ or_ xor invert eq ne lt le gt ge abs getitem".split()
-# Of an operator whose first operand is a constant.
+# Operators whose first operand is a constant.
 _REFLECTED = "and or xor eq ne lt le gt ge add sub mul radd rsub rmul rtruediv truediv".split()
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """A mask of attention as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN.
+    """The numbers that an attention mask adds to logits: False, and numbers far below a row's largest, become HIDDEN.
 
-    InputError for a row that hides all keys.
+    Raises InputError for a row that hides all keys.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
@@ -79,19 +79,19 @@ _TAKERS = (F.embedding, F.embedding_bag, F.scaled_dot_product_attention)
 
 
 def name_of(node: fx.Node) -> str | None:
-    """The function of a call, by its name in FUNCTIONS."""
+    """The name in FUNCTIONS of the function that a node calls; None if it is not there."""
     if node.op == "call_method":
         return f"Tensor.{node.target}" if f"Tensor.{node.target}" in FUNCTIONS else None
     return None if isinstance(node.target, str) else _FOUND.get(node.target)
 
 
 def takes(target: Any) -> bool:
-    """Whether a function's rule takes public values as they are."""
+    """Whether a function's rule accepts public values as they are."""
     return target in _TAKERS
 
 
 def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: str = "") -> Ref:
-    """A step of a function of public values; Unsupported for arguments that cannot be part of a description."""
+    """Emit a call of a function of public values; Unsupported for arguments that a net's file cannot hold."""
     kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
     args = [value for value in args if not isinstance(value, torch.device)]
     structure, values = flatten((tuple(args), kwargs), lambda value: isinstance(value, (Ref, Tensor)))
@@ -100,7 +100,7 @@ def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: s
 
 
 def is_short(value: Any) -> bool:
-    """Whether a value is a public tensor that can be part of a net's description."""
+    """Whether a value is a public tensor that is small enough to be part of a net's file."""
     return is_public(value) and value.numel() <= MOST_NUMBERS
 
 
@@ -114,7 +114,7 @@ def _constant(b: StepBuilder, value: Tensor) -> Ref:
 
 
 def _plain(structure: Structure) -> Structure:
-    """The structure with constants that JSON can hold: a type by its name."""
+    """A structure whose constants JSON can hold: a dtype becomes its name. Unsupported for other constants."""
     if structure[0] == "constant":
         value = structure[1]
         if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in TYPES:
@@ -130,7 +130,7 @@ def _plain(structure: Structure) -> Structure:
 
 
 def share(b: StepBuilder, value: Ref, kind: str, whole: bool = False) -> Ref:
-    """A public value among private ones; kind: of the value that it becomes; whole: whether it is integers in torch."""
+    """Convert a public value to a private one. kind: the kind of the result. whole: whether torch has integers here."""
     attrs = {"whole": True} if whole else {}
     return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind, **attrs)
 
@@ -145,7 +145,7 @@ def embedding(
     scale_grad_by_freq: Any = False,
     sparse: Any = False,
 ) -> Ref:
-    """Rows of a table, by public numbers."""
+    """The rule of embedding: rows of a table, by public numbers."""
     if max_norm is not None:
         raise Unsupported("an embedding with max_norm, which writes into its table", "apply it once, and leave it out")
     if b.kind(input) != PUBLIC:
@@ -167,7 +167,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: Any = None,
 ) -> Ref:
-    """Sums or means of rows of a table, by public numbers of shape (bags, numbers)."""
+    """The rule of embedding_bag: sums or means of rows of a table, by public numbers (bags, numbers)."""
     if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
         what = "an EmbeddingBag with offsets, weights, a padding or a maximum"
         raise Unsupported(what, "bags of equal length, (bags, numbers): nn.Embedding and .mean(1), or .sum(1)")
@@ -184,7 +184,7 @@ def embedding_bag(
 
 
 def call(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """A public call's value. Shapes alone are asked for where one argument is on the meta device."""
+    """The value of a public call, on a device other than the CPU if an argument is there (the meta device: shapes)."""
     places = [value.device for value in values if isinstance(value, Tensor)]
     place = next((device for device in places if device.type != "cpu"), None)
     if place is not None:
@@ -208,14 +208,14 @@ def constant(attrs: dict[str, Any]) -> Tensor:
 
 
 def rows(attrs: dict[str, Any], numbers: Tensor, x: Tensor) -> Tensor:
-    """The table's rows of these numbers, in the type of the net's input `x`. InputError for numbers that it lacks."""
+    """Rows of the table, in the type of the net's input `x`; InputError for numbers outside the table."""
     table = attrs["weight"]
     check_rows(numbers, table.shape[0])
     return F.embedding(numbers.to(table.device), table).to(device=x.device, dtype=x.dtype)
 
 
 def check_rows(numbers: Tensor, count: int) -> None:
-    """InputError unless these are numbers of rows of a table of `count` rows."""
+    """Raise InputError unless these are integers from 0 to count - 1."""
     if numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise InputError(f"rows are asked for by numbers of type {numbers.dtype}", hint="give int64 numbers")
     if numbers.numel() and not numbers.is_meta:
@@ -231,12 +231,12 @@ def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
 
 
 def shown_part(mask: Tensor) -> Tensor:
-    """The numbers that a mask, as `hidden` gives it, adds to the logits that it shows."""
+    """The numbers that a mask, a result of `hidden`, adds to the logits that it shows; 0 for hidden ones."""
     return mask.masked_fill(mask <= HIDDEN, 0)
 
 
 def check_values(value: Tensor) -> None:
-    """InputError for a public tensor that is too large among private ones."""
+    """Raise InputError for a public tensor with values too large for private inference."""
     most = 0.0 if value.is_meta or not value.numel() else float(value.double().abs().max())
     if not most < MOST:
         what = f"a public value of {most:g}, and values of a net stay below 2^20"
@@ -255,7 +255,7 @@ def _check_call(step: Step) -> None:
 
 
 def _count(structure: Structure) -> int:
-    """Number of tensors in a structure."""
+    """The number of tensors in a structure."""
     if structure[0] == "tensor":
         return 1
     return sum(map(_count, structure[2])) if len(structure) == 3 else 0

@@ -1,12 +1,12 @@
-"""torch's recurrent layers, unrolled: the calls of every step of time, as many as the example has.
+"""torch's recurrent layers, unrolled into calls for each time step of the example.
 
     RNN    h' = tanh or relu of a + b               a = W x_t + b_ih, of all steps at once; b = V h + b_hh
     LSTM   c' = sigmoid(f) c + sigmoid(i) tanh(g)   h' = sigmoid(o) tanh(c')              i, f, g, o = a + b
     GRU    n = tanh(a_n + sigmoid(r) b_n)           h' = n + sigmoid(z) (h - n)           r, z = a + b
 
-With tanh(g) = 2 sigmoid(2 g) - 1 all gates of an LSTM are one sigmoid, and both terms of c' one product. These
-functions run in place of a layer's forward() while the net is traced, on the layer's own parameters; the state before
-the first step is 0 where none is given, and is left out.
+With tanh(g) = 2 sigmoid(2 g) - 1, all gates of an LSTM are one sigmoid, and both terms of c' one product. These
+functions replace a layer's forward() while the net is traced, and use the layer's own parameters. Without an initial
+state the terms of the state are left out, as it is 0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hummingbird.graph.ops.op import Refused
 
 LAYERS = (nn.RNN, nn.LSTM, nn.GRU)
 
-State = tuple[Any, ...]  # (h,), of an LSTM (h, c); empty: all 0
+State = tuple[Any, ...]  # (h,), for an LSTM (h, c); empty: all 0
 
 
 def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
-    """The result of forward(), (output, last states), in calls of torch's other functions.
+    """Compute a recurrent layer's result, (output, last states), by other functions of torch.
 
-    input: (batch, time, features), or (time, batch, features) without batch_first. Unsupported for a sequence without
-    a batch, and for packed ones.
+    input: (batch, time, features), or (time, batch, features) without batch_first. Raises Unsupported for a sequence
+    without a batch, and for packed sequences.
     """
     if not isinstance(input, (Tensor, fx.Proxy)):
         raise Unsupported(f"{type(layer).__name__} on a {type(input).__name__}", "give a tensor: pad the sequences")
@@ -56,7 +56,7 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
 
 
 def _sequence(layer: nn.RNNBase, names: str, x: Any, time: int, state: State, backwards: bool) -> tuple[Tensor, State]:
-    """One direction of one layer: the states h of all steps, and the last state."""
+    """Run one direction of one layer: the states h of all time steps, and the last state."""
     cell, arranged = _CELLS[type(layer)]
     w, v = (arranged(getattr(layer, kind + names)) for kind in ("weight_ih", "weight_hh"))
     b, c = (arranged(getattr(layer, kind + names)) if layer.bias else None for kind in ("bias_ih", "bias_hh"))
@@ -91,7 +91,7 @@ def _lstm(layer: nn.RNNBase, a: Any, b: Any, state: State) -> State:
 
 
 def _arranged_lstm(weight: Any) -> Any:
-    """Rows of i, f, g, o as those of f, i, o, 2 g."""
+    """Reorder the rows of a weight from i, f, g, o to f, i, o, 2 g."""
     i, f, g, o = weight.chunk(4, 0)
     return torch.cat([f, i, o, 2 * g], 0)
 

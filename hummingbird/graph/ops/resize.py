@@ -1,6 +1,6 @@
-"""Resizing and rearranging images: the arguments torch takes -> one canonical step.
+"""Resizing and rearranging images: rules from torch's arguments to one step.
 
-Resizing is linear and public: out = R x C^T with a matrix for each axis, which `axis_matrix` reads off torch itself.
+Resizing is a public linear map: out = R x C^T, one matrix for each axis, which `axis_matrix` obtains from torch itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Ref:
-    """A size may be numbers, or sizes of other tensors, which are then inputs of the step."""
+    """The rule of interpolate. The size may be numbers, or sizes of other tensors, which become inputs of the step."""
     if mode not in MODES or antialias:
         what = f"mode={mode!r}" + (", antialias=True" if antialias else "")
         raise Unsupported(f"resizing with {what}", f"use one of {', '.join(MODES)}, without antialias")
@@ -59,7 +59,7 @@ def upsample_bilinear(b: StepBuilder, input: Any, size: Any = None, scale_factor
 
 
 def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
-    """torch's interpolate of (batch, channels, *space)."""
+    """The meaning of "resize": torch's interpolate, of x (batch, channels, *space)."""
     size = [n for item in sizes for n in (item if isinstance(item, (tuple, list)) else (item,))]
     size = size * (x.dim() - 2) if len(size) == 1 else size
     scale = a["scale"] if a["scale"] is None or len(a["scale"]) > 1 else a["scale"] * (x.dim() - 2)
@@ -74,7 +74,7 @@ def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
 
 
 def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) -> Tensor:
-    """Matrix (out, size), float64, of resizing along one of `axes` dimensions: torch's results on unit vectors."""
+    """The matrix of resizing along dimension `axis` of `axes`: torch's results on unit vectors, float64 (out, size)."""
     units = torch.eye(size, dtype=torch.float64).view(size, 1, size, 1)
     mode = "bilinear" if a["mode"] == "linear" else a["mode"]
     if a["scale"] is None:
@@ -87,7 +87,7 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
 
 
 def exact_bits(a: dict[str, Any]) -> int | None:
-    """Bits of fraction that hold the weights of every axis, where they are few: for powers of two; None: not known."""
+    """Fraction bits that represent the weights exactly, for nearest modes and power-of-two scales; None for others."""
     if a["mode"].startswith("nearest"):
         return 0
     doubles = a["scale"] is not None and all(s >= 1 and math.log2(s).is_integer() for s in a["scale"])
@@ -121,18 +121,18 @@ def roll(b: StepBuilder, input: Any, shifts: Any, dims: Any = None) -> Ref:
 
 
 def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "") -> Ref:
-    """Padding with the input's own values."""
+    """The rule of padding with the input's own values. pads, mode: as for F.pad."""
     sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
     return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
 
 
 def edge_pad_layer(b: StepBuilder, input: Any, padding: Any, *, mode: str) -> Ref:
-    """The padding modules of torch.nn."""
+    """The rule of torch.nn's padding modules."""
     return edge_pad(b, input, padding, mode)
 
 
 def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:
-    """torch's padding modes "reflect", "replicate" and "circular", of any type of numbers: a choice along each axis."""
+    """Pad as torch does in the modes "reflect", "replicate" and "circular", by selecting indices: for any dtype."""
     for number in range(len(a["pads"]) // 2):
         dim = x.dim() - 1 - number
         places = torch.arange(x.shape[dim], dtype=torch.float64).view(1, 1, -1)

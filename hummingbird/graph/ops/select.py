@@ -1,8 +1,8 @@
-"""Maxima of two values, magnitudes, comparisons as data, and choices by them: the arguments torch takes -> steps.
+"""Maxima of two values, magnitudes, comparisons as values, and selection by them: rules from torch's arguments.
 
-A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
-it goes into where, masked_fill, a product or a cast, and into nothing else. What torch keeps as integers from there on
-has the attribute "whole" (integer_values.py).
+A comparison of private values is the number 1 or 0, of the kind BOOL. torch would treat it as a truth value, so it may
+enter where, masked_fill, a product or a cast only. A result that is an integer in torch has the attribute "whole"
+(properties.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hummingbird.graph.ops.arithmetic import arithmetic, constant, integers, val
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
 from hummingbird.graph.steps import Ref
 
-HINT = "return what argmax gives and do the rest on the opened result; of a comparison, take (x > 0).float()"
-_ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one place"
+HINT = "return the result of argmax and compute the rest on the opened result; for a comparison, use (x > 0).float()"
+_ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one device"
 
 
 def magnitude(b: StepBuilder, input: Any) -> Ref:
@@ -29,12 +29,12 @@ def magnitude(b: StepBuilder, input: Any) -> Ref:
 
 
 def extreme(op: str) -> Callable[..., Ref]:
-    """maximum, minimum of two tensors; of one tensor and a number, or a constant tensor."""
+    """The rule of maximum and minimum: of two tensors, or of a tensor and a number or constant tensor."""
 
     def rule(b: StepBuilder, input: Any, other: Any = None, **options: Any) -> Ref:
         if other is None or options or not isinstance(other, (Ref, Tensor)):  # torch.max(x, 1): a dimension
-            hint = f"torch.{op}imum(x, y) of two tensors; max_pool or argmax over places"
-            raise Unsupported(f"{op} over the places of one tensor", hint)
+            hint = f"torch.{op}imum(x, y) of two tensors; max_pool or argmax within one tensor"
+            raise Unsupported(f"{op} over the elements of one tensor", hint)
         if not isinstance(input, Ref):
             input, other = other, input
         return b.emit(f"{op}imum", b.tensor(input), value(b, other))
@@ -43,16 +43,16 @@ def extreme(op: str) -> Callable[..., Ref]:
 
 
 def compared(name: str) -> Callable[..., Ref]:
-    """x > y and its kin: gt, ge, lt, le."""
+    """The rule of the comparisons gt, ge, lt and le."""
 
     def rule(b: StepBuilder, input: Any, other: Any) -> Ref:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")
         if not isinstance(input, Ref):
             input, other, turned = other, input, not turned
-        if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # what is learned stays a tensor
+        if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # a learned number stays a tensor
             other = other.item()
         if isinstance(other, (int, float)):
-            number = b.number(other, "what is compared with")
+            number = b.number(other, "the number in a comparison")
             return b.emit("greater", b.tensor(input), kind=BOOL, value=number, turned=turned, strict=strict)
         x, y = b.tensor(input), value(b, other)
         return b.emit("greater", x, y, kind=BOOL, turned=turned, strict=strict)
@@ -61,15 +61,15 @@ def compared(name: str) -> Callable[..., Ref]:
 
 
 def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) -> Ref:
-    """other + condition (input - other), for a condition that is compared, or a public mask."""
+    """The rule of where: other + condition (input - other), for a comparison or a constant mask."""
     if input is None or other is None:
-        raise Unsupported("where with one argument: it gives as many places as hold", "where(condition, x, y)")
+        raise Unsupported("where with one argument: the size of its result is private", "where(condition, x, y)")
     if isinstance(condition, Tensor):
         mask = condition.bool().float()
         kept = _times(b, input, mask, ".kept")
         return _named(b, ".chosen", arithmetic("add"), kept, _times(b, other, 1 - mask, ".other"))
     if b.kind(condition) != BOOL:
-        raise Unsupported("where on what is no comparison", "where(x > y, a, b)")
+        raise Unsupported("where with a condition that is no comparison", "where(x > y, a, b)")
     if isinstance(input, Ref) or isinstance(other, Ref):
         difference = _named(b, ".difference", arithmetic("sub"), input, other)
         chosen = _times(b, condition, difference, ".chosen")
@@ -85,7 +85,7 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
 def masked_fill(b: StepBuilder, input: Any, mask: Any, value: Any) -> Ref:
     if isinstance(input, Ref) and b.is_integer(input) and not isinstance(value, Ref):
         if not bool((torch.as_tensor(value) == torch.as_tensor(value).round()).all()):
-            raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of whole numbers (int64)", HINT)
+            raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of integers (int64)", HINT)
     return where(b, mask, value, input)
 
 
@@ -94,9 +94,9 @@ def where_method(b: StepBuilder, input: Any, condition: Any, other: Any) -> Ref:
 
 
 def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
-    """A comparison as a number; other casts are known with an example alone, and are then no call.
+    """The rule of casts: a comparison becomes a number. Other casts need an example, with which no call is traced.
 
-    dtype: of methods whose name says it, like float().
+    dtype: the type of a method whose name says it, such as float().
     """
 
     def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
@@ -114,14 +114,14 @@ def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
 
 
 def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
-    """x y, where a number times a mask is a constant."""
+    """Emit x y; a number times a constant mask is a constant."""
     if not isinstance(x, Ref) and not isinstance(y, Ref):
         return torch.as_tensor(x).float() * torch.as_tensor(y).float()
     return _named(b, suffix, arithmetic("mul"), x, y)
 
 
 def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
-    """A step of a rule under a name of its own."""
+    """Apply a rule with a suffix to the name of its step."""
     name, b.name = b.name, b.name + suffix
     try:
         return rule(b, *values)
@@ -134,7 +134,7 @@ def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tenso
 
 
 def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
-    """1 where x > y (strict) or x >= y, 0 elsewhere; turned: x and y exchanged."""
+    """The meaning of "greater": 1 where x > y (strict) or x >= y, else 0; turned: x and y exchanged."""
     y = other[0] if other else a["value"]
     greater, less = (y, x) if a["turned"] else (x, y)
     return (greater > less if a["strict"] else greater >= less).to(x.dtype)

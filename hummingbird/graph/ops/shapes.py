@@ -1,6 +1,6 @@
-"""Shapes: the arguments torch takes -> one canonical step that gives values in other places, or parts of them.
+"""Shapes: rules from torch's arguments to one step that moves, selects or repeats values.
 
-Shapes are values too: `x.size(0)` is a step.
+Sizes are values too: `x.size(0)` is a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hummingbird.graph.steps import Ref
 
 
 def join(op: str) -> Callable[..., Ref]:
-    """cat, stack of a tuple or list of tensors."""
+    """The rule of cat and stack, of a tuple or list of tensors."""
 
     def rule(b: StepBuilder, tensors: Any, dim: int = 0) -> Ref:
         if not isinstance(tensors, (tuple, list)):
@@ -45,7 +45,7 @@ def flatten(b: StepBuilder, input: Any, start_dim: int = 0, end_dim: int = -1) -
 
 
 def reshape(b: StepBuilder, input: Any, *sizes: Any, shape: Any = (), size: Any = ()) -> Ref:
-    """x.view(n, -1), x.view((n, -1)), x.reshape(x.shape): the sizes are inputs, ints or steps that make sizes."""
+    """The rule of view and reshape; the sizes are inputs of the step: ints, or references to sizes and shapes."""
     sizes = sizes or (shape,) if shape else sizes or (size,)
     flat = tuple(item for part in sizes for item in (part if isinstance(part, (tuple, list)) else (part,)))
     for item in flat:
@@ -76,7 +76,7 @@ def chunk(b: StepBuilder, input: Any, chunks: int, dim: int = 0) -> Ref:
 
 
 def unbind(b: StepBuilder, input: Any, dim: int = 0) -> Ref:
-    """All slices along a dimension."""
+    """The rule of unbind: all slices along a dimension."""
     return b.emit("unbind", b.tensor(input), kind=TUPLE, dim=dim)
 
 
@@ -101,8 +101,8 @@ def getitem(b: StepBuilder, input: Any, index: Any) -> Ref:
     if kind != TUPLE and (found := listed(b, b.tensor(input), parts)) is not None:
         return found
     if kind == TUPLE or not all(_fixed(part) for part in parts):
-        hint = "slice with numbers, use chunk, or one list of places: x[:, [2, 0]]"
-        raise Unsupported("an index that is not made of fixed integers and slices", hint)
+        hint = "slice with numbers, use chunk, or one list of indices: x[:, [2, 0]]"
+        raise Unsupported("an index with other parts than fixed integers and slices", hint)
     return b.emit("getitem", b.tensor(input), index=parts if isinstance(index, tuple) else index)
 
 
@@ -133,7 +133,7 @@ def attribute(b: StepBuilder, input: Any, name: str) -> Ref:
 
 
 def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
-    """One dimension as several, of fixed sizes."""
+    """The rule of unflatten: one dimension becomes several, of fixed sizes."""
     return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
 
 
@@ -159,7 +159,7 @@ _MOST_PIECES = 256
 
 
 def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
-    """Values at these places of a dimension, in this order: slices, joined."""
+    """Select these indices of a dimension, in this order: emit slices and join them."""
     pieces: list[list[int]] = []
     for place in places:
         if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):
@@ -175,18 +175,18 @@ def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
     return b.emit("cat", tuple(_along(b, x, dim, part, f".{n}") for n, part in enumerate(slices)), dim=dim)
 
 
-ROWS = "places must be constants, int64; by private ones, hummingbird.lookup gives a net its rows"
+ROWS = "indices must be constants, int64; for private ones, hummingbird.lookup returns rows as a net's input"
 
 
 def index_select(b: StepBuilder, input: Any, dim: int, index: Any) -> Ref:
     found = whole_numbers(index)
     if found is None:
-        raise Unsupported("index_select by what is no constant list of places", ROWS)
+        raise Unsupported("index_select by indices that are no constant list", ROWS)
     return picked(b, b.tensor(input), dim, found)
 
 
 def whole_numbers(value: Any) -> list[int] | None:
-    """A list of whole numbers, or a constant tensor of one dimension, as a list; else None."""
+    """Convert a list of ints, or a constant integer tensor of rank 1, to a list; None for other values."""
     if isinstance(value, Tensor) and value.dim() == 1 and value.dtype in (torch.int64, torch.int32):
         return [int(n) for n in value.tolist()]
     fits = isinstance(value, list) and value and all(type(n) is int for n in value)
@@ -194,7 +194,7 @@ def whole_numbers(value: Any) -> list[int] | None:
 
 
 def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
-    """x[:, [2, 0]], with one list among slices; None for other indices."""
+    """The value of x[:, [2, 0]], an index with one list among slices; None for other indices."""
     lists = [number for number, part in enumerate(parts) if whole_numbers(part) is not None]
     rest = [part for number, part in enumerate(parts) if number not in lists]
     if len(lists) != 1 or not all(isinstance(part, slice) or part is Ellipsis or part is None for part in rest):
@@ -210,7 +210,7 @@ def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
 
 
 def rot90(b: StepBuilder, input: Any, k: int = 1, dims: Any = (0, 1)) -> Ref:
-    """A transpose of two dimensions, turned round."""
+    """The rule of rot90: a transpose of two dimensions and a flip."""
     x, (first, second), (turns,) = b.tensor(input), b.ints(dims, 2, "dims"), b.ints(k, 1, "k")
     if turns % 4 == 0:
         return x

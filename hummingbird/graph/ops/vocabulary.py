@@ -1,7 +1,6 @@
-"""All operations of the rooms beside it, and which torch module, function or method follows which rule.
+"""The vocabulary: all operations of this folder's modules, and the rule of each torch module, function and method.
 
-OPERATIONS has the `Op` of every name that a step may have; FUNCTIONS, METHODS and `module_rule` give rules by torch's
-names.
+OPERATIONS: name of an operation -> its `Op`. FUNCTIONS, METHODS and `module_rule`: torch's names -> rules.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SPELLINGS: list[Spelling] = [
     *(spelling for op in OPERATIONS.values() for spelling in op.spellings),
     *(spelling for room in ROOMS for spelling in getattr(room, "SPELLINGS", ())),
 ]
-# Layers that may do nothing at inference, recognised by name where the library that holds them is not imported.
+# Layers that may do nothing at inference, recognised by name, as their library may not be installed.
 _IDENTITY_NAMES = frozenset({"StochasticDepth", "DropPath"})
 
 _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
@@ -49,7 +48,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
 
 
 def _named(space: Any) -> dict[str, Rule]:
-    """The rules of all names that torch, torch.nn.functional or a tensor has, in place or not."""
+    """The rules of those names that torch, torch.nn.functional or Tensor has, with and without trailing underscore."""
     return {
         form: spelling.rule
         for spelling in SPELLINGS
@@ -86,14 +85,14 @@ KEYWORDS = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdi
 
 
 def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
-    """The rule of a module and the attributes it takes; a parametrized layer counts as the layer it was."""
+    """The rule of a module, and the attributes that it takes; a parametrized layer counts as its original type."""
     if type(module).__name__ in _IDENTITY_NAMES and _does_nothing(module):
         return net.identity, ""
     return _MODULES.get(nn.utils.parametrize.type_before_parametrizations(module))
 
 
 def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module, which may be anybody's class of a known name, returns its input as it is."""
+    """Whether a module returns its input unchanged; any library may have a class of this name."""
     if [*module.children(), *module.parameters(), *module.buffers()]:
         return False
     x = torch.linspace(-3.0, 3.0, 120).reshape(2, 3, 4, 5)

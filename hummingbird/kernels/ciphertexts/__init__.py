@@ -1,4 +1,4 @@
-"""Operations on ciphertexts in RNS, of CKKS and BFV: the ring and its transform, encryption, arithmetic, sampling.
+"""Operations on RNS ciphertexts of CKKS and BFV: the ring and its transform, encryption, arithmetic, sampling.
 
 A ciphertext is an int32 tensor (size, L, N): `size` ring elements, residues modulo L primes, N coefficients or values.
 """

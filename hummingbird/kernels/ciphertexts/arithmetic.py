@@ -1,4 +1,4 @@
-"""Arithmetic on ciphertexts, coefficient by coefficient: integer matrix products, sums, ring products, modulus switch.
+"""Arithmetic on ciphertexts: integer matrix products, sums, ring products, modulus switching.
 
 A ciphertext of CKKS in RNS is an int32 tensor (size, L, N): `size` ring elements, their residues modulo L primes, N
 coefficients or NTT values each; residues are centred, |x| <= (q - 1) / 2. One weight times a ciphertext is one integer
@@ -6,15 +6,15 @@ times each residue (batch-axis packing: Boemer et al., nGraph-HE2, WAHC 2019, se
 
     out[row, place] = sum_k weights[row, k] x[index[place, k]] mod q
 
-for every residue alike: a matrix product whose columns are the residues. It is summed in float64, which is exact while
-||weights[row]||_1 (q - 1) / 2 + q <= 2^53, in any order; the one rounding is the division by q. See also ePrint
-2024/1284 and arXiv 2503.16080 on homomorphic products by plain ones.
+for every residue: a matrix product whose columns are the residues. It is summed in float64, which is exact in any order
+while ||weights[row]||_1 (q - 1) / 2 + q <= 2^53; only the division by q rounds. See also ePrint 2024/1284 and arXiv
+2503.16080 on homomorphic products by plain ones.
 
-Modulo q a sum s is s - q round(s / q). The computed quotient is off by at most |s / q| 2^-52, and s / q is 1 / 2q or
-more from a tie (q is odd), so the rounding is the exact one for |s| < 2^51; for larger s it may be the neighbour's, and
-a second step, whose |s| < q, puts that right. q round(s / q) is within q of s, so it is an exact product.
+Modulo q a sum s is s - q round(s / q). The computed quotient has an error of at most |s / q| 2^-52, and s / q is at
+least 1 / 2q away from a tie (q is odd), so the rounding is right for |s| < 2^51. For larger s it may be off by one, and
+a second step, with |s| < q, corrects that. q round(s / q) is within q of s, so the product is exact.
 
-reference/ciphertexts/arithmetic.py has this in torch, csrc/ciphertexts.cpp in C++.
+reference/ciphertexts/arithmetic.py is the version in torch, csrc/ciphertexts.cpp the one in C++.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hummingbird.kernels.ciphertexts.ring import Ring
 from hummingbird.kernels.registry import best
 
 EXACT = 2**53  # float64 holds every integer up to here
-_ONE_STEP = 2**51  # below it, one step of the reduction is right
+_ONE_STEP = 2**51  # below it, one step of the reduction is enough
 _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q more are below 2^53
 
 
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """Combine ciphertexts linearly: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
 
-    weights: float64 (G, rows, K), integers. index: int32 (G, places, K), which of x's ciphertexts each term reads, -1
-    for none. x: int32 (inputs, ..., L, N), centred. Returns int32 (G rows, places, ..., L, N), written to `out` if
-    given, whose first two dimensions may be strided: places can be done in slices. Uses torch.get_num_threads().
-    InputError for other types or shapes, for an index out of range, and for a row whose sums could be inexact:
-    ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit primes).
+    weights: float64 (G, rows, K), integers. index: int32 (G, places, K): the ciphertext of x that each term reads, -1
+    for none. x: int32 (inputs, ..., L, N), centred. out: where to write the result; its first two dimensions may be
+    strided, so that slices of places can be computed one after the other. Returns int32 (G rows, places, ..., L, N).
+    Uses torch.get_num_threads(). InputError for other types or shapes, for an index out of range, and for a row whose
+    sums could be inexact: ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit primes).
 
         linear(ring, torch.tensor([[[2.0, -1.0]]]).double(), torch.tensor([[[0, 1]]]).int(), x)[0, 0]  # 2 x[0] - x[1]
     """
@@ -77,7 +77,7 @@ def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) ->
 
 
 def _check_exact(ring: Ring, weights: Tensor) -> int:
-    """The largest sum that can occur; InputError where it is not exact."""
+    """The bound of all sums; InputError if it exceeds the exact range."""
     if not weights.numel():
         return 0
     if not bool((weights == weights.round()).all()):  # NaN differs from itself; infinity fails below
@@ -100,8 +100,8 @@ def _check_exact(ring: Ring, weights: Tensor) -> int:
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
     """Add x + factor y mod q, residue by residue.
 
-    x, y: int32 (..., L, N), of one shape. factor: a whole number, at most 2^24 in absolute value. Returns int32 of that
-    shape. InputError for anything else.
+    x, y: int32 (..., L, N), of one shape. factor: an int, |factor| <= 2^24. Returns int32 of that shape. InputError for
+    anything else.
     """
     ring.check(x, "kernels.add(x)")
     ring.check(y, "kernels.add(y)")
@@ -118,7 +118,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
     """Add a constant to every `step`-th residue of part 0 of ciphertexts, modulo each prime, in place.
 
     x: int32 (rows, places, size, L, N), centred; its first two dimensions may be strided. constants: int32 (rows, L),
-    centred, those of a row's ciphertexts. step: 1 .. N. InputError for anything else.
+    centred, one for all ciphertexts of a row and each prime. step: 1 .. N. InputError for anything else.
     """
     where, primes = "kernels.shift", len(ring.primes)
     ring.check(x, f"{where}(x)", 5)
@@ -136,9 +136,9 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
 
 
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """Multiply ciphertexts, one by one: part k is sum_i x_i y_{k-i} mod q.
+    """Multiply ciphertexts pairwise: part k is sum_i x_i y_{k-i} mod q.
 
-    x: int32 (n, a, L, N), y: int32 (n, b, L, N), all parts transformed, 1 <= a, b and the smaller of them at most 8.
+    x: int32 (n, a, L, N), y: int32 (n, b, L, N), all parts transformed, 1 <= a, b and min(a, b) <= 8.
     Returns int32 (n, a + b - 1, L, N). InputError for anything else.
     """
     ring.check(x, "kernels.multiply(x)", 4)
@@ -146,7 +146,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
     _check_like("kernels.multiply(y)", y, torch.int32, x)
     a, b = x.shape[1], y.shape[1]
     if x.shape[0] != y.shape[0] or not 1 <= min(a, b) <= _MOST_PRODUCTS:
-        hint = "as many ciphertexts on both sides, at most 8 parts on one"
+        hint = "the same number of ciphertexts on both sides, and at most 8 parts on one of them"
         raise InputError(f"{tuple(x.shape)} times {tuple(y.shape)}", where="kernels.multiply", hint=hint)
     x, y = x.contiguous(), y.contiguous()
     return best(multiply, x, y)(ring, x, y)
@@ -160,9 +160,9 @@ def square(ring: Ring, x: Tensor) -> Tensor:
 def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     """Divide by the last prime p and drop it: (x - [x]_p) / p, the nearest integer, modulo each other prime.
 
-    x: int32 (n, size, L, N), L >= 2. form: "ntt" where all parts are transformed, "mixed" where part 0 is coefficients.
-    Returns int32 (n, size, L - 1, N) of the same form, of the ring `ring.take(L - 1)`. The rounding adds at most 1/2 in
-    each coefficient of each part. Costs L transforms for each transformed part. InputError for anything else.
+    x: int32 (n, size, L, N), L >= 2. form: "ntt" if all parts are transformed, "mixed" if part 0 is coefficients.
+    Returns int32 (n, size, L - 1, N) in the same form, over the ring `ring.take(L - 1)`. The rounding error is at most
+    1/2 in each coefficient of each part. Costs L transforms for each transformed part. InputError for anything else.
     """
     ring.check(x, "kernels.switch(x)", 4)
     if form not in ("mixed", "ntt"):

@@ -5,8 +5,8 @@ of 2^k, and the quotient (Q x - v) / 2^k is Q x / 2^k rounded to the nearest int
 
     round(Q x / 2^k) = -v 2^-k mod q,        |v| <= 2^(k-1).
 
-A sum of products of residues is one of integers below 2^50: 2^12 of them stay below 2^62, so that there is one
-reduction for all (Harvey, "Faster arithmetic for number-theoretic transforms", 2014, for sums left unreduced).
+Products of residues are integers below 2^50: a sum of 2^12 of them stays below 2^62, so one reduction is enough for the
+whole sum (Harvey, "Faster arithmetic for number-theoretic transforms", 2014, on unreduced sums).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST_TERMS = 1 << 12  # products in one sum: below 2^12 2^50 = 2^62
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor) -> Tensor:
     """Encode ring elements mod 2^k, and add an error: round(Q x / 2^k) + error mod q, int32 (n, L, N), coefficients.
 
-    x: int64 (n, N), of which the low k bits count. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Takes the same
-    time for all values. InputError for anything else.
+    x: int64 (n, N); only the low k bits are used. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Constant time.
+    InputError for anything else.
     """
     where = "kernels.encode"
     check_range(f"{where}(k)", k, 1, MOST_BITS)
@@ -54,11 +54,11 @@ def centred_inverse(x: int, q: int) -> int:
 
 
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Add up products: out[o] = sum of weights[p] x[i] mod q over all pairs p of (i, o), value by value.
+    """Sum products: out[o] = sum of weights[p] x[i] mod q over all p with pairs[p] = (i, o), value by value.
 
     weights: int32 (P, L, N), x: int32 (inputs, parts, L, N), both transformed, |residue| <= 2^25. pairs: int64 (P, 2),
-    input and output of each weight, in any order; at most 4,096 of one output. Returns int32 (outputs, parts, L, N),
-    centred, 0 where an output has no pair. Uses torch.get_num_threads(). InputError for anything else.
+    input and output of each weight, in any order; at most 4,096 for each output. Returns int32 (outputs, parts, L, N),
+    centred, 0 for an output without pair. Uses torch.get_num_threads(). InputError for anything else.
     """
     where = "kernels.accumulate"
     ring.check(weights, f"{where}(weights)", 3)

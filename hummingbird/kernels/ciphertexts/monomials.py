@@ -1,12 +1,12 @@
-"""Sums of ciphertexts times monomials: what a convolution with few weights costs where a polynomial holds one channel.
+"""Sums of ciphertexts times monomials: a convolution with few weights, on polynomials that hold one channel each.
 
     out[o] = sum_t factors[t] X^shifts[t] x[inputs[t]] mod q, X^N + 1,   first[o] <= t < first[o + 1]
 
-X^e moves coefficients up by e and turns the sign of those that pass N. So there is no transform, and each weight that
-is not zero costs one product with each residue (Choi et al., Impala, 2022: sparse convolution, with monomials here in
-place of rotations). Sums are exact in float64 as those of `linear`.
+X^e shifts coefficients up by e and negates those that pass N. So no transform is needed, and each non-zero weight costs
+one product for each residue (Choi et al., Impala, 2022: sparse convolution, here with monomials in place of rotations).
+Sums are exact in float64 under the same bound as in `linear`.
 
-reference/ciphertexts/monomials.py has this in torch, csrc/monomials.cpp in C++.
+reference/ciphertexts/arithmetic.py has the version in torch, csrc/monomials.cpp the one in C++.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hummingbird.kernels.registry import best
 
 
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Sum up monomials times ciphertexts, for each output those of a run of terms.
+    """Sum monomials times ciphertexts; output o sums the terms first[o] .. first[o + 1] - 1.
 
-    x: int32 (n, parts, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term a ciphertext of
-    x, an exponent 0 .. 2N - 1 and an integer. first: int64 (outputs + 1,), ascending from 0 to T. Returns int32
-    (outputs, parts, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
-    anything else, and where the factors of an output sum up to too much: (q - 1) / 2 times their absolute values, and q
-    more, must not exceed 2^53.
+    x: int32 (n, parts, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term the index of a
+    ciphertext of x, an exponent 0 .. 2N - 1 and an integer. first: int64 (outputs + 1,), ascending from 0 to T. Returns
+    int32 (outputs, parts, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
+    anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its |factors|, plus q,
+    must not exceed 2^53.
 
         taps(ring, x, torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([3]), torch.tensor([-2]))  # -2 X^3 x[4]
     """
@@ -57,7 +57,7 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 
 def _check_between(where: str, tensor: Tensor, end: int) -> None:
-    """InputError for values outside 0 .. end - 1."""
+    """Raise InputError for values outside 0 .. end - 1."""
     if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < end:
         what = f"values from {int(tensor.min())} to {int(tensor.max())}"
         raise InputError(what, where=where, hint=f"0 to {end - 1}")

@@ -1,9 +1,9 @@
-"""A client's work on polynomials: encrypt, take the phase (decrypt), put residues together, pack them.
+"""A client's work on polynomials: encryption, the phase (decryption), composition of residues, packing.
 
 With an integer message m, a small error e, a uniform polynomial a and the secret s, a ciphertext is (c_0, c_1) with
-c_1 = a and c_0 = m + e - a s, and its phase c_0 + c_1 s = m + e; a product of ciphertexts has more parts, and the phase
-sum_i c_i s^i. Form "mixed" keeps c_0 as coefficients and c_1 as values of the transform, where a is drawn at once: both
-ways cost one inverse transform per prime. Form "ntt" keeps all parts as values.
+c_1 = a and c_0 = m + e - a s, and its phase is c_0 + c_1 s = m + e; a product of ciphertexts has more parts, and the
+phase sum_i c_i s^i. In the form "mixed" c_0 is coefficients, and c_1 is values of the transform, as which a is drawn
+directly: encryption and decryption then cost one inverse transform per prime. In the form "ntt" all parts are values.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FORMS = ("mixed", "ntt")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
     """Encrypt: c_0 = m + e - a s as coefficients, of form "mixed", int32 (n, L, N).
 
-    message, noise: int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both transformed. An `a` is
-    for one ciphertext only. InputError for other types, shapes or devices.
+    message, noise: int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both transformed; never use
+    an `a` twice. InputError for other types, shapes or devices.
     """
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt")
     return best(encrypt, *inputs)(ring, *inputs)
@@ -45,7 +45,7 @@ def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
 
 
 def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
-    """The four, contiguous; InputError where one is not as `encrypt` says."""
+    """Check the four tensors as `encrypt` documents them, and return them contiguous."""
     ring.check(a, f"{where}(a)", 3)
     ring.check(secret, f"{where}(secret)", 2)
     _check_plain(ring, message, f"{where}(message)", a.shape[0])
@@ -81,8 +81,8 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 def compose(ring: Ring, x: Tensor) -> Tensor:
     """Compose residues to integers X: int32 (n, L, N), centred, to float64 (n, N), |X| < Q/2, Q the primes' product.
 
-    By centred mixed-radix digits, X = d_0 + q_0 (d_1 + q_1 (d_2 + ...)) (Garner 1959). Exact where |X| < 2^53, so for
-    all X of two primes; otherwise within 2^-52 L |X|, a rounding for each product and each sum.
+    By centred mixed-radix digits, X = d_0 + q_0 (d_1 + q_1 (d_2 + ...)) (Garner 1959). Exact for |X| < 2^53, so for two
+    primes always; else with an error of at most 2^-52 L |X|, one rounding for each product and each sum.
     """
     ring.check(x, "kernels.compose(x)", 3)
     x = x.contiguous()
@@ -90,15 +90,16 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 
 def packed_bytes(shape: Sequence[int]) -> int:
-    """Size in bytes of `pack` for residues of this shape."""
+    """The size in bytes of packed residues of this shape."""
     return torch.Size(shape).numel() * BITS // 8
 
 
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """Pack residues, without sign, in 26 bits each: int32 (..., L, N) -> uint8 (13/4 of their number,).
+    """Pack residues from 0 to q - 1 in 26 bits each: int32 (..., L, N) -> uint8 (13/4 of their number,).
 
-    Of each polynomial modulo one prime: bits 0..15 of all N residues, two bytes each, low byte first; bits 16..23, a
-    byte each; bits 24 and 25, byte i holding those of residues i, i + N/4, i + N/2, i + 3N/4, lowest first.
+    The format, for each polynomial modulo one prime: bits 0..15 of all N residues, two bytes each, low byte first; bits
+    16..23, one byte each; bits 24 and 25, where byte i holds those of residues i, i + N/4, i + N/2, i + 3N/4, lowest
+    first.
     """
     ring.check(x, "kernels.pack(x)")
     x = x.contiguous()
@@ -106,9 +107,9 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """Read the residues of `pack`: uint8 (bytes,) to int32 of this shape, (..., L, N), centred.
+    """Unpack residues of `pack`: uint8 (bytes,) to int32 of this shape, (..., L, N), centred.
 
-    InputError for another number of bytes, and for a value that is no residue: data may come from anybody.
+    The data may come from anybody: InputError for another number of bytes, and for a value that is not below its prime.
     """
     where = "kernels.unpack"
     ends = tuple(shape[-2:]) == (len(ring.primes), ring.degree)

@@ -1,12 +1,12 @@
 """The ring Z[X]/(X^N + 1) modulo several primes, and its number-theoretic transform.
 
-A residue is kept centred, in (-q/2, q/2), as int32; a polynomial modulo q_0 .. q_{L-1} is (L, N). With zeta a primitive
-2N-th root of one mod q, X^N + 1 = prod_p (X - zeta^order[p]), and the transform evaluates: value p is x(zeta^order[p]),
-so that products of polynomials are products of values. order[p] = 2 reversed(p) + 1, the bits of p reversed, and
-zeta = x^((q-1)/2N) for the smallest x >= 2 for which that is primitive: both are part of the format, as transformed
-values cross the network.
+A residue is kept centred, in (-q/2, q/2), as int32; a polynomial modulo q_0 .. q_{L-1} has shape (L, N). With zeta a
+primitive 2N-th root of one mod q, X^N + 1 = prod_p (X - zeta^order[p]), and the transform evaluates the polynomial:
+value p is x(zeta^order[p]), so products of polynomials are products of values. order[p] = 2 reversed(p) + 1, the bits
+of p reversed, and zeta = x^((q-1)/2N) for the smallest x >= 2 for which that is primitive. Both are part of the format,
+as transformed values cross the network.
 
-reference/ciphertexts/workspace.py has the transform in torch, csrc/ntt.h the one in C++.
+reference/ciphertexts/ring.py has the transform in torch, csrc/ntt.h has it in C++.
 """
 
 from __future__ import annotations
@@ -19,8 +19,49 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.ciphertexts.roots import exponents
 from hummingbird.kernels.registry import best
+
+# Roots of unity ------------------------------------------------------------------------------------------------------
+#
+# The tables of every transform hold roots of unity modulo a prime, along which X^N + 1 splits: zeta is a primitive
+# 2N-th root of one, so zeta^N = -1, and X^m - c = (X^{m/2} - c^{1/2}) (X^{m/2} + c^{1/2}) from X^N - zeta^N down to
+# X - zeta^e, for every odd e (Seiler, ePrint 2018/039).
+
+
+@lru_cache(maxsize=256)
+def root(degree: int, q: int) -> int:
+    """zeta: the primitive 2N-th root of one mod q that is part of the format, see above."""
+    roots = (pow(x, (q - 1) // (2 * degree), q) for x in range(2, q))
+    return next(zeta for zeta in roots if pow(zeta, degree, q) == q - 1)
+
+
+def exponents(degree: int, parts: int) -> Tensor:
+    """The exponents e of X^N + 1 = prod_i (X^{N/parts} - zeta^e_i), int64 (parts,).
+
+    A split of X^m - zeta^e gives the exponents e/2 and e/2 + N.
+    """
+    e = torch.tensor([degree])
+    while e.numel() < parts:
+        e = torch.stack([e // 2, e // 2 + degree], 1).flatten()
+    return e
+
+
+def powers(degree: int, q: int) -> Tensor:
+    """zeta^i for 0 <= i < 2N, centred: int64 (2N,)."""
+    out, factor = torch.ones(1, dtype=torch.int64), root(degree, q)
+    while out.numel() < 2 * degree:
+        out = torch.cat([out, out * factor % q])  # below 2^52
+        factor = factor * factor % q
+    return centred(out, q)
+
+
+def centred(x: Tensor, q: int) -> Tensor:
+    """Reduce integers to residues in (-q/2, q/2), in the same type."""
+    half = q // 2
+    return torch.remainder(x + half, q) - half
+
+
+# The ring ------------------------------------------------------------------------------------------------------------
 
 DEGREES = tuple(1 << bits for bits in range(10, 16))
 BITS = 26  # every prime is between 2^25 and 2^26
@@ -29,7 +70,7 @@ MOST_PRIMES = 64
 
 @dataclass(frozen=True)
 class Ring:
-    """Z[X]/(X^N + 1) modulo each of some primes, made by `Ring.of`.
+    """The ring Z[X]/(X^N + 1) modulo each of several primes; `Ring.of` makes one.
 
     degree: N, a power of two from 1024 to 32768. primes: at most 64, distinct, 1 mod 2N, between 2^25 and 2^26.
     """
@@ -39,7 +80,7 @@ class Ring:
 
     @staticmethod
     def of(degree: int, primes: Sequence[int]) -> Ring:
-        """The ring of this degree and these primes; InputError where they are not as `Ring` says.
+        """The ring of this degree and these primes; InputError unless they are as `Ring` documents.
 
         Ring.of(2048, largest_primes(2048, 2)).ntt(torch.zeros(2, 2048, dtype=torch.int32))
         """
@@ -58,11 +99,11 @@ class Ring:
 
     @property
     def order(self) -> Tensor:
-        """order[p]: value p of a transform is the polynomial at zeta^order[p]; int64 (N,)."""
+        """The order of a transform's values: value p is the polynomial at zeta^order[p]; int64 (N,)."""
         return exponents(self.degree, self.degree)
 
     def ntt(self, x: Tensor) -> Tensor:
-        """Evaluate: int32 (..., L, N), coefficients of absolute value <= 2^25, to centred values of the same shape.
+        """Evaluate polynomials: int32 (..., L, N), |coefficients| <= 2^25, to centred values of the same shape.
 
         InputError for another type or shape.
         """
@@ -70,12 +111,12 @@ class Ring:
         return transform(self, x, False)
 
     def intt(self, x: Tensor) -> Tensor:
-        """Interpolate, the inverse of `ntt`: values of absolute value <= 2^25 to centred coefficients."""
+        """Interpolate, the inverse of `ntt`: |values| <= 2^25 to centred coefficients. Raises as `ntt`."""
         self.check(x, "kernels.Ring.intt(x)")
         return transform(self, x, True)
 
     def check(self, x: Tensor, where: str, dims: int | None = None) -> None:
-        """InputError unless x is int32 (..., L, N), of `dims` dimensions if given."""
+        """Raise InputError unless x is int32 (..., L, N), of `dims` dimensions unless None."""
         shape = (len(self.primes), self.degree)
         right = isinstance(x, Tensor) and x.dtype == torch.int32 and x.shape[-2:] == shape
         if not right or dims not in (None, x.dim()):
@@ -106,7 +147,7 @@ def _is_prime(q: int) -> bool:
 
 @lru_cache(maxsize=64)
 def largest_primes(degree: int, count: int) -> tuple[int, ...]:
-    """The `count` largest primes below 2^26 that are 1 mod 2N, descending; InputError where there are not so many."""
+    """The `count` largest primes below 2^26 that are 1 mod 2N, descending; InputError if there are fewer above 2^25."""
     candidates = range((1 << BITS) - 2 * degree + 1, 1 << BITS - 1, -2 * degree)
     found: list[int] = []
     for q in candidates:
@@ -119,6 +160,6 @@ def largest_primes(degree: int, count: int) -> tuple[int, ...]:
 
 
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """Evaluate, or interpolate: `Ring.ntt` and `Ring.intt` of a checked x."""
+    """Evaluate, or interpolate if `inverse`: `Ring.ntt` and `Ring.intt` of a checked x."""
     x = x.contiguous()
     return best(transform, x)(ring, x, inverse)

@@ -1,9 +1,9 @@
-"""Random polynomials for encryption: the uniform one, the ternary secret, the small error, the wide flood.
+"""Random polynomials for encryption: uniform residues, ternary secrets, small errors, wide integers for flooding.
 
-All bits come from a `prg.Stream`. Uniform residues and ternary coefficients are exact, by rejection: what is out of
-range is drawn again, in order, after all others. The error is centred binomial, the number of ones among 42 bits less
+All bits come from a `prg.Stream`. Uniform residues and ternary coefficients are exact, by rejection: values out of
+range are drawn again, in order, after all others. The error is centred binomial, the number of ones among 42 bits less
 21: variance 10.5, as in Microsoft SEAL, in place of a rounded Gaussian of deviation 3.2 (Alkim et al., ePrint
-2015/1092). What is kept of a secret polynomial and of an error is computed without branches on its values.
+2015/1092). No branch depends on the values that are kept of a secret or an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hummingbird.kernels.registry import best
 if TYPE_CHECKING:
     from hummingbird.prg import Stream
 
-WORD = (1 << BITS) - 1  # of a word that is drawn, the bits that count
-ETA = 21  # of the error; its absolute value is at most ETA, its variance ETA / 2
+WORD = (1 << BITS) - 1  # the bits of a drawn word that are used
+ETA = 21  # |error| <= ETA, and its variance is ETA / 2
 
 
 def _check_count(n: int, where: str) -> None:
@@ -32,9 +32,9 @@ def _check_count(n: int, where: str) -> None:
 def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
     """Draw uniform residues: int32 (n, L, N), centred.
 
-    First a 32-bit word for each, of which the low 26 bits count; a value r >= q is drawn again, r > q/2 stands for
-    r - q. Those to draw again take words in the order of their places, until none is left. Not for secrets: the time
-    tells how many were drawn again, and where.
+    First each residue takes the low 26 bits r of a 32-bit word; a value r >= q is drawn again, and r > q/2 stands for
+    r - q. Residues to draw again take words in the order of their indices, until none is left. Not for secrets: the
+    time depends on how many were drawn again, and which.
     """
     _check_count(n, "kernels.uniform(n)")
     shape = (n, len(ring.primes), ring.degree)
@@ -51,10 +51,10 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 
 
 def ternary(stream: Stream, degree: int) -> Tensor:
-    """Draw from {-1, 0, 1}: int32 (degree,). A byte for each, 255 is drawn again as in `uniform`; b mod 3 - 1."""
+    """Draw from {-1, 0, 1}: int32 (degree,). A byte b gives b mod 3 - 1; 255 is drawn again as in `uniform`."""
     _check_count(degree, "kernels.ternary(degree)")
     x = stream.bytes(degree)
-    places = (x == 255).nonzero().view(-1)  # tells nothing of the bytes that are kept
+    places = (x == 255).nonzero().view(-1)  # independent of the bytes that are kept
     while places.numel():
         x[places] = drawn = stream.bytes(places.numel())
         places = places[drawn == 255]
@@ -62,7 +62,7 @@ def ternary(stream: Stream, degree: int) -> Tensor:
 
 
 def noise(stream: Stream, n: int, degree: int) -> Tensor:
-    """Draw binomial errors: int32 (n, degree). From a 64-bit word each: the ones among its low 42 bits, less 21."""
+    """Draw binomial errors: int32 (n, degree). Each is the number of ones among the low 42 bits of a word, less 21."""
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
     words = stream.words(n, degree)
@@ -70,10 +70,10 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
 
 
 def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
-    """Draw uniform integers of -2^(bits-1) .. 2^(bits-1) - 1, as residues: int32 (n, L, N), centred.
+    """Draw uniform integers from -2^(bits-1) to 2^(bits-1) - 1, as residues: int32 (n, L, N), centred.
 
-    bits: 1 or more. From ceil(bits / 32) words of 32 bits each, the highest, with its sign, first for all of them.
-    Takes the same time for all values.
+    bits: 1 or more. Each takes ceil(bits / 32) words of 32 bits; the stream has the highest words, which are signed, of
+    all integers first. Constant time.
     """
     where = "kernels.wide"
     _check_count(n, f"{where}(n)")

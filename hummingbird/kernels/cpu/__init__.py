@@ -1,1 +1,1 @@
-"""The operations in C++ (csrc/), called through ctypes, which lets go of Python's lock meanwhile."""
+"""The operations in C++ (csrc/), called through ctypes, which releases Python's lock meanwhile."""

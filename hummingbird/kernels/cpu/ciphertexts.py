@@ -13,8 +13,7 @@ from torch import Tensor
 from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials, polynomials, sampling
 from hummingbird.kernels.ciphertexts import ring as ring_module
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
-from hummingbird.kernels.ciphertexts.ring import Ring
-from hummingbird.kernels.ciphertexts.roots import centred, exponents, powers
+from hummingbird.kernels.ciphertexts.ring import Ring, centred, exponents, powers
 from hummingbird.kernels.cpu.library import handle
 from hummingbird.kernels.reference.ciphertexts.polynomials import inverses, moduli
 from hummingbird.kernels.registry import implements
@@ -111,7 +110,7 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 
 
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
-    """Spread [x]_p, the residues modulo the last prime, to the other primes: of the same form."""
+    """Convert [x]_p, the residues modulo the last prime, to residues modulo the other primes, in the same form."""
     count = len(ring.primes) - 1
     dropped = x[:, :, count:].contiguous()
     if plain < x.shape[1]:
@@ -191,7 +190,7 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
 
 @implements(sampling.uniform, "cpu")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Take words x, int32 (n, L, N), to residues in place; returns the places of those to draw again, int64."""
+    """Convert words x, int32 (n, L, N), to residues in place; returns the flat indices to draw again, int64."""
     places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
     count = handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())
     return places[:count]
@@ -225,7 +224,7 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
 
 @implements(bfv.accumulate, "cpu")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """See `bfv.accumulate`; output o has the weights order[first[o] : first[o + 1]], times x of the same `inputs`."""
+    """See `bfv.accumulate`; output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1]."""
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct Sizes of csrc/bfv.cpp
     lists = [t.data_ptr() for t in (order, inputs, first)]

@@ -1,4 +1,4 @@
-"""Correlated oblivious transfers in C++ (csrc/cot.cpp): AES by its instructions, a run of them within the cache."""
+"""Correlated oblivious transfers in C++ (csrc/cot.cpp), with AES instructions, a run of transfers at a time."""
 
 from __future__ import annotations
 

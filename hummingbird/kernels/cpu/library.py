@@ -1,8 +1,8 @@
-"""The shared library of the kernels in C++ (csrc/*.cpp): found, loaded with ctypes, its functions' types set.
+"""The shared library of the C++ kernels (csrc/*.cpp), loaded with ctypes.
 
-The library is optional: without it, or with HUMMINGBIRD_KERNELS=torch in the environment, `available` is false and the
-torch reference runs. HUMMINGBIRD_KERNELS=PATH names another build of it, which then must load (`make test-sanitized`).
-It picks the widest vector instructions of the processor by itself. It checks no arguments.
+The library is optional: without it, or with HUMMINGBIRD_KERNELS=torch in the environment, `available` returns False and
+the torch reference runs. HUMMINGBIRD_KERNELS=PATH names another build, which then must load (`make test-sanitized`).
+The library chooses the processor's widest vector instructions itself. It does not check arguments.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _load() -> Any:
         if wanted:
             hint = "build it again from these sources, or unset HUMMINGBIRD_KERNELS"
             raise EnvironmentProblem(f"not usable kernels: {error}", where=wanted, hint=hint) from None
-        # Slower, but right: the reference takes over.
+        # The reference runs instead: slower, but correct.
         message = f"the native kernels are not used, install the package again: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return None
@@ -111,7 +111,7 @@ def available() -> bool:
 
 
 def handle() -> Any:
-    """The shared library itself, whose functions are `hb_...` of csrc/."""
+    """The shared library itself; its functions are `hb_...` of csrc/."""
     return _library
 
 
@@ -121,7 +121,7 @@ def isa() -> str:
 
 
 def set_isa(name: str) -> bool:
-    """Use one of `ISAS` from now on, in the whole process; False, and no change, where the processor lacks it."""
+    """Use one of `ISAS` from now on, in the whole process; False, and no change, if the processor lacks it."""
     return _library.hb_set_isa(ISAS.index(name)) == 0
 
 
@@ -131,17 +131,17 @@ def gfni() -> bool:
 
 
 def set_gfni(on: bool) -> bool:
-    """Use GFNI from now on, or not, in the whole process; False, and no change, where the processor lacks it."""
+    """Use GFNI from now on, or not, in the whole process; False, and no change, if the processor lacks it."""
     return bool(_library.hb_set_gfni(on) == 0)
 
 
 def aes() -> bool:
-    """Whether AES runs by the processor's instructions for it."""
+    """Whether AES uses the processor's AES instructions."""
     return bool(_library.hb_aes())
 
 
 def xor_path() -> str:
-    """Name what an XOR of rows runs on: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch" (the reference)."""
+    """The implementation of an XOR of rows: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch"."""
     if not available():
         return "torch"
     return isa() if isa() == "portable" else f"{isa()}+gfni" if gfni() else "avx2"

@@ -1,4 +1,4 @@
-"""Lookups in C++ (csrc/dpf.cpp, rows.cpp): keys, their bits, and tables that are kept bit-sliced."""
+"""Lookups in C++ (csrc/dpf.cpp, rows.cpp): keys, their selection bits, and bit-sliced tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(dpf.check, "cpu")
 def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
-    """See `dpf.check`; a batch that is not valid goes to the reference, which has the reasons."""
+    """See `dpf.check`; for an invalid batch the reference runs, which knows the reasons."""
     named = int.from_bytes(keys[0, ROWS : ROWS + 8].numpy().tobytes(), "little") if rows is None else rows
     whose = -1 if party is None else party
     if 1 <= named <= MOST_ROWS and handle().hb_dpf_check(keys.data_ptr(), *keys.shape, named, whose):
@@ -74,7 +74,7 @@ class SlicedRows(RowStore):
 
 
 def _answer(stores: Sequence[Any], data: Tensor, width: int, leaf: int) -> Tensor:
-    """Answer from stores of one shape to uint8 (T, B, size): keys that begin at `leaf`, or, for -1, selection bits."""
+    """Answer from stores of one shape. data: uint8 (T, B, size): keys, from leaf `leaf` on, or selection bits (-1)."""
     rows, row_bytes = stores[0]._shape
     data = data.contiguous()
     out = torch.empty((*data.shape[:2], row_bytes), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Shares in C++ (csrc/kernels.cpp, masked.cpp, dealing.cpp, products.cpp): results are made here, filled there."""
+"""Shares in C++ (csrc/kernels.cpp, masked.cpp, dealing.cpp, products.cpp), which fills the result tensors made here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.kernels import aes128
+from hummingbird.kernels import streams
 from hummingbird.kernels.cpu.library import aes, handle
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import implements
@@ -17,7 +17,7 @@ from hummingbird.kernels.shares.packing import bytes_of
 from hummingbird.kernels.shares.products import Factor
 from hummingbird.kernels.shares.words import Packed, Words, plain, stored
 
-_PARTIES = 64  # of a deal at most: as many as a dealer admits
+_PARTIES = 64  # at most; the same bound as a dealer's
 
 
 @implements(packing.to_planes, "cpu")
@@ -143,7 +143,7 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """Memory of words, and the bits of each; -32 for int32, which has a sign."""
+    """The memory of words, and the bits of a word; -32 for int32, which is signed."""
     found = stored(words)
     if isinstance(found, Packed):
         return found.data, found.width
@@ -151,7 +151,7 @@ def _packed(words: Words) -> tuple[Tensor, int]:
 
 
 def _aes_keys(*keys: Tensor) -> bool:
-    return aes() and all([len(key) == aes128.KEY_BYTES // 4 for key in keys]) and len(keys) <= _PARTIES
+    return aes() and all([streams.is_aes128(key) for key in keys]) and len(keys) <= _PARTIES
 
 
 @implements(dealing.deal_masks, "cpu", takes=_aes_keys)
@@ -186,7 +186,7 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 @implements(products.matmul, "cpu", takes=_one_product)
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`: a convolution of 1 x 1, the factor's columns the places."""
+    """See `products.matmul`: a 1 x 1 convolution, with the factor's columns as positions."""
     b = factor.code
     shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)
     out = conv2d(b[None, :, None], shares, (1, 1), (1, 1), 1, (1, b.shape[1]), bits)

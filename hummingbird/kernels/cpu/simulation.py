@@ -1,4 +1,4 @@
-"""The plaintext twin's comparison in C++ (csrc/twin.cpp): one pass over memory."""
+"""The comparison of a simulation in C++ (csrc/twin.cpp): one pass over memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A dealer's corrections for masked openings in one launch, in Triton: kernels/shares/dealing.py has the equations.
 
-All parties' masks and bits are drawn in registers and added up; of the values that they decide, the other parties'
-shares are taken off as they are drawn, and what is left is packed. Nothing but corrections is stored.
+The kernel draws all parties' masks and bits in registers and sums them; from the resulting values it subtracts the
+other parties' shares as it draws them, and packs the rest. Nothing but corrections is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hummingbird.kernels.shares import dealing
 
 @triton.jit
 def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
-    """Take the other parties' shares off a tile of values, and store it packed."""
+    """Subtract the other parties' shares from a tile of values, and store it packed."""
     drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
     for party in range(1, parties):
         value -= read(keys + 8 * party, first, lane, n, DRAWN, drawn)
@@ -44,7 +44,7 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
 
 @triton.jit
 def _others(keys, parties, block):
-    """Blocks of the other parties' key streams, added up without carry: (n, 16) uint32."""
+    """The XOR of blocks of the other parties' key streams: (n, 16) uint32."""
     words = tl.broadcast_to((block ^ block).to(tl.uint32)[:, None], (block.shape[0], 16))
     for party in range(1, parties):
         words ^= chacha_blocks(keys + 8 * party, block)
@@ -53,7 +53,7 @@ def _others(keys, parties, block):
 
 @triton.jit
 def _steps(place, first):
-    """32 entries of step tables from entry `first` on, the step at `place`: ones from there on."""
+    """32 entries of step tables from entry `first` on: ones from `place` on, zeros before."""
     ahead = place - first
     full = tl.full((), 0xFFFFFFFF, tl.uint32)
     some = full << (ahead & 31).to(tl.uint32)
@@ -62,7 +62,7 @@ def _steps(place, first):
 
 @triton.jit
 def _table(place, keys, parties, first, lane, n, out, C: tl.constexpr):
-    """Store corrections of step tables of 2^C bits: `out` int32, with room for whole lanes."""
+    """Store corrections of step tables of 2^C bits. out: int32, with memory for whole lanes."""
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word holds several tables, a block those of several lanes
         own: tl.constexpr = 1 << (C - 1)  # words of a lane
@@ -115,7 +115,7 @@ def _deal_masks(
         choice, wrap = drawn_planes(key, choices, wraps, lane)
         r_b, r_s = r_b ^ choice, r_s ^ wrap
     chosen, lambda_ = spread(r_b), total & low_bits(K)
-    if K < RING:  # else no bit of the carry and the wrap is asked for
+    if K < RING:  # else no bit of the carry and the wrap is needed
         if not WHOLE:
             _correct(total >> K, keys, parties, tl.load(firsts + 3), lane, n, outs[0], RING - K)
         _correct(spread(r_s), keys, parties, tl.load(firsts + 5), lane, n, outs[2], RING - K)
@@ -134,13 +134,13 @@ def deal_masks(
     keys = torch.stack([share.key for share in fields[0]])
     blocks = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     widths = [*dealing.widths(k, ring, whole), *[1 << c for c in sizes]]
-    if whole:  # the carry's places, which stay empty
+    if whole:  # empty entries for the carry
         blocks.insert(3, 0)
         widths.insert(0, 0)
     rooms, size = [room(n, width, keys.device) for width in widths], tile_sizes("deal_masks", keys.device)
     starts = tuple(m + sum(sizes[:place]) for place in range(len(sizes)))
     if n:
-        # In memory: numbers among the arguments, in a tuple too, would each have the kernel compiled anew for others.
+        # In memory: for each new number among the arguments, even in a tuple, the kernel would be compiled again.
         firsts = put(torch.tensor(blocks), keys.device)
         outs = (*rooms[:4], *[steps.view(torch.int32) for steps in rooms[4:]])
         with torch.cuda.device_of(keys):  # Triton starts kernels on the thread's device

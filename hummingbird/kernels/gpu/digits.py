@@ -1,12 +1,12 @@
-"""Exact products on the tensor cores, in Triton: signed bytes of shares and weights, summed in int32.
+"""Exact products on tensor cores, in Triton: signed bytes of shares and weights, summed in int32.
 
 With x = sum_i x_i 2^(8 i) and w = sum_j w_j 2^(8 j), digits from -128 to 127, the low V bits of a sum of products are
 
     sum_s 2^(8 s) S_s,      S_s = sum of x_i w_j over terms and over i + j = s,      s < ceil(V / 8)
 
-One launch sums all S_s of a tile of places and outputs in registers, and shifts them together at the end. Inputs are
-cut into digits once, with the channels last: the numbers that a row of the kernel reads then lie side by side, and
-nothing is unfolded. Weights' digits are kept (`Factor.made`).
+One launch sums all S_s of a tile of positions and outputs in registers, and combines them by shifts at the end. Inputs
+are split into digits once, with the channels last: the numbers that a row of the convolution kernel reads are then
+contiguous, and nothing is unfolded. The weights' digits are kept (`Factor.made`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hummingbird.kernels.gpu.limbs import balanced
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.shares.products import Factor
 
-_UNIT = 8  # channels that lie side by side, at least: a load takes so many bytes
-_FEW = 6  # digits of a result for whose sums there is room in registers in tiles of 64 outputs: a ReLU's has 5
+_UNIT = 8  # contiguous channels, at least: the bytes of one load
+_FEW = 6  # digits of a result, at most, whose sums fit the registers in tiles of 64 outputs; a ReLU's result has 5
 
 
 def exact(bits: int, weight_bits: int, terms: int) -> bool:
-    """Whether no sum leaves int32, where tensor cores may saturate."""
+    """Whether all sums stay within int32, beyond which tensor cores may saturate."""
     pairs = min(_of_weight(weight_bits), _of_result(bits))  # products of digits in one S_s, each at most 2^14
     return terms * pairs << 14 < 2**31
 
@@ -39,7 +39,7 @@ def _of_result(bits: int) -> int:
 
 
 def _of_weight(bits: int) -> int:
-    """Digits for |w| <= 2^(b-1): n hold up to 127 (256^n - 1) / 255, less than 2^(8n-1); 8 hold all mod 2^64."""
+    """The number of digits for |w| <= 2^(b-1): n digits hold up to 127 (256^n - 1) / 255 < 2^(8n-1); 8 hold all."""
     return min(8, bits // 8 + 1)
 
 
@@ -47,11 +47,11 @@ def _of_weight(bits: int) -> int:
 def _cut(
     x,
     out,
-    inputs,  # of a group, `padded` in out
-    padded,
-    channels,  # of out, in units
+    inputs,  # channels of a group in x
+    padded,  # channels of a group in out
+    channels,  # all channels of out, in units
     plane,
-    channel_step,  # in x, where an image's numbers lie side by side
+    channel_step,  # strides in x, where an image is contiguous
     place_step,
     blocks,
     size,  # in units
@@ -61,7 +61,7 @@ def _cut(
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Digits of x, `plane` places of all channels in each image, as out (DIGITS, images, plane, channels)."""
+    """Split x, (images, channels, plane) by its strides, into digits: out (DIGITS, images, plane, channels)."""
     channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
     channel = tile % blocks * CHANNELS + tl.arange(0, CHANNELS)
@@ -82,7 +82,7 @@ def _cut(
         to += size
 
 
-# Numbers that are given in units are multiples of them: so the compiler sees how many numbers a load may take at once.
+# Sizes are passed in units: so the compiler knows what they are multiples of, and how many numbers a load may take.
 @triton.jit(
     do_not_specialize=[
         *("x_size", "w_size", "places", "length", "out_width", "plane", "channels", "outputs", "inputs"),
@@ -102,12 +102,12 @@ def _multiply(
     channels,  # in units
     outputs,
     inputs,  # in units
-    step_h,  # places between the inputs of neighbouring outputs
+    step_h,  # distance in positions between the inputs of neighbouring outputs
     step_w,
-    runs,  # numbers that lie side by side: `runs` times `run`, `across` of them in a row of the kernel
-    run,  # in units
-    across,
-    down_step,  # places between runs
+    runs,  # contiguous runs of numbers that one output reads
+    run,  # numbers of a run, in units
+    across,  # runs in a row of the convolution kernel
+    down_step,  # distance in positions between runs
     across_step,
     DIGITS: tl.constexpr,
     WEIGHT_DIGITS: tl.constexpr,
@@ -119,7 +119,7 @@ def _multiply(
     """out (images, groups * outputs, length): x (DIGITS, images, plane, channels), w (WEIGHT_DIGITS, .., terms)."""
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT
-    start = tl.program_id(0).to(places.dtype) * PLACES  # divisions of 64 bits would take more registers than the sums
+    start = tl.program_id(0).to(places.dtype) * PLACES  # 64-bit divisions would take more registers than the sums
     place = start + tl.arange(0, PLACES)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     group, groups = tl.program_id(2), tl.num_programs(2)
@@ -133,7 +133,7 @@ def _multiply(
         sums = sums + (tl.zeros((PLACES, OUTPUTS), tl.int32),)  # type: ignore[assignment]
     blocks = tl.cdiv(run, TERMS)
     steps = runs * blocks
-    tl.assume(steps > 0)  # a loop that may be left out has its sums widened before it, at twice the registers
+    tl.assume(steps > 0)  # else the compiler widens the sums before the loop too, with twice the registers
     for step in range(steps):
         which, term = step // blocks, step % blocks * TERMS + tl.arange(0, TERMS)
         inside = term < run
@@ -157,7 +157,7 @@ def _multiply(
     result = sums[DIGITS - 1].to(tl.int64)  # type: ignore[var-annotated]
     for s in tl.static_range(1, DIGITS):
         result = (result << 8) + sums[DIGITS - 1 - s].to(tl.int64)
-    # Turned, as neighbouring places lie side by side: a warp stores whole lines.
+    # Transposed, as neighbouring positions are contiguous: a warp stores whole lines.
     to = out + ((image * groups + group)[None, :] * outputs + output[:, None]) * length + at[None, :]
     tl.store(to, tl.trans(result), mask=there[:, None] & here[None, :])
 
@@ -171,13 +171,13 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; for weights and terms that are `exact`."""
+    """See `products.conv2d`; for bits and terms that `exact` allows."""
     images, channels, height, width = x.shape
     outputs, inputs, kernel_h, kernel_w = factor.code.shape
     count = _of_result(bits)
     left, right = cut(x, count, groups), factor.made(_weight_digits)[:count]
     length, many, padded = size[0] * size[1], outputs // groups, right.shape[-1]
-    # With one group, and without holes, a row of the kernel reads one run of numbers.
+    # With one group and dilation 1, a row of the convolution kernel reads one contiguous run of numbers.
     whole = groups == 1 and dilation[1] == 1
     out = torch.empty((images, outputs, *size), dtype=torch.int64, device=x.device)
     tile = sizes("multiply" if count <= _FEW else "multiply_wide", x.device)
@@ -212,16 +212,16 @@ def conv2d(
 
 
 def cut(x: Tensor, count: int, groups: int = 1) -> Tensor:
-    """Cut shares (B, C, H, W), contiguous, into digits, channels last: int8 (count, B, H, W, groups * padded).
+    """Split shares (B, C, H, W), contiguous, into digits, channels last: int8 (count, B, H, W, groups * padded).
 
-    Each group's channels are followed by zeros, up to a multiple of _UNIT.
+    Each group's channels are padded with zeros to a multiple of _UNIT.
     """
     images, channels, height, width = x.shape
     inputs = channels // groups
     padded = inputs + _padding(inputs)
     out = torch.empty((count, images, height, width, groups * padded), dtype=torch.int8, device=x.device)
     plane, steps = height * width, (height * width, 1)
-    if plane == 1:  # a matrix, whose rows are as good as places
+    if plane == 1:  # a matrix: its rows are the positions
         images, plane, steps = 1, images, (1, channels)
     tile = sizes("cut", x.device)
     blocks = triton.cdiv(groups * padded, tile["CHANNELS"])
@@ -238,6 +238,6 @@ def _padding(inputs: int) -> int:
 
 
 def _weight_digits(factor: Factor) -> Tensor:
-    """Digits of weights (O, C // groups, kh, kw), channels last and padded: int8 (digits, O, kh, kw, padded)."""
+    """Split weights (O, C // groups, kh, kw) into digits, channels last: int8 (digits, O, kh, kw, padded)."""
     last = F.pad(factor.code.permute(0, 2, 3, 1), (0, _padding(factor.code.shape[1])))
     return torch.stack([part.to(torch.int8) for part in balanced(last, 8, _of_weight(factor.bits))])

@@ -1,9 +1,9 @@
-"""Exact products in float64, in plain torch: few limbs of the shares, the weights whole.
+"""Exact products in float64, in plain torch: few limbs of the shares, times undivided weights.
 
-The low V bits of a share are sum_i d_i 2^(h i), n limbs of h = ceil(V / n) bits with their signs, |d_i| <= 2^(h-1), and
-weights are w, |w| <= 2^(b-1). A sum of K products d w stays within 2^(h+b-2) K, and float64 adds whole numbers up to
-2^53 exactly, in whatever order. So n matrix products, by the BLAS on unfolded columns, give the result mod 2^V; a
-library's own convolution would be free to take transforms (Winograd, FFT), which round.
+The low V bits of a share are sum_i d_i 2^(h i), n signed limbs of h = ceil(V / n) bits, |d_i| <= 2^(h-1), and weights
+are w, |w| <= 2^(b-1). A sum of K products d w stays within 2^(h+b-2) K, and float64 adds integers up to 2^53 exactly,
+in any order. So n matrix products, by the BLAS on unfolded columns, yield the result mod 2^V. A library's own
+convolution could use transforms (Winograd, FFT), which round.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from hummingbird.kernels.reference.shares.products import columns
 from hummingbird.kernels.shares.products import Factor
 
-_MOST = 8  # limbs; the products of 16-bit limbs are ten
-_COLUMN_BYTES = 1 << 30  # unfolded columns at a time
+_MOST = 8  # limbs; the reference has ten products of 16-bit limbs
+_COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def count(bits: int, weight_bits: int, terms: int) -> int:
-    """The least number of limbs with which a sum of `terms` products is exact; 0 if there is none up to 8."""
+    """The least number of limbs with which sums of `terms` products are exact; 0 if more than 8 were needed."""
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above
             return limbs
@@ -29,11 +29,11 @@ def count(bits: int, weight_bits: int, terms: int) -> int:
 
 
 def balanced(x: Tensor, width: int, limbs: int) -> list[Tensor]:
-    """Limbs d_i of `width` bits with their signs: x = sum_i d_i 2^(width i) mod 2^(width limbs), int64 as x."""
+    """Split x into signed limbs d_i of `width` bits: x = sum_i d_i 2^(width i) mod 2^(width limbs), int64 as x."""
     out = []
     for _ in range(limbs):
         out.append((x << (64 - width)) >> (64 - width))
-        x = (x - out[-1]) >> width  # the difference may wrap, which changes bits above all limbs
+        x = (x - out[-1]) >> width  # the difference may wrap, which changes only bits above all limbs
     return out
 
 
@@ -46,7 +46,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; for weights and terms that `count` allows."""
+    """See `products.conv2d`; for bits and terms that `count` allows."""
     outputs, inputs, *kernel = factor.code.shape
     terms, places = factor.code[0].numel(), size[0] * size[1]
     limbs = count(bits, factor.bits, terms)

@@ -1,7 +1,7 @@
 """A masked ReLU at a party in three launches, in Triton: kernels/shares/opening.py declares the operations.
 
-What comes from the party's seed is drawn in registers, from its ChaCha blocks, and never stored; what is packed is
-unpacked there. A program does a tile of `tiles.py`.
+Kernels draw values of the party's seed in registers, from its ChaCha blocks, and never store them; they unpack packed
+values there too. A program computes one tile, see tiles.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _mask_words(
 
 @triton.jit
 def _sum(frames, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Opened words: the sum of packed ones mod 2^WIDTH, uint64."""
+    """A tile of opened words: the sum of all frames mod 2^WIDTH, uint64."""
     total = tl.zeros((LANES, 16), tl.uint64)
     for party in tl.static_range(len(frames)):
         total += unpacked(frames[party], n, WIDTH, LANES)
@@ -77,7 +77,7 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
-    """Entries v and `other` of each element's drawn table of 2^C bits: two planes, 16 bits a lane in uint32."""
+    """Read entries v and `other` of each element's drawn table of 2^C bits: two planes, 16 bits a lane in uint32."""
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
         own: tl.constexpr = 1 << (C - 1)  # words of a lane
@@ -194,7 +194,7 @@ def _lift(
         over = (below * one - tl.where(c_s != 0, one - r_s, r_s)) << K
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     own = read(mask, mask_first, lane, n, FORMS[0], WIDTHS[0])
-    if WHOLE:  # of z itself, which is not given again
+    if WHOLE:  # `mask` is the share of z itself, which is not stored again
         own = e * one + over - own
     else:
         own = own & low_bits(K)
@@ -208,11 +208,11 @@ def _lift(
     tl.store(y + element, rest.to(tl.int64, bitcast=True), mask=element < n)
 
 
-# What launches them -------------------------------------------------------------------------------------------------
+# Launches ------------------------------------------------------------------------------------------------------------
 
 
 def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """An operand as kernels take it: its tensor, its first block, and its form and width (`tiles.read`)."""
+    """An operand for `tiles.read`: its tensor, the number of its first block, its form and its width."""
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):
@@ -221,7 +221,7 @@ def operand(words: Words) -> tuple[Tensor, int, int, int]:
 
 
 def aligned(data: Tensor) -> Tensor:
-    """The packed stream from a multiple of 8 bytes on, as `tiles.unpacked` reads it: a copy if it lies otherwise."""
+    """A packed stream at an address that is a multiple of 8, as `tiles.unpacked` needs: the stream itself or a copy."""
     return data.clone() if data.data_ptr() % 8 else data
 
 

@@ -1,12 +1,12 @@
-"""Exact products on a GPU, and the one choice among three ways to them.
+"""Exact products on a GPU: the choice among three methods.
 
     digits     signed bytes of both factors in Triton, summed in int32 by the tensor cores (digits.py)
-    limbs      few limbs of the shares times the whole weights, summed in float64 (limbs.py)
-    reference  16-bit limbs of both, ten products in float64 (reference/shares/products.py)
+    limbs      few limbs of the shares times undivided weights, summed in float64 (limbs.py)
+    reference  16-bit limbs of both factors, ten products in float64 (reference/shares/products.py)
 
-An H100's roofs are, for 40 bits that are read and weights of 19, 82 T multiply-adds a second by 12 products of digits,
-14 T by 2 products of limbs and 2.9 T by the reference: derived, not measured. The first two must be exact for this V,
-b and K. What allows TF32, or sums in half precision, concerns neither int8 nor float64.
+The peak rates of an H100, for 40 result bits and weights of 19 bits, are 82 T multiply-adds a second by 12 products of
+digits, 14 T by 2 products of limbs and 2.9 T by the reference: derived, not measured. The first two methods must be
+exact for this V, b and K. torch's switches for TF32 and for sums in half precision affect neither int8 nor float64.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hummingbird.kernels.shares import products
 from hummingbird.kernels.shares.products import Factor
 
 WAYS = {"digits": digits.conv2d, "limbs": limbs.conv2d, "reference": reference.conv2d}
-TENSOR_CORES = (8, 0)  # the least compute capability for which Triton has products of bytes
+TENSOR_CORES = (8, 0)  # the least compute capability with products of bytes in Triton
 
 
 def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) -> str:
-    """Name the way, of WAYS, to a product of `terms` terms, from the bits of its result and of its weights."""
+    """Choose a method of WAYS for products of `terms` terms, by the bits of the result and of the weights."""
     if capability >= TENSOR_CORES and digits.exact(bits, weight_bits, terms):
         return "digits"
     return "limbs" if limbs.count(bits, weight_bits, terms) else "reference"
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Not one input channel per group: that needs no matrix product."""
+    """Whether groups have several input channels: with one, no matrix product is needed."""
     return bool(x.numel() and weight.numel()) and weight.shape[1] > 1
 
 
@@ -60,12 +60,12 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 @implements(products.matmul, "gpu", takes=_one_product)
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`: a convolution of 1 x 1, a's rows the images."""
+    """See `products.matmul`: a 1 x 1 convolution, with a's rows as images."""
     terms, columns = factor.code.shape
     out = conv2d(a.view(-1, terms, 1, 1), factor.made(_turned), (1, 1), (1, 1), 1, (1, 1), bits)
     return out.view(*a.shape[:-1], columns)
 
 
 def _turned(factor: Factor) -> Factor:
-    """A matrix as the weight of a convolution: columns become outputs."""
+    """Convert a matrix to the weight of a convolution: its columns become outputs."""
     return Factor(factor.code.t()[:, :, None, None], factor.bits)

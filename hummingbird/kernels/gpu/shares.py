@@ -1,4 +1,4 @@
-"""Shares on a GPU."""
+"""Shares on a GPU: the modules whose kernels `registry` finds under this name."""
 
 from hummingbird.kernels.gpu import dealing, opening, products
 

@@ -1,8 +1,8 @@
-"""How large a kernel's tiles are on a card: from sizes.json, which `tune` has searched on a GPU; else the defaults.
+"""Tile sizes of kernels on a GPU: from sizes.json, which `tune` writes after a search, else the defaults.
 
     {"NVIDIA H100 80GB HBM3": {"lift": {"LANES": 128, "num_warps": 4}}}
 
-Nothing is searched while a net runs: parties on equal cards run equal programs.
+There is no search while a net runs: parties on equal GPUs run equal programs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ DEFAULTS: dict[str, Sizes] = {
     "rows": {"Q": 64, "C": 128, "R": 64, "num_warps": 8},  # with more, registers are spilled
     **dict.fromkeys(("mask_words", "open_words", "compare_opened", "lift", "deal_masks"), _TILE),
     "cut": {"PLACES": 32, "CHANNELS": 32, "num_warps": 4},
-    # With eight warps the compiler for 9.0 lays sums out in two ways, and moves them from one to the other in each
-    # step: with 69 barriers a step and 554 instructions of a thread for 1000 multiply-adds of 5 x 3 digits, where four
-    # warps take 2 and 159, and 2629 for 753 of 8 x 8 digits, for which 64 outputs would have more sums than registers.
+    # With eight warps the compiler for capability 9.0 uses two layouts of the sums, and converts between them in each
+    # step: 69 barriers a step, and 554 instructions of a thread for 1000 multiply-adds of 5 x 3 digits, where four
+    # warps take 2 and 159; 2629 against 753 for 8 x 8 digits, for which 64 outputs would have more sums than registers.
     "multiply": {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 4, "num_stages": 2},
     "multiply_wide": {"PLACES": 64, "OUTPUTS": 32, "TERMS": 64, "num_warps": 4, "num_stages": 2},  # of many digits
 }
-# Before 9.0 factors are in registers too: 64 outputs spill 344 bytes, some of them in each step, and take 255
-# instructions where 32 take 230.
+# Before 9.0 the factors are in registers too: 64 outputs spill 344 bytes, some of them in each step, and take 255
+# instructions, where 32 outputs take 230.
 _OLDER: dict[str, Sizes] = {"multiply": {"OUTPUTS": 32}}
 _CHOICES = {
-    "LANES": (32, 64, 128, 256),  # fewer than threads would draw each block several times; 32 are whole blocks of bits
+    "LANES": (32, 64, 128, 256),  # fewer than threads would draw blocks several times; 32 are whole blocks of bits
     "size": (64, 128, 256, 512),
     "Q": (32, 64, 128),
     "C": (64, 128, 256),
@@ -53,19 +53,19 @@ _CHOICES = {
     "num_stages": (2, 3),
 }
 _CARDS = records.mapping(records.mapping(records.mapping(records.whole(1), 16), 64), 1 << 10)
-_tried: dict[str, Sizes] = {}  # what `tune` is trying
+_tried: dict[str, Sizes] = {}  # the sizes that `tune` is trying
 
 
 @functools.cache
 def stored() -> dict[str, dict[str, Sizes]]:
-    """Sizes by card and kernel, as the file has them."""
+    """The sizes in the file, by GPU and kernel."""
     found: dict[str, dict[str, Sizes]] = records.read(FILE.read_bytes(), _CARDS, name="sizes", where=str(FILE))
     return found
 
 
 @functools.cache
 def card(index: int) -> str:
-    """The name of a card, as CUDA has it."""
+    """CUDA's name of a GPU."""
     return torch.cuda.get_device_name(index)
 
 
@@ -74,7 +74,7 @@ def _card_of(device: torch.device) -> str:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a card; of what is none, as where kernels are interpreted, that of an H100."""
+    """The compute capability of a GPU; for another device, as with Triton's interpreter, that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
@@ -89,7 +89,7 @@ def sizes(kernel: str, device: torch.device) -> Sizes:
 
 @contextlib.contextmanager
 def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
-    """Give these sizes for a kernel in this block."""
+    """Use these sizes for a kernel inside the block."""
     _tried[kernel] = candidate
     try:
         yield
@@ -109,10 +109,10 @@ def candidates(kernel: str) -> Iterator[Sizes]:
 def tune(
     runs: Mapping[str, Callable[[], object]], seconds: Callable[[Callable[[], object]], float]
 ) -> dict[str, Sizes]:
-    """Search the fastest sizes of kernels, by name: on a GPU, minutes.
+    """Search for the fastest sizes of kernels, by name; takes minutes on a GPU.
 
-    runs: one launch of each kernel, or a few. seconds: the time of a run, measured. What does not fit the card is left
-    out. InputError for a kernel that has no sizes.
+    runs: kernel -> a function that launches it once or a few times. seconds: measures the time of such a function.
+    Sizes that do not fit the GPU are skipped. InputError for a kernel without sizes.
     """
     if unknown := set(runs) - set(DEFAULTS):
         hint = f"those that have: {', '.join(DEFAULTS)}"
@@ -134,7 +134,7 @@ def _too_large() -> tuple[type[Exception], ...]:
 
 
 def keep(name: str, found: Mapping[str, Sizes]) -> None:
-    """Write what `tune` has found for a card to the file, beside what other cards and kernels have."""
+    """Write the result of `tune` for a GPU to the file; the sizes of other GPUs and kernels stay."""
     cards = {**stored(), name: {**stored().get(name, {}), **found}}
     disk.save(FILE, [f"{json.dumps(cards, indent=1, sort_keys=True)}\n".encode()])
     stored.cache_clear()

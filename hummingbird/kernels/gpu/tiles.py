@@ -1,10 +1,10 @@
-"""Parts of the masked opening's kernels: a tile of `lanes` x 16 elements, as many as a ChaCha block has words.
+"""Parts of the kernels of masked openings: tiles of `lanes` x 16 elements, as a ChaCha block has 16 words.
 
-Element 16 lane + j of a field is word j of the lane's own block, so a thread draws what it needs and nobody else does;
-16 words of any width are whole 16-bit halves of a packed stream; and 16 bits of a plane are one half.
+Element 16 lane + j of a field is word j of the lane's own block, so every block is drawn by one thread only; 16 words
+of any width are a whole number of 16-bit halves of a packed stream; and 16 bits of a plane are one half.
 
-Forms of an operand that has a word for every element (`shares/words.py`): a tensor in memory, int64 or int32; drawn,
-from a key and the number of its first block; packed, of a width.
+Forms of an operand with one word for every element (`shares/words.py`): TENSOR, in memory, int64 or int32; DRAWN, by a
+key and the number of its first block; PACKED, with a width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hummingbird.kernels.gpu.chacha20 import double_round
+from hummingbird.kernels.gpu.streams import double_round
 from hummingbird.kernels.shares.packing import bytes_of
 
 TENSOR, DRAWN, PACKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -28,8 +28,8 @@ def tile(LANES: tl.constexpr):
 
 @triton.jit
 def rows(column):
-    """A tile (n, 16) of its 16 columns, every row in one thread."""
-    # Joined from the number's top bit down: the last join tells neighbours apart.
+    """Join 16 columns to a tile (n, 16), every row in one thread."""
+    # Joined from the top bit of the column's number down: the last join interleaves neighbours.
     a = tl.join(tl.join(column[0], column[8]), tl.join(column[4], column[12]))
     b = tl.join(tl.join(column[1], column[9]), tl.join(column[5], column[13]))
     c = tl.join(tl.join(column[2], column[10]), tl.join(column[6], column[14]))
@@ -39,7 +39,7 @@ def rows(column):
 
 @triton.jit
 def columns(row):
-    """The 16 columns of a tile (n, 16)."""
+    """Split a tile (n, 16) into its 16 columns."""
     even, odd = tl.split(row.reshape(row.shape[0], 2, 2, 2, 2))
     e0, e2 = tl.split(even)
     e1, e3 = tl.split(odd)
@@ -60,7 +60,7 @@ def columns(row):
 
 @triton.jit
 def chacha_blocks(key, block):
-    """Blocks of a key stream by number, (n,) int64: (n, 16) uint32, every row in one thread."""
+    """Compute blocks of a key stream by their numbers, (n,) int64: (n, 16) uint32, every row in one thread."""
     zero = (block ^ block).to(tl.uint32)
     counter = block.to(tl.uint32)
     k0, k1 = zero + tl.load(key + 0).to(tl.uint32, bitcast=True), zero + tl.load(key + 1).to(tl.uint32, bitcast=True)
@@ -87,7 +87,7 @@ def low_bits(WIDTH: tl.constexpr):
 
 @triton.jit
 def _behind(data, size, BYTES: tl.constexpr):
-    """Bytes of a stream of `size` bytes behind its last whole word of BYTES, uint64."""
+    """The bytes of a stream of `size` bytes behind its last whole word of BYTES bytes, uint64."""
     rest = tl.full((), 0, tl.uint64)
     for byte in tl.static_range(BYTES - 1):
         found = tl.load(data + size // BYTES * BYTES + byte, mask=byte < size % BYTES, other=0)
@@ -97,7 +97,7 @@ def _behind(data, size, BYTES: tl.constexpr):
 
 @triton.jit
 def _stream(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """A tile's lanes of a stream of n packed words: the 16 WIDTH bits of each, in uint64 (LANES,)."""
+    """Load a tile of a stream of n packed words: the 16 WIDTH bits of each lane, in words uint64 (LANES,)."""
     BYTES: tl.constexpr = 4 if WIDTH % 4 else 8
     kind: tl.constexpr = tl.uint32 if WIDTH % 4 else tl.uint64
     size: tl.constexpr = 2 * LANES * WIDTH // BYTES  # of the tile, in loads
@@ -130,11 +130,11 @@ def _stream(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def unpacked(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """A tile of n packed words of WIDTH bits without sign, uint64 (LANES, 16); those behind the last are anything.
+    """Unpack a tile of n unsigned words of WIDTH bits: uint64 (LANES, 16); elements behind the last are undefined.
 
-    `data` begins at a multiple of 8 bytes. A lane's bits begin at one too where 4 divides WIDTH, else at one of 2. They
-    are loaded 8 or 4 bytes at a time, each once. Where each element loaded its own bytes, `lift` made three times the
-    loads and 1.4 times the instructions; where each loaded two or three words of 4 bytes, 1.25 times, and spilled.
+    `data` begins at a multiple of 8 bytes. A lane's bits begin at a multiple of 8 bytes if 4 divides WIDTH, else of 2.
+    They are loaded 8 or 4 bytes at a time, each once. If each element loaded its own bytes, `lift` had three times the
+    loads and 1.4 times the instructions; with two or three words of 4 bytes for each, 1.25 times, and spills.
     """
     if WIDTH == 0:
         word = tl.zeros((LANES, 16), tl.uint64)
@@ -168,7 +168,7 @@ def _drawn(key, first, lane, WIDTH: tl.constexpr):
 
 @triton.jit
 def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
-    """A tile of an operand, uint64 (lanes, 16). WIDTH: of a packed word; of a drawn one 32 or 64."""
+    """Read a tile of an operand, uint64 (lanes, 16). WIDTH: the bits of a packed word; for a drawn one 32 or 64."""
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = element < n
     if FORM == TENSOR:
@@ -182,7 +182,7 @@ def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def halves(data, lane, n):
-    """A tile of n packed bits in memory: 16 bits a lane in uint32."""
+    """Read a tile of n packed bits in memory: 16 bits a lane in uint32."""
     byte = lane * 2
     size = (n + 7) // 8
     low = tl.load(data + byte, mask=byte < size, other=0).to(tl.uint32)
@@ -192,23 +192,23 @@ def halves(data, lane, n):
 
 @triton.jit
 def spread(bits):
-    """The low 16 bits of each lane, apart: uint32 (lanes,) to uint64 (lanes, 16)."""
+    """Spread the low 16 bits of each lane to elements: uint32 (lanes,) to uint64 (lanes, 16)."""
     return (bits[:, None] >> tl.arange(0, 16)[None, :].to(tl.uint32) & 1).to(tl.uint64)
 
 
 @triton.jit
 def gathered(bits):
-    """One bit, 0 or 1, of each of a lane's elements, uint32 (lanes, 16), as 16 bits in uint32 (lanes,)."""
+    """Gather one bit, 0 or 1, of each element: uint32 (lanes, 16) to 16 bits a lane in uint32 (lanes,)."""
     return tl.sum(bits << tl.arange(0, 16)[None, :].to(tl.uint32), axis=1)
 
 
 @triton.jit
 def drawn_planes(key, first, second, lane):
-    """Tiles of two drawn planes, by their first blocks: 16 bits a lane in uint32 each. Lanes: a multiple of 32."""
+    """Draw tiles of two planes, by their first blocks: 16 bits a lane in uint32 each; a multiple of 32 lanes."""
     lanes: tl.constexpr = lane.shape[0]
     blocks: tl.constexpr = lanes // 32
     here = tl.min(lane, axis=0) // 32 + tl.arange(0, blocks)
-    # Both at once, as a thread that draws one block draws two in no more time than it waits.
+    # Both at once: a thread draws a second block while it would wait for the first.
     both = chacha_blocks(key, tl.join(first + here, second + here).reshape(2 * blocks))
     parts = tl.join(both & 0xFFFF, both >> 16)  # 32 of each block
     one, two = tl.split(parts.reshape(blocks, 2, 32).permute(0, 2, 1))
@@ -217,7 +217,7 @@ def drawn_planes(key, first, second, lane):
 
 @triton.jit
 def keep_plane(out, lane, bits, n):
-    """Store a plane of packed bits, of which each lane has 16 in uint32."""
+    """Store a tile of a plane of packed bits: 16 bits a lane in uint32."""
     byte = lane * 2
     size = (n + 7) // 8
     tl.store(out + byte, bits.to(tl.uint8), mask=byte < size)
@@ -226,9 +226,9 @@ def keep_plane(out, lane, bits, n):
 
 @triton.jit
 def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
-    """Store the low WIDTH bits of a tile, uint64 (lanes, 16), as one stream: `out` int16, with room for whole lanes.
+    """Store the low WIDTH bits of a tile, uint64 (lanes, 16), as one stream. out: int16, with memory for whole lanes.
 
-    Of a lane's 16 WIDTH bits, 64, 32 or 16 are stored at once: as many as every lane begins at a multiple of.
+    A lane's 16 WIDTH bits are stored 64, 32 or 16 at a time: the largest unit at whose multiples all lanes begin.
     """
     if WIDTH > 0:
         BITS: tl.constexpr = 16 if WIDTH % 2 else 32 if WIDTH % 4 else 64
@@ -243,19 +243,19 @@ def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
             tl.store(at + k, word.to(kind), mask=wanted)
 
 
-# What launches kernels ------------------------------------------------------------------------------------------------
+# Launches ------------------------------------------------------------------------------------------------------------
 
 
 def grid(n: int, lanes: int) -> tuple[int]:
-    """As many programs as n elements take."""
+    """The grid of programs for n elements."""
     return (triton.cdiv(n, 16 * lanes),)
 
 
 def room(n: int, width: int, device: torch.device) -> Tensor:
-    """Memory for n packed words and what a last lane stores behind them: int16; `packed_part` is theirs."""
+    """Allocate memory for n packed words, and for the rest of the last lane: int16; see `packed_part`."""
     return torch.empty(triton.cdiv(n, 16) * width, dtype=torch.int16, device=device)
 
 
 def packed_part(room: Tensor, n: int, width: int) -> Tensor:
-    """The n packed words in a `room`, uint8 (ceil(n width / 8),)."""
+    """The part of a `room` that n packed words take: uint8 (ceil(n width / 8),)."""
     return room.view(torch.uint8)[: bytes_of(n * width)]

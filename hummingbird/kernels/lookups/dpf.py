@@ -1,21 +1,21 @@
-"""Distributed point functions: keys for two servers, and the selection bits that each server makes of its key.
+"""Distributed point functions: keys for two servers, and the selection bits that each server computes from its key.
 
-A pair of keys hides an index alpha below `rows`. Party b turns its key into bits t_b[i], one for each row, with
-t_0 ^ t_1 = 1 at alpha and 0 elsewhere (Boyle, Gilboa and Ishai, "Function secret sharing: improvements and
-extensions", CCS 2016, with early termination: a leaf of the tree is 1024 rows). A node of the tree is 16 bytes: its
-lowest bit is the control bit t, the rest, with that bit 0, the seed s. For the H of
-reference/lookups/prf.py and the level's correction
-c (16 bytes, lowest bit 0) and two bits c_L, c_R,
+A pair of keys hides an index alpha below `rows`. Party b expands its key to bits t_b[i], one for each row, with
+t_0 ^ t_1 = 1 at alpha and 0 elsewhere (Boyle, Gilboa and Ishai, "Function secret sharing: improvements and extensions",
+CCS 2016, with early termination: a leaf of the tree is 1024 rows). A node of the tree is 16 bytes: its lowest bit is
+the control bit t, the rest, with that bit 0, is the seed s. With H of reference/lookups/prf.py, and the level's
+correction c (16 bytes, lowest bit 0) and two bits c_L, c_R,
 
     left child = H(0, s) ^ t (c | c_L)      right child = H(1, s) ^ t (c | c_R)      leaf = H(2..9, s) ^ t c_final.
 
-Off the path to alpha the parties' nodes are equal, on it they are independent with different control bits: c is the sum
-of the parties' children off the path, c_L and c_R make the control bits so, c_final is leaf_0 ^ leaf_1 ^ 2^(alpha mod
-1024). The path is read from the leaf number alpha >> 10, highest bit first, so that rows next to each other lie in one
-subtree. Bit i mod 1024 of leaf i >> 10 is row i's; bits are packed lowest first.
+Off the path to alpha the parties' nodes are equal; on it they are independent, with different control bits. To that
+end c is the XOR of the parties' children off the path, c_L and c_R set the control bits, and c_final is
+leaf_0 ^ leaf_1 ^ 2^(alpha mod 1024). The path is the leaf number alpha >> 10, highest bit first, so that neighbouring
+rows lie in one subtree. Bit i mod 1024 of leaf i >> 10 belongs to row i; bits are packed lowest first.
 
-A key: "DPF", version 1, PRF, party, 2 zeros, rows (8 bytes, little-endian), the PRF's public key (16), the root (16),
-for each level c and a byte c_L + 2 c_R, and c_final (128 bytes). Its size depends on the rows alone (`key_bytes`).
+Format of a key: "DPF", version 1, PRF, party, 2 zeros, rows (8 bytes, little-endian), the PRF's public key (16), the
+root (16), for each level c and a byte c_L + 2 c_R, and c_final (128 bytes). Its size depends on `rows` only
+(`key_bytes`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.kernels.registry import best
 
-PRFS = {"aes": 1, "chacha12": 2}  # numbers in a key's header
+PRFS = {"aes": 1, "chacha12": 2}  # the PRF's number in a key's header
 AES, CHACHA12 = PRFS.values()
 BLOCK, LEAF_BYTES = 16, 128
 MAGIC, VERSION = b"DPF", 1
 LEAF_ROWS = 8 * LEAF_BYTES
 MOST_ROWS = 1 << 40
 LEVEL = BLOCK + 1  # bytes of a key for each level of the tree
-NUMBER, PARTY, ROWS, PUBLIC, ROOT, HEAD = 4, 5, 8, 16, 32, 48  # where fields begin: NUMBER is the PRF's
-_RANDOM = 3 * BLOCK  # random bytes for a pair: two roots, the public key
+NUMBER, PARTY, ROWS, PUBLIC, ROOT, HEAD = 4, 5, 8, 16, 32, 48  # offsets of a key's fields; NUMBER: of the PRF
+_RANDOM = 3 * BLOCK  # random bytes for a pair of keys: two roots, the public key
 
 
 def key_bytes(rows: int) -> int:
-    """The size of a key for a table of so many rows: 346 bytes for 2^20."""
+    """The size of a key for a table of this many rows: 346 bytes for 2^20."""
     return HEAD + depth(rows) * LEVEL + LEAF_BYTES
 
 
@@ -50,15 +50,15 @@ def leaves_of(rows: int) -> int:
 
 
 def depth(rows: int) -> int:
-    """Levels of the tree above the leaves."""
+    """The number of levels of the tree above the leaves."""
     return (leaves_of(rows) - 1).bit_length()
 
 
 def check(keys: Tensor, where: str, rows: int | None = None, party: int | None = None) -> int:
-    """Check a batch of keys, and return how many rows it is for; InputError where it is not one whole, valid batch.
+    """Check a batch of keys, and return the number of rows of its table; InputError for an invalid batch.
 
-    keys: uint8 (B, key_bytes), B >= 1, on the CPU, all for one table. rows, party: what they must be for, where given.
-    A key that passes is safe to expand; whoever made it can still make it select rows at will.
+    keys: uint8 (B, key_bytes), B >= 1, on the CPU, all for one table. rows, party: the expected ones; None: any. A key
+    that passes is safe to expand; its maker can still have it select any rows.
     """
     if not isinstance(keys, Tensor) or keys.dtype != torch.uint8 or keys.dim() != 2 or keys.device.type != "cpu":
         got = f"{keys.dtype} {tuple(keys.shape)} on {keys.device}" if isinstance(keys, Tensor) else type(keys).__name__
@@ -72,7 +72,7 @@ def check(keys: Tensor, where: str, rows: int | None = None, party: int | None =
 
 
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """Make the selection bits of leaves first .. first + leaves - 1: uint8 (B, 128 * leaves), packed.
+    """Compute the selection bits of leaves first .. first + leaves - 1: uint8 (B, 128 * leaves), packed.
 
     keys: uint8 (B, key_bytes), see `check`; PRFs and parties may be mixed. The bits at and above `rows` are random and
     the same at both parties. InputError for bad keys and for leaves outside the table, of which there are ceil(rows /
@@ -89,8 +89,10 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 
 def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cut checked keys into what an expansion needs: the roots, uint8 (B, 16), the PRFs' public keys (B, 16), what
-    each level adds to both children, (B, depth, 32), and what a leaf gets, (B, 128).
+    """Split checked keys for an expansion, uint8 each.
+
+    Returns the roots (B, 16), the PRFs' public keys (B, 16), the corrections of both children at each level (B, depth,
+    32), and the corrections of leaves (B, 128).
     """
     levels = keys[:, HEAD:-LEAF_BYTES].reshape(len(keys), -1, LEVEL)
     both = levels[..., :BLOCK].repeat(1, 1, 2)
@@ -100,11 +102,11 @@ def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Make keys of parties 0 and 1, uint8 (B, key_bytes) each, and s = t_0[alpha] - t_1[alpha], int64 (B,) of +-1.
+    """Generate keys of parties 0 and 1, uint8 (B, key_bytes) each, and s = t_0[alpha] - t_1[alpha], int64 (B,) of +-1.
 
-    alphas: int64 (B,) on the CPU, 0 <= alpha < rows. prf: "aes" or "chacha12". draw: gives so many uniform, secret
-    bytes, uint8 (n,); it is asked once, after all checks. Nothing branches on an alpha or looks memory up at one.
-    InputError for anything else, with no alpha in its message.
+    alphas: int64 (B,) on the CPU, 0 <= alpha < rows. prf: "aes" or "chacha12". draw: n -> n uniform, secret bytes,
+    uint8 (n,); it is called once, after all checks. No branch and no memory address depends on an alpha. InputError for
+    anything else; its message contains no alpha.
     """
     where = "pir.dpf.generate"
     if type(rows) is not int or not 1 <= rows <= MOST_ROWS:

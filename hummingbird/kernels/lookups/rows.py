@@ -1,14 +1,14 @@
-"""Tables of rows, and the rows that many queries select at once: what a server does with the keys of `dpf`.
+"""Tables of rows, and selection of rows by many queries at once: a server's work with the keys of `dpf`.
 
 For selection bits t[q, i] and rows x[i], as bytes or as little-endian words of `width` bits,
 
     answer[q] = XOR of x[i] where t[q, i] = 1        answer_sum[q] = sum over i of t[q, i] x[i]  mod 2^width.
 
-Bits are packed least significant first: row i is bit i % 8 of byte i // 8. In C++ (csrc/rows.cpp) a table is kept
-bit-sliced, for every eight rows a byte of each bit column; XOR is then a product of bit matrices over GF(2), by
-`gf2p8affineqb` (GFNI) or `pshufb` on x86; sums, and XOR elsewhere, choose among the 16 sums of every four rows
-(V. Arlazarov et al., On economical construction of the transitive closure of a directed graph, 1970). Keys are expanded
-a few leaves at a time, while bits and rows stay in the cache.
+Bits are packed least significant first: row i is bit i % 8 of byte i // 8. In C++ (csrc/rows.cpp) a table is stored
+bit-sliced: for every eight rows, one byte of each bit column. XOR is then a product of bit matrices over GF(2), by
+`gf2p8affineqb` (GFNI) or `pshufb` on x86; sums, and XOR on other processors, select among the 16 sums of every four
+rows (V. Arlazarov et al., On economical construction of the transitive closure of a directed graph, 1970). Keys are
+expanded a few leaves at a time, so that bits and rows stay in the cache.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class RowStore(ABC):
-    """Rows as one backend's kernels read them, zeros at first: made of rows, row_bytes and a device.
+    """The rows of a table in the layout of one backend's kernels, zeros at first.
 
-    Arguments are checked by `Table`, and contiguous.
+    `Table` has checked all arguments and made them contiguous.
     """
 
     nbytes: int
@@ -44,33 +44,33 @@ class RowStore(ABC):
 
     @abstractmethod
     def replace(self, index: Tensor, rows: Tensor) -> None:
-        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); of two for one index the last."""
+        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); the last one wins for equal indices."""
 
     @abstractmethod
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
-        """Answer to keys uint8 (B, key_bytes), whose leaf `leaf` is at row 0: uint8 (B, row_bytes); width 0: XOR."""
+        """Answer keys, uint8 (B, key_bytes), whose leaf `leaf` begins at row 0: uint8 (B, row_bytes); width 0: XOR."""
 
     @abstractmethod
     def select(self, bits: Tensor, width: int) -> Tensor:
-        """Answer to selection bits, uint8 (B, ceil(rows / 8))."""
+        """Answer selection bits, uint8 (B, ceil(rows / 8)): uint8 (B, row_bytes); width 0: XOR."""
 
     def accept(self, keys: Tensor, width: int) -> None:  # noqa: B027 - most take all
-        """Raise InputError for keys, or a width, that have no kernel here."""
+        """Raise InputError for keys, or a width, for which this backend has no kernel."""
 
     @classmethod
     def answer_each(cls, stores: Sequence[RowStore], keys: Tensor, width: int) -> Tensor:
-        """Answer from each store its own keys, uint8 (T, B, key_bytes): uint8 (T, B, row_bytes)."""
+        """Answer the keys of each store, uint8 (T, B, key_bytes): uint8 (T, B, row_bytes)."""
         return torch.stack([store.answer(own, width, 0) for store, own in zip(stores, keys, strict=True)])
 
 
 class Table:
-    """Rows in the layout that the kernels read; made of zeros, then filled.
+    """A table of rows in the layout of the kernels; zeros at first.
 
-    rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", which takes ceil(row_bytes / 8) * 8 bytes a row, for
-    rows rounded up to 16, or "cuda", "cuda:1", row_bytes bytes a row, for sums by ChaCha12 keys. Keys, rows and answers
-    are on the CPU. Any instruction set reads the same layout. Threads may ask at the same time, while none writes.
-    InputError for wrong shapes, types and ranges in all methods, and for a device that is not there; EnvironmentProblem
-    where the memory is not there.
+    rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", with ceil(row_bytes / 8) * 8 bytes a row, for rows
+    rounded up to 16; or "cuda", "cuda:1", with row_bytes bytes a row, for sums by ChaCha12 keys only. Keys, rows and
+    answers are on the CPU. All instruction sets use the same layout. Several threads may read at the same time while
+    none writes. All methods raise InputError for wrong shapes, types and ranges; the constructor also for a device that
+    is not there, and EnvironmentProblem if memory is short.
 
         table = Table.prepare(torch.arange(8, dtype=torch.uint8).view(4, 2))
         select_xor(torch.tensor([[0b0110]], dtype=torch.uint8), table).tolist() == [[2 ^ 4, 3 ^ 5]]
@@ -96,11 +96,11 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the table takes."""
+        """The table's memory in bytes."""
         return self._store.nbytes
 
     def fill(self, start: int, data: Tensor) -> None:
-        """Write the rows from `start` on: uint8 (n, row_bytes). Pieces that begin at a multiple of 8 go fastest."""
+        """Write the rows from `start` on: uint8 (n, row_bytes). Fastest if `start` is a multiple of 8."""
         where = "kernels.rows.Table.fill"
         self._check_rows(data, f"{where}(data)")
         if not isinstance(start, int) or not 0 <= start <= self.rows - len(data):
@@ -109,9 +109,9 @@ class Table:
         self._store.write(start, data.contiguous())
 
     def update(self, index: Tensor, rows: Tensor) -> None:
-        """Replace single rows in place: index int64 (n,), rows uint8 (n, row_bytes); of two for one index the last.
+        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); the last one wins for equal indices.
 
-        Touches one bit in each of 8 row_bytes bytes for a row.
+        Writes one bit in each of 8 row_bytes bytes for a row.
         """
         where = "kernels.rows.Table.update"
         self._check_rows(rows, f"{where}(rows)")
@@ -123,19 +123,19 @@ class Table:
         self._store.replace(index.contiguous(), rows.contiguous())
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Raise InputError for checked keys, or sums (width 0: XOR), that cannot be answered where this table is."""
+        """Raise InputError for checked keys, or a width (0: XOR), that this table's device cannot answer."""
         self._store.accept(keys, width)
 
     def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
         """XOR the rows that each key selects: keys uint8 (B, key_bytes) of `dpf` -> uint8 (B, row_bytes).
 
-        first_leaf: None for a table that the keys are for as a whole; else the rows from leaf `first_leaf` on, 1024
-        rows each, of a larger one. Any batch; the table is read once, on torch.get_num_threads() threads.
+        first_leaf: None if the keys are for this table; else this table is a part of the keys' table, from leaf
+        `first_leaf` on, 1024 rows each. The table is read once for the batch, on torch.get_num_threads() threads.
         """
         return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
 
     def answer_sum(self, keys: Tensor, width: int, first_leaf: int | None = None) -> Tensor:
-        """Add up the rows that each key selects, as words of 8, 16, 32 or 64 bits, mod 2^width; else as `answer`."""
+        """Sum the rows that each key selects, as words of 8, 16, 32 or 64 bits, mod 2^width; else as `answer`."""
         self._check_width(width, "kernels.rows.Table.answer_sum(width)")
         return self._answer(keys, width, first_leaf, "kernels.rows.Table.answer_sum")
 
@@ -164,7 +164,7 @@ class Table:
 
 
 def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
-    """Zeros where a device's kernels read them; InputError where it is not there."""
+    """Make the store of a table on a device; InputError if the device is not there."""
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
     try:
@@ -176,10 +176,10 @@ def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
 
 
 def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
-    """Answer from some tables of one shape, each its own keys; in one call, for small tables on the CPU.
+    """Answer keys from several small tables of one shape, in one call.
 
-    keys: uint8 (T, B, key_bytes), B for each of the T tables; width: of `answer_sum`, 0 for an XOR. Gives uint8
-    (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes.
+    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: of `answer_sum`; 0: XOR. Returns uint8
+    (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes or devices.
     """
     where, first = "kernels.rows.answer_each", tables[0]
     kind = (first.rows, first.row_bytes, type(first._store))
@@ -196,13 +196,13 @@ def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
 
 
 def select_xor(bits: Tensor, table: Table) -> Tensor:
-    """Answer to given selection bits, as `Table.answer`: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored."""
+    """Answer selection bits, as `Table.answer`: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored."""
     _check_bits(bits, table, "kernels.rows.select_xor(bits)")
     return table._store.select(bits, 0)
 
 
 def select_sum(bits: Tensor, table: Table, width: int) -> Tensor:
-    """Answer to given selection bits, as `Table.answer_sum`."""
+    """Answer selection bits, as `Table.answer_sum`."""
     _check_bits(bits, table, "kernels.rows.select_sum(bits)")
     table._check_width(width, "kernels.rows.select_sum(width)")
     return table._store.select(bits, width)

@@ -1,1 +1,1 @@
-"""The operations in plain torch: slow, obvious, on any device, and the definition of what is right."""
+"""The operations in plain torch, on any device: slow and obvious, they define the right results."""

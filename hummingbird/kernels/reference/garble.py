@@ -1,4 +1,4 @@
-"""Garbled ReLUs in plain torch, tile after tile; kernels/garble.py has the equations and the format."""
+"""Garbled circuits in plain torch, tile after tile; kernels/garble.py has the equations and the format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def colour(x: Tensor) -> Tensor:
 
 
 def _weights(circuit: Circuit) -> list[int]:
-    """The worth of each wire that has rows."""
+    """The weight z_i of each wire that has rows."""
     if circuit.kind == "relu":
         return [1 << i for i in range(circuit.width - 1)]
     return [*(1 << i for i in range(circuit.width - 1)), -1 << (circuit.width - 1)]
@@ -48,9 +48,9 @@ def _weights(circuit: Circuit) -> list[int]:
 def _garble(
     circuit: Circuit, hash_of: Hash, delta: Tensor, labels: Tensor, own: Tensor, first: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Make the blocks of the gates, the words of the rows, and the offsets, of one tile of m instances.
+    """Compute the gates' blocks, the rows' words, and the offsets, of one tile of m instances.
 
-    labels, own: int64 (m, w, 2). first: bit 0 of the garbler's shares where it knows them, int64 (m, 1).
+    labels, own: int64 (m, w, 2). first: bit 0 of the garbler's shares, int64 (m, 1); None for the garbler "model".
     """
     blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
     for i in range(circuit.width):
@@ -72,7 +72,7 @@ def _garble(
 
 
 def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Make the words of the rows, and the offsets. wires: labels of 0 of x_i, int64 (m, 2)."""
+    """Compute the words of the rows, and the offsets. wires: labels of 0 of x_i, int64 (m, 2)."""
     words, offset, positive = [], torch.zeros(len(wires[0]), dtype=torch.int64), wires[-1] ^ delta
     for i, weight in enumerate(_weights(circuit)):
         rows = []
@@ -90,7 +90,7 @@ def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -
 def _evaluate(
     circuit: Circuit, hash_of: Hash, labels: Tensor, own: Tensor, blocks: Iterator[Tensor], words: Tensor
 ) -> Tensor:
-    """The results of one tile of m instances. blocks: int64 (m, 2) each. words: int64 (circuit.words, m)."""
+    """Evaluate one tile of m instances. blocks: int64 (m, 2) each. words: int64 (circuit.words, m)."""
     carry, wires = torch.zeros_like(labels[:, 0]), []
     for i in range(circuit.width):
         a, b = labels[:, i] ^ carry, own[:, i] ^ carry

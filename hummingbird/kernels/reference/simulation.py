@@ -1,4 +1,4 @@
-"""The plaintext twin's comparison in plain torch; kernels/simulation.py has the equations."""
+"""The comparison of a simulation in plain torch; kernels/simulation.py has the equations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor
 
 
 def drawn(count: int, key: int, m: int, draws: int, device: torch.device) -> Tensor:
-    """The sums u of places 0 .. count - 1: int64 (count,), mod 2^64."""
+    """The sums u of elements 0 .. count - 1: int64 (count,), mod 2^64."""
     bits = 16 if m <= 16 else 32
     u = torch.zeros(count, dtype=torch.int64, device=device)
     groups = torch.arange(-(-count * bits // 64), device=device)

@@ -1,6 +1,6 @@
 """Operations on shares, ring elements mod 2^64: their bits and words, masked openings, exact products.
 
-All of them raise InputError for a wrong type, shape, device or range, and send nothing.
+All of them are local and send nothing. They raise InputError for a wrong type, shape, device or range.
 """
 
 from hummingbird.kernels.shares.dealing import deal_masks, mask_values

@@ -1,9 +1,10 @@
-"""The dealer's end of masked openings: what masks decide, and the corrections that one party needs of it.
+"""The dealer's part of masked openings: values that follow from the masks, and one party's corrections for them.
 
-lambda is the sum mod 2^k of the parties' masks, r_b and r_s the xor of their bits. They decide the carry (sum - lambda)
-/ 2^k, r_b, r_s and r_b lambda as numbers, and the step tables of lambda's upper bits; protocols/masked.py has the use.
-Parties whose shares of the compared values are whole, right in all bits that are wanted, need no carry.
-A correction is a value less all shares of it but the receiver's, as it travels: numbers mod 2^width, packed.
+lambda is the sum mod 2^k of the parties' masks, r_b and r_s are the XOR of their bits. From them follow the carry
+(sum - lambda) / 2^k; r_b, r_s and r_b lambda as numbers; and the step tables of lambda's upper bits, which
+protocols/masked.py uses. The carry is not needed if the parties' shares of the compared values are "whole": right in
+all bits that are read later. A correction is a value less all shares of it but the receiver's, in the form of the
+message: numbers mod 2^width, packed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import aes128
+from hummingbird.kernels import streams
 from hummingbird.kernels.checks import check_range
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import best
@@ -35,12 +36,11 @@ def mask_values(
     sizes: Sequence[int],
     whole: bool = False,
 ) -> list[Tensor]:
-    """Compute the carry (unless shares are `whole`), r_b, r_s and r_b lambda, int64 (n,) each, and the step tables,
-    uint8 (ceil(n 2^c / 8),).
+    """Compute the carry (unless `whole`), r_b, r_s and r_b lambda, int64 (n,) each, and the step tables.
 
-    mask: the parties' summands, (n,), of which the low k bits count. choice, wrap: r_b and r_s, packed uint8
-    (ceil(n/8),), or J rows of such, whose results are then (J, n). sizes: bits that each table covers, from bit m of
-    lambda on. Of the carry, 64 - k bits are right.
+    mask: the parties' masks, (n,); only the low k bits are used. choice, wrap: r_b and r_s, packed, uint8 (ceil(n/8),),
+    or J rows of them, for results (J, n). sizes: the number of bits c of each table, from bit m of lambda on. A table
+    is uint8 (ceil(n 2^c / 8),). The low 64 - k bits of the carry are right.
     """
     low = (1 << k) - 1 if k < 64 else -1
     total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
@@ -55,12 +55,12 @@ def mask_values(
 
 
 def widths(k: int, ring: int, whole: bool) -> list[int]:
-    """Bits of the numbers that are dealt for an element: the carry, unless shares are whole, r_b, r_s, r_b lambda."""
+    """Bits of the numbers that are dealt for each element: the carry (unless `whole`), r_b, r_s, r_b lambda."""
     return [*([] if whole else [ring - k]), ring, ring - k, ring]
 
 
 def _numbers(bits: Tensor, n: int) -> Tensor:
-    """Packed bits as numbers: uint8 (..., ceil(n/8)) -> int64 (..., n)."""
+    """Unpack bits to numbers: uint8 (..., ceil(n/8)) -> int64 (..., n)."""
     rows = [from_bits(row, n) for row in bits.reshape(math.prod(bits.shape[:-1]), bits.shape[-1])]
     return torch.stack(rows).view(*bits.shape[:-1], n)
 
@@ -68,11 +68,11 @@ def _numbers(bits: Tensor, n: int) -> Tensor:
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool = False
 ) -> list[Tensor]:
-    """Make the corrections of n masks, in the order of `mask_values`: packed uint8, of ring - k or ring bits, or 2^c.
+    """Compute the corrections for n masks, in the order of `mask_values`: packed uint8, of `widths` bits or tables.
 
-    fields: all parties' shares of lambda, r_b and r_s, the receiver's first, then all others' of each value; a party's
-    are parts of one key stream, at the same blocks as the others'. 1 <= k <= ring <= 64, 0 <= m. sizes: 1 to 8 bits
-    each, m and they at most k. whole: whether no carry is dealt.
+    fields: all parties' shares of lambda, r_b and r_s, the receiver's first; then the shares of each value of all
+    parties but the receiver. A party's shares are parts of one key stream, at the same blocks as the others'.
+    1 <= k <= ring <= 64, 0 <= m. sizes: 1 to 8 bits each; m + sum(sizes) <= k. whole: deal no carry.
     """
     function = "kernels.deal_masks"
     check_range(f"{function}(n)", n, 0, 2**56)
@@ -86,8 +86,8 @@ def deal_masks(
     if not keys or [len(shares) for shares in fields] != [len(keys)] * 3 + [len(keys) - 1] * corrected:
         what = f"got fields of {[len(shares) for shares in fields]} shares"
         raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but the first")
-    words = {0: k, **dict(enumerate(numbers, 3))}  # bits that count, by field
-    packs = len(keys[0]) == aes128.KEY_BYTES // 4
+    words = {0: k, **dict(enumerate(numbers, 3))}  # bits that are used, by field
+    packs = streams.is_aes128(keys[0])
     octets = [1, 1, *[0] * len(numbers), *[1 << size for size in sizes]]  # bits for each element, from field 1 on
     for place, shares in enumerate(fields):
         shape, dtype, width = (bytes_of(n * octets[place - 1]),), torch.uint8, None

@@ -1,21 +1,22 @@
-"""The local ends of masked openings: what a party computes between the messages of a ReLU or a truncation.
+"""A party's part of masked openings: the local work between the messages of a ReLU or a truncation.
 
-`select` is the end of a ReLU, `rescale` that of a truncation alone. All parties have opened e = x + offset + mask and
-c = b xor r, with b the wanted bit and r a random bit, shared. The sum wraps past 2^64 if and only if the mask has its
-top bit and e has not, as long as x + offset < 2^63: the dealer, who knows the mask, deals one share for each top bit of
-e, `high` and `low`. With E = (e >> shift) - (offset >> shift), public, and A, RA the shares chosen so (of the shifted
-mask a, and of r a):
+`select` ends a ReLU, `rescale` a truncation. All parties have opened e = x + offset + mask and c = b xor r, with b the
+wanted bit and r a shared random bit. As long as x + offset < 2^63, the sum wraps past 2^64 if and only if the mask's
+top bit is set and e's is not. So the dealer, which knows the mask, deals one share for each top bit of e, `high` and
+`low`. With E = (e >> shift) - (offset >> shift), public, and A, RA the shares chosen by that bit (of the shifted mask
+a, and of r a):
 
     z = [first] E - A        rz = E R - RA        y = c z + (1 - 2c) rz = (z - rz if c else rz)
 
 with R the share of r (`bit`), and [first] 1 for the one party that adds public constants, else 0.
 
-The others are the masked comparison's (protocols/masked.py has its equations): `mask_words` and `open_words` open the
-window, `step_table` is dealt, `lookup` reads it, `lift` ends the ReLU; `compare_opened` is all between the two messages
-where one table is enough. Operands that a GPU would rather draw or unpack by itself are `Words`.
+The other operations belong to the masked comparison (protocols/masked.py has its equations): `mask_words` and
+`open_words` open the window, the dealer deals a `step_table`, `lookup` reads it, and `lift` ends the ReLU;
+`compare_opened` is all work between the two messages if one table is enough. Operands that a GPU draws or unpacks
+itself are `Words`.
 
 Source: public openings of masked wires with dealt corrections, E. Boyle, N. Gilboa, Y. Ishai, "Secure Computation with
-Preprocessing via Function Secret Sharing", TCC 2019; the equations above are derived here, none is a paper's own.
+Preprocessing via Function Secret Sharing", TCC 2019; the equations above are derived here, not taken from a paper.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ def _size(x: Tensor) -> int:
 
 
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Shift an opened value right and take the mask off: this party's share z.
+    """Shift an opened value right and subtract the mask: this party's share z, int64 (n,).
 
     opened: int64 (n,), public. mask_high, mask_low: int64 (n,), this party's shares of the shifted mask, for a set and
-    a clear top bit of `opened`. 0 <= shift <= 62. first: True for exactly one party. 0 <= offset < 2^63, public.
-    Returns z: int64 (n,).
+    a clear top bit of `opened`. 0 <= shift <= 62. first: True at exactly one party. 0 <= offset < 2^63, public.
     """
     function, n = "kernels.rescale", _size(opened)
     for name, tensor in (("opened", opened), ("mask_high", mask_high), ("mask_low", mask_low)):
@@ -64,8 +64,8 @@ def select(
     """Compute this party's shares of y = b z and of z, from the opened value and c = b xor r.
 
     opened, mask_high, mask_low, shift, first, offset: as for `rescale`. choice: uint8 (ceil(n/8),), public, packed c.
-    bit: int64 (n,), shares of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask, as for the mask.
-    Returns (y, z): int64 (n,) each.
+    bit: int64 (n,), a share of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask, for a set and a
+    clear top bit of `opened`. Returns (y, z): int64 (n,) each.
     """
     function, n = "kernels.select", _size(opened)
     words = {"opened": opened, "bit": bit, "mask_high": mask_high, "mask_low": mask_low}
@@ -79,7 +79,7 @@ def select(
 
 
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Round a share to a coarser scale, add a mask and pack: what a party opens.
+    """Round a share to a coarser scale, add a mask and pack it: the message that a party opens.
 
     share: int64 (n,). mask: int64 (n,), or int32 (n,) for a width of at most 32. 0 <= shift <= 62. Returns
     round(share / 2^shift) + mask mod 2^width, packed: uint8 (ceil(n width / 8),).
@@ -93,7 +93,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Sum packed words of all parties mod 2^width: a list of uint8 (ceil(n width / 8),) -> int64 (n,), without sign."""
+    """Sum packed words of all parties mod 2^width: a list of uint8 (ceil(n width / 8),) -> int64 (n,), unsigned."""
     check_range("kernels.open_words(width)", width, 0, 64)
     check_range("kernels.open_words(n)", n, 0, 2**56)
     if not frames:
@@ -104,9 +104,9 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Make a table of a step at each element: bit v of table i is [x_i mod 2^bits <= v].
+    """Compute a table of a step for each element: bit v of table i is [x_i mod 2^bits <= v].
 
-    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),), one table of 2^bits bits after the other.
+    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),), the tables of 2^bits bits one after the other.
 
         step_table(torch.tensor([1, 3]), 2).tolist() == [0b1000_1110]
     """
@@ -116,11 +116,11 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Read (shares of) step tables at v, bits low..low+bits-1 of opened words.
+    """Read step tables, or shares of them, at v, bits low .. low + bits - 1 of opened words.
 
-    opened: int64 (n,), public. table: uint8 (ceil(n 2^bits / 8),), as `step_table` makes them, or xor shares of such.
-    1 <= bits <= 8, low + bits <= 64. rows: the wanted ones, ascending, of 0 [L < v], 1 [L <= v], and 2 and 3, the same
-    for v with its top bit flipped. Returns uint8 (len(rows), ceil(n/8)), packed.
+    opened: int64 (n,), public. table: uint8 (ceil(n 2^bits / 8),), a result of `step_table` for numbers L, or an XOR
+    share of one. 1 <= bits <= 8, low + bits <= 64. rows: which results to return, ascending: 0 is [L < v], 1 is
+    [L <= v], and 2 and 3 are the same for v with its top bit flipped. Returns uint8 (len(rows), ceil(n/8)), packed.
     """
     function = "kernels.lookup"
     check_tensor(f"{function}(opened)", opened, torch.int64, opened)
@@ -143,12 +143,12 @@ def compare_opened(
     m: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Open masked words and compare them with the mask by one step table: this party's xor shares of c_b and c_s.
+    """Open masked words and compare them with the mask by one step table.
 
-    frames: all parties' packed words, uint8 (ceil(n k / 8),) each. table: xor shares of the step tables of lambda >> m,
-    uint8 (ceil(n 2^(k - m) / 8),). choice_bits, wrap_bits: those of r_b and r_s, uint8 (ceil(n/8),). 1 <= k - m <= 8,
-    k <= 64. first: True for exactly one party. Returns the opened words, as `open_words` does, and uint8
-    (2, ceil(n/8)), packed.
+    frames: all parties' packed words, uint8 (ceil(n k / 8),) each. table: this party's XOR share of the step tables of
+    lambda >> m, uint8 (ceil(n 2^(k - m) / 8),). choice_bits, wrap_bits: its XOR shares of r_b and r_s, uint8
+    (ceil(n/8),). 1 <= k - m <= 8, k <= 64. first: True at exactly one party. Returns the opened words, as
+    `open_words`, and this party's XOR shares of c_b and c_s, uint8 (2, ceil(n/8)), packed.
     """
     function = "kernels.compare_opened"
     check_range(f"{function}(k)", k, 1, 64)
@@ -178,13 +178,13 @@ def lift(
 ) -> tuple[Tensor, Tensor]:
     """Compute this party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k.
 
-    opened: int64 (n,), public, z + lambda mod 2^k, without sign. choice: uint8 (2, ceil(n/8)), public, packed c_b and
-    c_s. mask: (n,), this party's summand of lambda, of which the low k bits count; carry, bit, wrap, product: (n,), its
-    shares of the summands' carry, r_b, r_s and r_b lambda; int64, or int32, of which the results' low 32 bits are
-    right, and the carry's and the wrap's times 2^k. 1 <= k <= 64, of an int32 mask at most 32. first: True for exactly
-    one party. Returns (y, z): int64 (n,) each.
-    carry None: `mask` is this party's share of z itself, int64, and the z that is returned. With z' what the opening
-    tells of z, in [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z').
+    opened: int64 (n,), public, z + lambda mod 2^k, unsigned. choice: uint8 (2, ceil(n/8)), public, packed c_b and c_s.
+    mask: (n,), this party's mask, a summand of lambda; only the low k bits are used. carry, bit, wrap, product: (n,),
+    its shares of the masks' carry, r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32 bits of the
+    results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
+    first: True at exactly one party. Returns (y, z): int64 (n,) each.
+    carry None: `mask` is this party's share of z itself, int64, and is returned as z. With z' in [-2^(k-1), 2^(k-1))
+    the value of z that the opening determines, y is b z' + c_b (z - z').
     """
     function, n = "kernels.lift", _size(opened)
     check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)

@@ -1,7 +1,8 @@
-"""Bits and words of ring elements, packed for the wire.
+"""Bits and words of ring elements, packed for messages.
 
 Bits are packed least significant first: element i is bit i % 8 of byte i // 8; the spare bits of the last byte are 0.
-Words of `width` bits make one stream of bits, least significant first: element i is bits i * width and on.
+Words of `width` bits form one stream of bits, least significant first: element i is bits i * width to
+(i + 1) * width - 1.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from hummingbird.kernels.registry import best
 
 
 def bytes_of(bits: int) -> int:
-    """The bytes that so many bits fill."""
+    """The number of bytes for `bits` bits."""
     return (bits + 7) // 8
 
 
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Cut a window of bits out of every element: row j holds bit low + j of all.
+    """Extract a window of bits of every element: row j holds bit low + j of all elements.
 
     x: int64 (n,), ring elements. 0 <= low, 0 <= count, low + count <= 64. Returns uint8 (count, ceil(n/8)), packed.
 
@@ -67,7 +68,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """Read the words of `pack_words`, without sign: uint8 (ceil(n width / 8),) -> int64 (n,)."""
+    """Unpack the words of `pack_words`, unsigned: uint8 (ceil(n width / 8),) -> int64 (n,)."""
     check_range("kernels.unpack_words(width)", width, 0, 64)
     check_range("kernels.unpack_words(n)", n, 0, 2**56)
     check_tensor("kernels.unpack_words(data)", data, torch.uint8, data, bytes_of(n * width))

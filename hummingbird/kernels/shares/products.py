@@ -1,10 +1,10 @@
-"""Matrix products and convolutions of ring elements: exact in the bits that are read, on every device.
+"""Matrix products and convolutions of ring elements: exact in the bits that are read later, on every device.
 
-A convolution is one matrix product per group, [O, C*kh*kw] x [C*kh*kw, B*L], the batch folded into the columns. In C++
-(csrc/products.cpp) it runs without ever building the columns; gpu/products.py has the ways on CUDA.
+A convolution is one matrix product per group, [O, C*kh*kw] x [C*kh*kw, B*L], with the batch among the columns. In C++
+(csrc/products.cpp) it runs without building the columns; gpu/products.py has the methods on CUDA.
 
-Of most results the low V bits are read, and no others (mpc/plan/rounding_plan.py), and public weights have far fewer
-bits than 64. Both make products cheaper: a vector instruction that multiplies 52 bits, fewer limbs or digits on a GPU.
+Of most results only the low V bits are read (mpc/plan/rounding_plan.py), and public weights have far fewer bits than
+64. Both make products cheaper: a vector instruction that multiplies 52 bits, fewer limbs or digits on a GPU.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _Made = TypeVar("_Made")
 
 
 class Factor:
-    """A public factor of many products: how many bits its numbers have, and what a backend makes of them, once.
+    """A public factor of many products, with values that backends compute from it once.
 
-    code: int64, a weight in the layout of `matmul` or `conv2d`, which does not change any more. bits: a b with
-    -2^(b-1) <= code < 2^(b-1), the least one if none is given, for which all numbers are read; 64 holds for all.
+    code: int64, a weight in the layout of `matmul` or `conv2d`; it must not change any more. bits: a b with
+    -2^(b-1) <= code < 2^(b-1); None: the least one, found by a pass over `code`; 64 holds always.
     """
 
     def __init__(self, code: Tensor, bits: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Factor:
         self._made: dict[Any, Any] = {}
 
     def made(self, make: Callable[[Factor], _Made]) -> _Made:
-        """make(self), computed when it is first asked for; `make` is a function of a module, not a lambda."""
+        """make(self), computed at the first call and kept; `make` must be a function of a module, not a lambda."""
         if make not in self._made:
             self._made[make] = make(self)
         made: _Made = self._made[make]
@@ -63,15 +63,15 @@ def _checked(where: str, a: Tensor, b: Tensor | Factor, bits: int) -> Factor:
 
 
 def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
-    """Multiply matrices mod 2^bits, torch's shapes: int64 (..., n, k) x (..., k, m).
+    """Multiply matrices mod 2^bits, in torch's shapes: int64 (..., n, k) x (..., k, m).
 
-    The low `bits` bits of the result are the product's. Those above are anything: nobody may read them.
+    The low `bits` bits of the result are those of the product; the bits above are undefined and must not be read.
     InputError for other types or devices. On CUDA k is at most 2^21.
     """
     factor = _checked("kernels.matmul", a, b, bits)
     if factor.code.dim() == 2:  # one product for all of a's rows
         if a.shape[-1] != factor.code.shape[0]:
-            hint = "the first's columns are as many as the second's rows"
+            hint = "the first has as many columns as the second has rows"
             what = f"{tuple(a.shape)} times {tuple(factor.code.shape)}: inner sizes differ"
             raise InputError(what, where="kernels.matmul", hint=hint)
         a = a.contiguous()
@@ -83,7 +83,7 @@ def conv2d(
 ) -> Tensor:
     """Convolve without padding mod 2^bits: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
 
-    Returns int64 (B, O, oh, ow), of which the low `bits` bits are the convolution's; those above are anything.
+    Returns int64 (B, O, oh, ow), whose low `bits` bits are those of the convolution; the bits above are undefined.
     InputError for other types or devices, for channels that do not fit, and for a kernel larger than the input.
     """
     where = "kernels.conv2d"

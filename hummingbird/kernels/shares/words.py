@@ -1,11 +1,11 @@
-"""Words as kernels read them: a tensor, or what it would be made of, where reading that costs less than storing it.
+"""Words: operands of kernels, as a tensor or in a form from which the kernel computes the tensor as it reads it.
 
-    Tensor    int64, or int32 where only the low 32 bits or fewer count
+    Tensor    int64, or int32 if only the low 32 bits or fewer are used
     Drawn     a part of a key stream (kernels/drawn.py), of either type
-    Packed    words of fewer bits: a correction as it came over the wire, or a share as AES-128 draws it
+    Packed    words of fewer bits: a correction in the form of the message, or a share as AES-128 draws it
 
-A kernel on a GPU computes the last two in registers; one on a CPU unpacks words as it reads them. `plain` makes
-tensors of them.
+A kernel on a GPU computes the last two in registers; one on a CPU unpacks words as it reads them. `plain` converts
+them to tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hummingbird.kernels.shares.packing import bytes_of, unpack_words
 
 @dataclass(frozen=True)
 class Packed:
-    """Words of `width` bits, without sign, packed as `pack_words` does: data uint8 (ceil(n width / 8),)."""
+    """Unsigned words of `width` bits, packed as `pack_words` does. data: uint8 (ceil(n width / 8),)."""
 
     data: Tensor
     shape: tuple[int, ...]
@@ -33,20 +33,20 @@ class Packed:
 
     @property
     def device(self) -> torch.device:
-        """Where the data are."""
+        """The device of the data."""
         return self.data.device
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """The size in bytes of the packed data."""
         return self.data.nbytes
 
     def to(self, device: torch.device) -> Packed:
-        """The same on a device."""
+        """The same words on a device."""
         return replace(self, data=self.data.to(device))
 
     def tensor(self) -> Tensor:
-        """Unpack all of it."""
+        """Unpack all words."""
         return unpack_words(self.data, math.prod(self.shape), self.width).view(self.shape)
 
 
@@ -54,7 +54,7 @@ Words: TypeAlias = Tensor | Drawn | Packed
 
 
 def stored(words: Words) -> Tensor | Packed:
-    """The words in memory: drawn ones as they lie in their stream."""
+    """Store words in memory: drawn ones are computed, and stay packed if their stream is."""
     if not isinstance(words, Drawn):
         return words
     return words.tensor() if words.width is None else Packed(words.octets(), words.shape, words.width)
@@ -67,12 +67,12 @@ def plain(words: Words) -> Tensor:
 
 
 def anchor(words: Words) -> Tensor:
-    """The tensor by whose place the words' kernel is chosen (`registry.best`)."""
+    """The tensor behind the words, by which `registry.best` chooses a kernel."""
     return words if isinstance(words, Tensor) else words.key if isinstance(words, Drawn) else words.data
 
 
 def check_words(where: str, words: Words, like: Tensor, n: int, octets: bool = False) -> None:
-    """n words, int64 or int32, or n bytes, on the device of `like`; InputError for anything else."""
+    """Check for n words, int64 or int32, or n bytes (octets), on the device of `like`; InputError for other words."""
     dtypes = (torch.uint8,) if octets else (torch.int64, torch.int32)
     if not isinstance(words, Words):
         raise InputError(f"expected a tensor, got {type(words).__name__}", where=where, hint="pass a torch.Tensor")

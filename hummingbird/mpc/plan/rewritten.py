@@ -1,5 +1,5 @@
-"""A net's steps as its parties compute them: ReLUs behind max poolings (graph/rewrite/reorder_pool.py), and norms
-whose means are taken by the weights before them (graph/rewrite/centering.py); columns of small weights that are kept
+"""A net's steps as its parties compute them: ReLUs behind max poolings (graph/rewrite.py), and norms
+whose means are taken by the weights before them (graph/rewrite.py); columns of small weights that are kept
 (mpc/plan/columns.py); and softmaxes that know which places are hidden (mpc/layers/hidden.py).
 
 A pooling that passes a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1), less (N - 1) 2^m,

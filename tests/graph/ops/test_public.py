@@ -150,7 +150,7 @@ def test_calls_unlike_the_examples_are_refused() -> None:
         "type": (ids.int(), r"'args' is int32 of shape \(2, 5\), expected int64 of shape \(batch, 5\)"),
         "shape": (ids[:, :3], r"'args' is int64 of shape \(2, 3\)"),
         "batch": (numbers(3), "'args' is a batch of 3, and 'args' one of 2"),
-        "private": (ids.float(), "in the places that they have in the example"),
+        "private": (ids.float(), "in the positions of the example"),
         "row": (ids + 9, "row [0-9]* of a table of 9 rows"),
     }.values():
         with torch.no_grad(), pytest.raises(InputError, match=words):

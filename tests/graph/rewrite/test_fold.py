@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import graph
-from hummingbird.graph.rewrite.fold import sums
+from hummingbird.graph.rewrite import sums
 
 
 class Block(nn.Module):

@@ -27,8 +27,7 @@ from hummingbird.kernels.ciphertexts import (
     unpack,
 )
 from hummingbird.kernels.ciphertexts.polynomials import FORMS
-from hummingbird.kernels.ciphertexts.ring import BITS
-from hummingbird.kernels.ciphertexts.roots import centred, root
+from hummingbird.kernels.ciphertexts.ring import BITS, centred, root
 from hummingbird.kernels.reference.ciphertexts import polynomials
 from hummingbird.kernels.reference.ciphertexts.ring import transform
 from hummingbird.prg import Stream, derive

@@ -23,7 +23,7 @@ from hummingbird.kernels.ciphertexts import (
     unpack,
     wide,
 )
-from hummingbird.kernels.ciphertexts.roots import centred
+from hummingbird.kernels.ciphertexts.ring import centred
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import Stream, derive
 from tests.kernels.ciphertexts.test_polynomials import low_prime, ring_of, stream

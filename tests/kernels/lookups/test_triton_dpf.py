@@ -11,8 +11,8 @@ from tests.support.triton import interpret, run
 PROGRAM = """
 import pytest, sys, torch
 from hummingbird.errors import InputError
-from hummingbird.kernels.gpu.dpf import expand
-from hummingbird.kernels.gpu.rows import prepare, select_sum
+from hummingbird.kernels.gpu.lookups import expand
+from hummingbird.kernels.gpu.lookups import prepare, select_sum
 from hummingbird.kernels.lookups import dpf, rows
 from hummingbird.kernels.reference.lookups import dpf as plain
 from hummingbird.kernels.reference.lookups.rows import select

@@ -16,16 +16,16 @@ from tests.support.triton import interpret, run
 
 PROGRAM = """
 import sys, torch
-from hummingbird.kernels.chacha20 import key_words
+from hummingbird.kernels.streams import chacha20_key
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import dealing as gpu_dealing, opening as gpu
-from hummingbird.kernels.reference.shares import dealing, opening, packing
+from hummingbird.kernels.reference.shares import opening, packing
 from hummingbird.kernels.shares.words import Packed
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream
 
 device, sizes = torch.device(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")]
-source, key = Stream(bytes(16)), key_words(bytes(range(32)), device)
+source, key = Stream(bytes(16)), chacha20_key(bytes(range(32)), device)
 
 def words(n, dtype=torch.int64):
     return source.words(n, dtype=dtype).to(device)
@@ -69,13 +69,13 @@ DEALT.insert(3, (20, 12, 2, 40, 2))  # two tables of four bits
 for n, (k, m, tables, ring, parties) in zip(sizes, DEALT, strict=False):
     for whole in (0, 1):
         request = MaskedOpening(n, k, m, tables, ring, whole)
-        keys, fields, first = [key_words(bytes([party] * 32), device) for party in range(parties)], [], 1
+        keys, fields, first = [chacha20_key(bytes([party] * 32), device) for party in range(parties)], [], 1
         for place, item in enumerate([*request.free.values(), *request.derived.values()]):
             of = keys if place < 3 else keys[1:]
             fields.append([Drawn(one, first, item.shape, item.dtype) for one in of])
             first += -(-item.share_bytes // 64)
         given = fields, n, k, m, ring, request.sizes, bool(whole)
-        same(gpu_dealing.deal_masks(*given), dealing.deal_masks(*given), "deal", n, k, m, whole)
+        same(gpu_dealing.deal_masks(*given), opening.deal_masks(*given), "deal", n, k, m, whole)
 print("same")
 """
 

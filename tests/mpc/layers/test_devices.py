@@ -26,7 +26,7 @@ from hummingbird.convert import convert_model
 from hummingbird.crypten import adapter
 from hummingbird.crypten.adapter import share_of
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.kernels import chacha20, devices, registry
+from hummingbird.kernels import devices, registry, streams
 from hummingbird.kernels.reference.shares import products
 from hummingbird.kernels.shares import opening, packing
 from hummingbird.mpc.correlations.material import Material
@@ -63,7 +63,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
     # Thousands of operations for each draw, tested in test_prg.py, and hundreds for each packing and each reading of
     # tables, tested below.
     octets = partial(torch.empty, dtype=torch.uint8)
-    monkeypatch.setattr(chacha20, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
+    monkeypatch.setattr(streams, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
     stand_ins = {
         packing.pack_words: lambda x, width: octets((x.numel() * width + 7) // 8, device=x.device),
         packing.unpack_words: lambda data, n, width: torch.empty(n, dtype=torch.int64, device=data.device),

@@ -12,8 +12,8 @@ PROGRAM = """
 import os, threading, traceback, warnings
 import torch
 from hummingbird.kernels import registry
-from hummingbird.kernels.chacha20 import key_words
-from hummingbird.kernels.gpu import chacha20, dealing, opening
+from hummingbird.kernels.gpu import dealing, opening, streams
+from hummingbird.kernels.streams import chacha20_key
 from hummingbird.mpc.correlations import request
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.protocols import masked
@@ -53,7 +53,7 @@ def stream(seed, turn, request, device="cpu"):
     if request.kind != "masked":
         return Stream(own)
     made = Stream(own, "meta")
-    made._key, made.device = key_words(own, CPU), CPU
+    made._key, made.device = chacha20_key(own, CPU), CPU
     return made
 
 launches, lock = [], threading.RLock()  # the interpreter is for one thread at a time

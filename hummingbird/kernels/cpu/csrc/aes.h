@@ -1,4 +1,4 @@
-// AES-128: the round keys, and AES_k(x) ^ x in bit slices, without tables; aes_x86.h has it by AES instructions.
+// AES-128: the round keys, and AES_k(x) ^ x in bit slices, without tables; aes_x86.h computes it by AES instructions.
 
 #pragma once
 
@@ -30,7 +30,7 @@ constexpr Box make_box() {
 
 constexpr Box kBox = make_box();
 
-// The S-box on four bytes, by a table: for keys that are public.
+// The S-box on four bytes, by a table: for public keys only.
 inline void sub_public(uint8_t* t) {
     for (int j = 0; j < 4; j++) t[j] = kBox.of[t[j]];
 }
@@ -134,7 +134,7 @@ BODY void sub_bytes(Two* q) {
     q[0] = t48 ^ ~t60;
 }
 
-// The S-box on four bytes, without a table: for keys that are secret.
+// The S-box on four bytes, without a table: for secret keys.
 inline void sub_secret(uint8_t* t) {
     uint8_t blocks[8 * 16] = {};
     memcpy(blocks, t, 4);

@@ -9,7 +9,7 @@
 
 namespace {
 
-// Blocks `first` .. `first + blocks - 1` of H for a node; the number goes above the control bit.
+// Blocks `first` .. `first + blocks - 1` of H for a node; the block's number is XORed above the control bit.
 BODY void inputs(const uint8_t* node, int first, int blocks, uint8_t* x) {
     for (int j = 0; j < blocks; j++) {
         memcpy(x + kBlock * j, node, kBlock);

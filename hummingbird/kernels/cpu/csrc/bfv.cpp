@@ -1,8 +1,8 @@
-// BFV's operations for CPUs: the fast twins of reference/ciphertexts/bfv.py; ciphertexts/bfv.py has the bounds.
+// BFV's operations for CPUs: fast versions of reference/ciphertexts/arithmetic.py; ciphertexts/bfv.py has the bounds.
 //
-// Products are of 32-bit integers, with sums of 64 bits: a register of 2 n residues gives its n even ones by one
-// multiplication, which reads the lower halves of 64-bit lanes, and its n odd ones by another, after a shift. A sum
-// stays below 2^62 without reduction. What is left is to reduce one sum for all products of a value.
+// Products are of 32-bit integers, with 64-bit sums. In a register of 2 n residues, one multiplication, which reads the
+// lower halves of 64-bit lanes, multiplies the n even ones, and another, after a shift, the n odd ones. A sum stays
+// below 2^62 without reduction, so only one sum is reduced for all products of a value.
 
 #include "reals.h"
 #include "threads.h"
@@ -23,8 +23,8 @@ BODY void store(void* to, const V& v) {
     memcpy(to, &v, sizeof v);
 }
 
-// A sum to its centred residue in the lower half of the lane; what is above is to be ignored. One product is at most
-// 2^50. Of a sum, |x| < 2^62: x + 2^62 = h 2^32 + l with h < 2^31 and l < 2^32, so x = (h - 2^30) 2^32 + l.
+// Reduces a sum to its centred residue, in the lower half of the lane; ignore the upper half. One product is at most
+// 2^50. For a sum, |x| < 2^62: x + 2^62 = h 2^32 + l with h < 2^31 and l < 2^32, so x = (h - 2^30) 2^32 + l.
 template <class Target>
 struct Residue {
     using V = Lanes<Target>;
@@ -72,7 +72,7 @@ struct Job {
     int32_t* out;
 };
 
-// Columns done together: what they take of all inputs stays in the second-level cache, and the sums in the first.
+// Columns at a time: their residues of all inputs fit the second-level cache, and their sums the first.
 constexpr int64_t kMostColumns = 1024, kLeastColumns = 128, kCache = 1 << 17;  // residues: 512 KiB
 
 constexpr int kTerms = 4;  // products for each time that a sum is read and written

@@ -1,8 +1,9 @@
 // ChaCha12 for the trees of dpf.cpp, by 4, 8 or 16 states at a time. Included by dpf.cpp alone.
 //
-// A vector holds one word of many states. 4 x 4 words in each 128-bit lane are transposed to bring nodes to that form,
-// and once more to bring blocks back: lane l, place i is then the state of node (lanes) i + l. `convert` computes
-// blocks 1 and 2 of half as many nodes at once: places 0 and 1 of each lane, and places 2 and 3, of the same two nodes.
+// A vector holds one word of many states. 4 x 4 words in each 128-bit lane are transposed to bring nodes into that
+// form, and once more to bring blocks back: element i of lane l is then the state of node (lanes) i + l. `convert`
+// computes blocks 1 and 2 of half as many nodes at once: elements 0 and 1 of each lane, and 2 and 3, of the same two
+// nodes.
 
 #pragma once
 
@@ -29,7 +30,7 @@ BODY void quarter(V& a, V& b, V& c, V& d) {
     turn(c, d, b, 7);
 }
 
-// Words 0 .. 15 of block `counter` under the key `seed`, twice; the seed's control bit is to be clear.
+// Words 0 .. 15 of block `counter` under the key `seed`, twice; the seed's control bit must be clear.
 template <class V>
 BODY void chacha12(const V* seed, const V& counter, const uint8_t* nonce, V* x) {
     constexpr uint32_t kConstants[4] = {0x61707865, 0x3120646E, 0x79622D36, 0x6B206574};  // "expand 16-byte k"
@@ -52,7 +53,7 @@ BODY void chacha12(const V* seed, const V& counter, const uint8_t* nonce, V* x) 
     }
 }
 
-// Both children of as many nodes as a vector has places: words 0 .. 3 and 4 .. 7 of x.
+// Both children of one node for each element of a vector: words 0 .. 3 and 4 .. 7 of x.
 template <class V>
 BODY void two_children(const V* node, const uint8_t* nonce, const uint8_t* corrections, V* x) {
     const V seed[4] = {node[0] & ~1u, node[1], node[2], node[3]}, mask = -(node[0] & 1);

@@ -1,8 +1,8 @@
-// Arithmetic on ciphertexts, for CPUs: the fast twins of the torch versions in reference/ciphertexts/arithmetic.py;
-// ciphertexts/arithmetic.py has the bounds.
+// Arithmetic on ciphertexts, for CPUs: fast versions of reference/ciphertexts/arithmetic.py; ciphertexts/arithmetic.py
+// has the bounds.
 //
 // The linear layer is a matrix product [rows, terms] x [terms, columns] for every place, whose columns are the residues
-// of the ciphertexts that the place reads. Here it is cut into places that share what they read, for panels.h.
+// of the ciphertexts that the place reads. Places that read the same ciphertexts are computed together, by panels.h.
 
 #include "panels.h"
 #include "threads.h"
@@ -73,8 +73,8 @@ void gather(const Job& job, int64_t place, int64_t most, int columns, std::vecto
     for (const int32_t input : chunk.inputs) slot_of[size_t(input)] = -1;
 }
 
-// Wide panels read memory in long runs, and long ones read what places share less often: 4 times as wide a panel reads
-// about 1.2 times as fast.
+// Wide panels read memory in long runs; long panels read ciphertexts that places share less often. A panel 4 times as
+// wide reads about 1.2 times as fast.
 void choose(const Job& job, int64_t place, int columns, std::vector<int32_t>& slot_of, Chunk& chunk) {
     constexpr int64_t kWide = kPanel / 256, kNarrow = kPanel / 64;
     gather(job, place, kNarrow, columns, slot_of, chunk);
@@ -84,7 +84,7 @@ void choose(const Job& job, int64_t place, int columns, std::vector<int32_t>& sl
         if (double(chunk.inputs.size()) / double(chunk.ends.size()) > 1.2 * narrow)
             gather(job, place, kNarrow, columns, slot_of, chunk);
     }
-    // Weights that do not fit the cache themselves are read again for every panel: fewer panels then.
+    // Weights that do not fit the cache are read again for every panel: use fewer panels then.
     const int64_t slots = std::max<int64_t>(1, int64_t(chunk.inputs.size()));
     const int64_t most = job.s.rows * job.s.terms > kWeights ? 4 * kPanel : kPanel;
     chunk.width = kStep;
@@ -154,7 +154,7 @@ BODY void shift(Target, int32_t* x, int64_t n, int64_t step, int32_t constant, i
     }
 }
 
-// `a` parts of x times `b` parts of y, `stride` apart, n residues modulo q each; spare: room for (a + b) * 32 numbers.
+// `a` parts of x times `b` parts of y, `stride` apart, n residues modulo q each; spare: holds (a + b) * 32 numbers.
 template <class Target>
 BODY void convolve(Target, const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n,
                    double q, double* spare, int32_t* out) {

@@ -1,12 +1,12 @@
-// Correlated oblivious transfers: the fast versions of reference/cot.py; kernels/cot.py has the equations.
+// Correlated oblivious transfers: fast versions of reference/cot.py; kernels/cot.py has the equations.
 //
-// A run of 2,048 transfers goes from the leaves' streams to rows within the first-level cache: for each tree 16 streams
-// of 256 bytes, folded into its sum and four columns; then the 128 columns, transposed. The round keys of all leaves,
-// 88 KiB, come from the second level. A leaf's stream is AES-CTR; what is made here is AES(t) ^ t for block t, and the
-// t cancel: every column is of eight leaves, a sum of sixteen.
+// A run of 2,048 transfers is computed from the leaves' streams to rows within the first-level cache: for each tree 16
+// streams of 256 bytes, folded into its sum and four columns; then the 128 columns are transposed. The round keys of
+// all leaves, 88 KiB, come from the second-level cache. A leaf's stream is AES-CTR; computed here is AES(t) ^ t for
+// block t, and the t cancel, as every column sums eight leaves and every sum sixteen.
 //
-// Leaves, streams, columns and delta are secret: nothing branches on them, and no memory is looked up at one. So the
-// round keys are made by the AES instructions, or in bit slices.
+// Leaves, streams, columns and delta are secret: no branch and no memory address depends on them. So the round keys are
+// computed by the AES instructions, or in bit slices.
 
 #include "aes.h"
 #include "aes_x86.h"
@@ -64,7 +64,7 @@ void stream(Portable, const TreeKeys& keys, int leaf, int64_t block, uint8_t* ou
 }
 
 #if X86
-// SubWord by AESENCLAST: its shift of rows does nothing to a word that stands in all four columns.
+// SubWord by AESENCLAST: its shift of rows does not change a word that is in all four columns.
 #define NEXT(k, constant, shuffle, last, shift, XOR)                       \
     do {                                                                   \
         const auto word = last(shuffle(k, rotated), constant);             \

@@ -1,8 +1,8 @@
-// The dealer's corrections of masked openings, in one pass: the fast twin of reference/shares/dealing.py;
+// The dealer's corrections of masked openings, in one pass: a fast version of reference/shares/opening.py;
 // shares/dealing.py has the equations.
 //
-// A run of elements at a time is drawn from all parties' seeds, computed, and packed; what is between stays in a cache.
-// Elements of a run begin with a whole line of each field's stream, whatever the field's width.
+// A run of elements at a time is drawn from all parties' seeds, computed, and packed; intermediate values fit a cache.
+// A run begins at a whole line of each field's stream, for any width of the field.
 
 #include "aes_ctr.h"
 #include "threads.h"
@@ -43,14 +43,14 @@ BODY Avx2 vectors(Avx2Aes) { return {}; }
 BODY Avx512 vectors(Avx512Aes) { return {}; }
 #endif
 
-// A party's share of `bits` bits an element; the spare bytes of its last line are there too.
+// A party's share of `bits` bits an element; its buffer includes the spare bytes of the last line.
 template <class Target>
 BODY void draw(Target, const Deal& job, Run run, int field, int party, int bits, uint8_t* out) {
     const int64_t lines = (run.n * bits + 8 * kLine - 1) / (8 * kLine);
     stream(Target{}, job.keys[party], job.firsts[field] + run.start * bits / (8 * kLine), lines, out);
 }
 
-// value - the other parties' shares, as it travels.
+// value - the other parties' shares, in the form of the message.
 template <class Target>
 BODY void correct(Target, const Deal& job, Run run, int field, int width, Room& room) {
     for (int party = 1; party < job.parties; party++) {
@@ -127,7 +127,7 @@ BODY void deal_runs(Target, const Deal& job, int64_t first, int64_t last) {
 
 }  // namespace
 
-// Whether AES runs by instructions of the processor.
+// Whether the processor's AES instructions are used.
 API int hb_aes() { return has_aes; }
 
 // Lines first .. first + count - 1 of a key stream.

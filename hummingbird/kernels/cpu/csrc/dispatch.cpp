@@ -1,4 +1,4 @@
-// The choice among the targets of dispatch.h: what the processor has, and what tests and benchmarks ask for.
+// The choice among the targets of dispatch.h: by the processor, and by requests of tests and benchmarks.
 
 #include "dispatch.h"
 
@@ -29,7 +29,7 @@ bool has_gfni() {
 #endif
 }
 
-// Bits of ecx, or of ebx; compilers differ in the names that they know of these.
+// Bits of ecx, or of ebx; compilers differ in the names that they know for them.
 bool has_bit([[maybe_unused]] unsigned leaf, [[maybe_unused]] unsigned bit, [[maybe_unused]] bool of_ebx = false) {
 #if X86
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -46,7 +46,7 @@ std::atomic<bool> use_gfni{has_gfni()};
 const bool has_aes = has_bit(1, 25), has_vaes = has_aes && has_bit(7, 9);
 const bool has_ifma = has_bit(7, 21, true);
 
-// Raised whenever a signature of the library changes; Python refuses a library with another number.
+// Increased whenever a signature of the library changes; Python refuses a library with another number.
 API int hb_abi() { return 13; }
 
 API int hb_isa() { return current_isa; }

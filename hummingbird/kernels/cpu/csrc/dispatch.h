@@ -1,4 +1,4 @@
-// The targets that kernels are compiled for, and the choice among them at run time.
+// The targets for which kernels are compiled, and the choice among them at run time.
 //
 // A target is a set of vector instructions: a struct whose `usable` asks the processor (and hb_set_isa), and whose
 // `call` is compiled with these instructions. A kernel is a function whose first argument is the target, with an
@@ -9,10 +9,11 @@
 //
 //     dispatch(OVERLOADS(add), x, n, out);    // runs the best version that the processor has
 //
-// Targets derive from those that they contain, so that overload resolution finds the nearest version. A BODY is inlined
-// into the target's `call`: it is compiled anew for each target, and may ask for its registers, Vector<double, Target>.
-// Any other function is compiled once, for the instructions that it names or else for the baseline. A function that
-// calls kernels in an inner loop is dispatched itself, as a `template <class Target>`, and hands its target on.
+// A target derives from the targets that it contains, so that overload resolution finds the nearest version. A BODY is
+// inlined into the target's `call`: it is compiled again for each target, and may use its registers,
+// Vector<double, Target>. Any other function is compiled once, for the instructions that it names or else for the
+// baseline. A function that calls kernels in an inner loop is dispatched itself, as a `template <class Target>`, and
+// passes its target on.
 //
 // Arguments reach `call` by reference. Kernels take numbers, pointers and small structs by value, so that the compiler
 // need not read these again after each store.
@@ -66,8 +67,8 @@ struct Portable {
 };
 
 #if X86
-// AVX2 comes with FMA here, as in x86-64-v3. AES, GFNI and IFMA are apart: some processors lack them, some hypervisors hide
-// them.
+// AVX2 includes FMA here, as in x86-64-v3. AES, GFNI and IFMA are targets of their own: some processors lack them, some
+// hypervisors hide them.
 #define WITH_AVX2 "avx2,fma"
 #define WITH_AVX512 WITH_AVX2 ",avx512f,avx512bw,avx512dq,avx512vl"
 #define AVX2 __attribute__((target(WITH_AVX2)))
@@ -78,7 +79,7 @@ struct Portable {
 #define AVX512_AES __attribute__((target(WITH_AVX512 ",aes,vaes")))
 #define AVX512_GFNI __attribute__((target(WITH_AVX512 ",gfni")))
 
-// A macro, for an attribute can be no parameter of a template.
+// A macro, as an attribute cannot be a parameter of a template.
 #define TARGET(Name, Base, attribute, bytes, test)              \
     struct Name : Base {                                        \
         static constexpr int kBytes = bytes;                    \

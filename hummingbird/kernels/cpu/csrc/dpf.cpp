@@ -1,8 +1,8 @@
-// Distributed point functions: the fast versions of reference/lookups/dpf.py; lookups/dpf.py has the key's format and
-// the equations; dpf.h says how other files use it, aes_trees.h and chacha.h have the PRFs.
+// Distributed point functions: fast versions of reference/lookups/dpf.py; lookups/dpf.py has the key's format and the
+// equations; dpf.h is the interface for other files, aes_trees.h and chacha.h have the PRFs.
 //
-// Nothing branches on a node, a control bit or a bit of alpha, and no memory is looked up at such a place: corrections
-// are masked. (The S-box table of aes.h is for round keys only, which are public.)
+// No branch and no memory address depends on a node, a control bit or a bit of alpha: corrections are masked. (The
+// S-box table of aes.h is used for round keys only, which are public.)
 
 #include "aes_trees.h"
 #include "chacha.h"
@@ -55,7 +55,7 @@ int depth_of(int64_t leaves) {
     return depth;
 }
 
-// The nodes of this window: its own from the lowest node of the path that is above it too, then level by level.
+// Computes the nodes of this window: from the lowest node of the path that is above it, then level by level.
 void open_window(Walker& w, const Steps& steps, int64_t window) {
     int level = 0;
     if (w.window >= 0)
@@ -105,8 +105,8 @@ void dpf_walk(Walker& w, int64_t first, int64_t leaves, uint8_t* out) {
     }
 }
 
-// Whether keys of one whole batch are all for so many rows and, unless it is -1, for this party, and valid: as `check`
-// in reference/lookups/dpf.py, which also says what is wrong.
+// Whether all keys of a batch are valid, for this number of rows and, unless it is -1, for this party: as `check` in
+// reference/lookups/dpf.py, which also says what is wrong.
 API int hb_dpf_check(const uint8_t* keys, int64_t count, int64_t size, int64_t rows, int64_t party) {
     const int depth = depth_of(leaves_of(rows));
     if (size != kHead + kCorrection * depth + kLeafBytes) return 0;

@@ -4,21 +4,20 @@
 //     Walker walker;                          // about 2 KiB; one for each key and thread; aligned to 64 bytes
 //     dpf_open(walker, key);                  // reads the header, makes the AES round keys
 //     dpf_walk(walker, first, leaves, out);   // writes 128 * leaves bytes: leaves first .. first + leaves - 1
-//     dpf_walk(walker, first + leaves, ...);  // goes on from there
+//     dpf_walk(walker, first + leaves, ...);  // continues from there
 //
-// The key must be a whole one that lookups/dpf.py's `check` has passed (its rows give its size), and stay in place
-// while the walker is in use. Needs 0 <= first, 0 <= leaves, first + leaves <= ceil(rows / 1024). `out` needs no
-// alignment. The bits of the last leaf at and above `rows` are random and the same in both keys: pad the table with
-// zeros.
+// The key must have passed lookups/dpf.py's `check` (its rows determine its size), and its memory must stay valid while
+// the walker is in use. Needs 0 <= first, 0 <= leaves, first + leaves <= ceil(rows / 1024). `out` needs no alignment.
+// The bits of the last leaf at and above `rows` are random and the same in both keys: pad the table with zeros.
 //
-// Any order of calls is right. The walker keeps the nodes above a window of kWindow leaves (aligned to kWindow), and
-// the path to it: reading on costs nothing again, whatever the sizes of the pieces; a step to another window costs two
-// nodes on average in sequence, and at most the tree's depth; one window's nodes cost kWindow - 1 expansions. So short
-// pieces (8 leaves, 1 KiB) of many keys in turn are as cheap as long ones. With ChaCha12 pieces of a multiple of 8
-// leaves, aligned to 8, waste no lanes.
+// Calls may come in any order. The walker keeps the nodes above a window of kWindow leaves (aligned to kWindow), and
+// the path to it: no node is computed twice in sequence, with pieces of any size; a step to the next window costs two
+// nodes on average, to any other window at most the tree's depth; one window's nodes cost kWindow - 1 expansions. So
+// short pieces (8 leaves, 1 KiB) of many keys in turn are as cheap as long ones. With ChaCha12 pieces of a multiple of
+// 8 leaves, aligned to 8, waste no lanes.
 //
-// Chosen at run time by `current_isa`, at every call: AES by VAES on AVX-512, AES-NI, or bit slices; ChaCha12 by
-// AVX-512, AVX2, or the baseline. All give the same bits. A walker may live on while the choice changes.
+// `current_isa` chooses at every call: AES by VAES on AVX-512, AES-NI, or bit slices; ChaCha12 by AVX-512, AVX2, or the
+// baseline. All compute the same bits. The choice may change while a walker is in use.
 
 #pragma once
 

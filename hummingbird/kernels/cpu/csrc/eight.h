@@ -1,4 +1,4 @@
-// Eight elements of Z_2^64 as one value, which the compiler maps to one, two or four registers of the target at hand.
+// Eight elements of Z_2^64 as one value, which the compiler maps to one, two or four registers of the current target.
 
 #pragma once
 
@@ -12,7 +12,7 @@ constexpr Eight kOne = {1, 1, 1, 1, 1, 1, 1, 1};
 
 namespace {
 
-// step(i, bytes) for elements i .. i + 7, of which so many bytes are there: the last step may have fewer than eight.
+// step(i, bytes) for elements i .. i + 7, of which `bytes` bytes exist: the last step may have fewer than eight.
 template <class F>
 BODY void by_eights(int64_t n, const F& step) {
     int64_t i = 0;

@@ -1,7 +1,7 @@
-// Garbled ReLUs: the fast twins of reference/garble.py; kernels/garble.py has the equations and the format. A tile of 16
-// instances is computed side by side, every block of it as Blocks.
+// Garbled circuits: fast versions of reference/garble.py; kernels/garble.py has the equations and the format. The 16
+// instances of a tile are computed side by side; `Blocks` has one block of each.
 //
-// Nothing branches on a label, a share or a mask, and no memory is looked up at such a place.
+// No branch and no memory address depends on a label, a share or a mask.
 
 #include "garble.h"
 #include "threads.h"
@@ -32,7 +32,7 @@ struct Job {
     uint64_t* results;
 };
 
-// Labels of m instances, wire after wire; those that are not there are 0.
+// Labels of m instances, wire after wire; labels of missing instances are 0.
 template <class R>
 BODY void read_labels(const uint64_t* labels, int m, int width, Blocks<R>* wires) {
     if (m < kTile) memset(wires, 0, size_t(width) * sizeof *wires);
@@ -95,8 +95,8 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
         garble_half(target, keys, 2 * i + 1, delta, b, a, a, carry, m, out);
     }
 
-    // Rows: from the labels of colour 0, and the bits that these have, as masks. Numbers are the low words of blocks;
-    // what the high words come to is not used.
+    // Rows, from the labels of colour 0 and their bits, as masks. Numbers are the low words of blocks; the high words
+    // are not used.
     B positive, both, offset = {};  // both: of b
     EACH(R) positive.v[j] = wires[c.width - 1].v[j] ^ delta.once.v[j];
     colours(positive, both);
@@ -235,8 +235,8 @@ BODY void evaluate_tiles(Target target, const Job& job, int64_t first, int64_t l
 
 }  // namespace
 
-// With delta the tables are made, else they are evaluated. `own` is null where the garbler knows its shares, with
-// `shares` and `masks` for garbling. results: the offsets, or the values; null where there are none.
+// With delta garbles tables, without it evaluates them. `own` is null if the garbler knows its shares; garbling then
+// needs `shares` and `masks`. results: the offsets, or the values; null if there are none.
 API void hb_garble(int relu, int width, int ring, const uint64_t* key, int64_t tile, int64_t n, const uint64_t* delta,
                    const uint64_t* labels, const uint64_t* own, const uint64_t* shares, const uint64_t* masks,
                    uint8_t* tables, uint64_t* results, int threads) {

@@ -201,7 +201,7 @@ BODY void copies(const uint64_t* block, Blocks<R>& x) {
     for (int t = 0; t < kTile; t++) memcpy((uint8_t*)&x + 16 * t, block, 16);
 }
 
-// ---- half-gates: of a label x; what the table has added, and what is added to the table before it is used
+// ---- half-gates of a label x; `added`: a term of the table; `before`: a term added to the table before its use
 
 template <class R>
 struct Offset {  // R, sigma(R), sigma(sigma(R))

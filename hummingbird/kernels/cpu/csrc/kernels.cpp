@@ -1,8 +1,8 @@
-// Bit planes, packed bits and the masked selection, for CPUs: the fast twins of reference/shares/packing.py, and of
+// Bit planes, packed bits and the masked selection, for CPUs: fast versions of reference/shares/packing.py, and of
 // `select` and `rescale` in reference/shares/opening.py.
 //
-// A plain C interface over raw pointers (no Python, no torch), called through ctypes. Paths in comments begin at the
-// folder of the kernels' Python modules. Elements of Z_2^64 are uint64_t, so + - * wrap by the language's own rule.
+// A plain C interface over raw pointers (no Python, no torch), called through ctypes. Paths in comments are relative to
+// the folder of the kernels' Python modules. Elements of Z_2^64 are uint64_t, so + - * wrap by the language's own rule.
 // Bits are packed least significant first: element i is bit i % 8 of byte i / 8.
 //
 // Bit planes are a transposition. Eight bits of each element are gathered into one byte per element, and a vector test
@@ -147,7 +147,7 @@ AVX512 void pack_bits(Avx512, const uint8_t* bits, int64_t n, uint8_t* out) {
 
 // ---- select, rescale: one pass over memory, equations in shares/opening.py
 
-struct Public {  // what is the same for every element
+struct Public {  // values that are the same for every element
     int shift;
     uint64_t offset;  // already shifted
     uint64_t first;   // all ones for the party that adds public constants, else 0

@@ -1,4 +1,4 @@
-// The masked opening for CPUs: words of any width in one stream of bits, step tables, the lift. The fast twins of
+// Masked openings for CPUs: words of any width in one stream of bits, step tables, the lift. Fast versions of
 // reference/shares/opening.py; shares/opening.py has the equations. Interface and conventions are those of kernels.cpp.
 
 #include "words.h"
@@ -89,7 +89,7 @@ AVX512 void lookup(Avx512, Lookup job, uint8_t* out) {
             _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(a)), _mm512_cvtepi64_epi32(b), 1), low);
         const uint8_t* const tables = job.table + (i << job.bits) / 8;
         const __m512i block = _mm512_maskz_loadu_epi32(filled, tables);
-        // The tables come from memory, and gathers do not tell the prefetcher that they read in order.
+        // The tables come from memory, and the prefetcher does not recognize gathers as reads in order.
         for (int line = 0; line < 2 << job.bits; line += 64) _mm_prefetch(tables + kAhead + line, _MM_HINT_T0);
         uint8_t* to = out + i / 8;
         for (int r = 0; r < 4; r++) {
@@ -181,7 +181,7 @@ API void hb_lookup(const uint64_t* opened, int64_t n, const uint8_t* table, int 
     dispatch(OVERLOADS(lookup), Lookup{opened, table, n, low, bits, rows}, out);
 }
 
-// words, widths: of the mask, the carry, r_b, r_s and the product. whole: the first are z's, and the second not read.
+// words, widths: of the mask, the carry, r_b, r_s and the product. whole: the mask is the share of z, the carry unread.
 API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint8_t* const* words,
                  const int* widths, int whole, int k, int first, uint64_t* y, uint64_t* z) {
     const auto of = [=](int place) { return Words{words[place], widths[place]}; };

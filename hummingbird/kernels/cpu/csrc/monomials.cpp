@@ -1,10 +1,10 @@
-// Sums of ciphertexts times monomials: the fast twin of reference/ciphertexts/monomials.py; ciphertexts/monomials.py
+// Sums of ciphertexts times monomials: a fast version of reference/ciphertexts/arithmetic.py; ciphertexts/monomials.py
 // has the bounds.
 //
-// X^e x is a run of N residues of (-x, x), from N - e on. What the largest e reads of it is laid out for one part and one
-// prime of all inputs; some columns of an output are then summed in registers over all its terms, and all outputs take
-// the same columns in turn: what they read of the inputs is near these columns, as the exponents of a kernel are, and
-// stays in the first-level cache.
+// X^e x is a run of N residues of (-x, x), from N - e on. For one part and one prime of all inputs, (-x, x) is laid out
+// as far as the largest e needs. Then some columns of an output at a time are summed in registers over all its terms,
+// for all outputs in turn: the exponents of a convolution kernel are close to each other, so the residues that these
+// columns read stay in the first-level cache.
 
 #include "panels.h"
 #include "threads.h"
@@ -20,7 +20,7 @@ struct Tap {
     double factor;
 };
 
-constexpr int kSums = 8;  // registers of sums, which hide the latency of a product and a sum
+constexpr int kSums = 8;  // registers of sums, to hide the latency of a product and a sum
 
 // out[columns] = sum of all taps' factor * x[from + columns] mod q
 template <class Target>

@@ -1,6 +1,6 @@
-// Polynomials on CPUs: the fast versions of ring.py, polynomials.py and sampling.py of reference/ciphertexts, which are
-// the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the nearest cache; what comes
-// before and after its transform is part of the first and the last pass.
+// Polynomials on CPUs: fast versions of ring.py, polynomials.py and sampling.py of reference/ciphertexts, which are the
+// definitions. A polynomial modulo one prime is computed in a buffer that fits the nearest cache; operations before and
+// after its transform are part of the first and the last pass.
 
 #include "ntt.h"
 #include "threads.h"
@@ -153,7 +153,7 @@ BODY void noise(Portable, const uint64_t* words, int64_t count, int32_t* out) {
     }
 }
 
-// x: words, to centred residues of q; returns how many are to be drawn again, their places, from `first`, in `again`.
+// Converts words x to centred residues of q. Returns how many must be drawn again; `again`: their indices from `first`.
 BODY int64_t uniform(Portable, int32_t* x, int64_t n, int32_t q, int64_t first, int64_t* again) {
     int64_t found = 0;
     for (int64_t start = 0; start < n; start += 64) {
@@ -315,7 +315,7 @@ API void hb_pack(const int32_t* x, int64_t count, int64_t primes, int64_t n, con
         dispatch(OVERLOADS(pack), x + row * n, n, moduli[row % primes], out + row * n / 4 * 13);
 }
 
-// Returns 1, or 0 where a value is not below its prime.
+// Returns 1, or 0 if a value is not below its prime.
 API int hb_unpack(const uint8_t* data, int64_t count, int64_t primes, int64_t n, const int32_t* moduli, int32_t* out) {
     bool right = true;
     for (int64_t row = 0; row < count * primes; row++)

@@ -1,11 +1,11 @@
-// The transform of ciphertexts/ring.py on one vector type at a time; ntt.cpp has what is fused with it.
+// The transform of ciphertexts/ring.py on one vector type at a time; ntt.cpp has the operations fused with it.
 //
-// Residues are float64 integers while they are worked on. With |w| <= q/2 and |x| <= 2^28, x w is exact, below 2^53,
-// as is x w - round(x w / q) q, which is at most q/2 + 1 with or without fused instructions. Sums are left unreduced
-// for as long as they stay below 2^28 (D. Harvey, Faster arithmetic for number-theoretic transforms, 2014; in
-// float64: van der Hoeven, Lecerf, Quintin, Modular SIMD arithmetic in Mathemagix, ACM TOMS 2016). Bounds below are
-// in units of 2^25, at least q/2 + 1. Two levels are done in one pass over memory; the last three, of blocks of
-// eight, on as many blocks as a vector has lanes, transposed for it.
+// Residues are float64 integers here. With |w| <= q/2 and |x| <= 2^28, x w is exact, below 2^53, and so is
+// x w - round(x w / q) q, which is at most q/2 + 1 with or without fused instructions. Sums stay unreduced as long as
+// they are below 2^28 (D. Harvey, Faster arithmetic for number-theoretic transforms, 2014; in float64: van der Hoeven,
+// Lecerf, Quintin, Modular SIMD arithmetic in Mathemagix, ACM TOMS 2016). Bounds below are in units of 2^25, at least
+// q/2 + 1. Two levels are computed in one pass over memory; the last three, on blocks of eight, for one block in each
+// lane of a vector, transposed.
 
 #pragma once
 
@@ -20,7 +20,7 @@ typedef VectorOf<double, 32>::type Double4;
 typedef ResiduesOf<32>::type Int8;
 typedef ResiduesOf<16>::type Int4;
 
-// What is worked on: in registers of 16 bytes one number at a time, for `columns` and `rows` have no version for two.
+// The operand of a step: with registers of 16 bytes one number, as `columns` and `rows` have no version for two.
 template <class Target>
 using Real = std::conditional_t<(Target::kBytes > 16), Reals<Target>, double>;
 
@@ -41,7 +41,7 @@ struct Modulus {
 
     BODY explicit Modulus(double prime) : q(V{} + prime), inverse(V{} + 1.0 / prime) {}
 
-    // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as reference/ciphertexts/workspace.py says.
+    // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as reference/ciphertexts/ring.py says.
     BODY void reduce(V& x) const { ::reduce(x, q, inverse); }
     BODY void multiply(V& x, const V& w) const {
         x = x * w;
@@ -104,8 +104,8 @@ BODY void rows(Double4* c) {
 BODY void columns(double*) {}
 BODY void rows(double*) {}
 
-// ---- the steps. Factors, made by `_table` of cpu/ciphertexts.py: w[groups + g] is that of group g of a level, w[0] is
-// 1/N in the inverse; after N/8 of these, seven vectors of eight for every 64 values, a lane for a group of eight.
+// ---- the steps. Factors, from `_table` of cpu/ciphertexts.py: w[groups + g] is the one of group g of a level, w[0] is
+// 1/N in the inverse; after these N/8 factors, seven vectors of eight for every 64 values, a lane for each group of 8.
 
 // (a, b) -> (a + w b, a - w b)
 template <class V>

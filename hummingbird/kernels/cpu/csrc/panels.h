@@ -1,10 +1,10 @@
 // The inner part of the linear layer of ciphertexts.cpp: all rows of some places, for one panel of columns at a time.
 //
-// Some columns of all ciphertexts that the places read are copied into a panel that stays in the second-level cache;
-// from there a tile of up to 6 rows x 32 columns is summed in registers, over a list of the place's terms, reduced
-// modulo q and stored (K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008; the
-// list is what a convolution's unfolding would have copied). The next columns are copied between the tiles of these, so
-// that the waits for memory overlap the sums.
+// Some columns of all ciphertexts that the places read are copied into a panel, which fits the second-level cache. From
+// there a tile of up to 6 rows x 32 columns is summed in registers, over a list of the place's terms, reduced modulo q
+// and stored (K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008; the list
+// replaces the copies of a convolution's unfolding). The next columns are copied between the tiles of the current ones,
+// so that waits for memory overlap the sums.
 
 #pragma once
 
@@ -68,7 +68,7 @@ struct Job {
     std::vector<Group> groups;
 };
 
-// Ciphertexts first .. last - 1 of the chunk, the columns from `column` on; in the panel C columns of all lie together.
+// Copies columns from `column` on of the chunk's ciphertexts first .. last - 1; a panel has C columns of all together.
 template <int C>
 BODY void copy(const Job& job, const Chunk& chunk, int64_t column, int32_t* panel, int64_t first, int64_t last) {
     const int64_t stride = job.s.lines * job.s.degree, slots = int64_t(chunk.inputs.size());
@@ -128,7 +128,7 @@ BODY void end_stream() {}
 
 // ---- panels
 
-// All rows and places of a chunk for one panel, and the copying of the next one, from column `next` on if not negative.
+// All rows and places of a chunk for one panel; also copies the next panel, from column `next` on unless negative.
 template <class Target>
 BODY void multiply(const Job& job, const Chunk& chunk, int64_t column, const int32_t* panel, int64_t next,
                    int32_t* next_panel) {

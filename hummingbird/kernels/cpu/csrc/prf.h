@@ -1,4 +1,4 @@
-// What the two PRFs of dpf.cpp share: the steps that each offers, and the corrections.
+// Shared by the two PRFs of dpf.cpp: the interface of their steps, and the corrections.
 
 #pragma once
 
@@ -9,15 +9,15 @@ namespace {
 constexpr int kBlock = 16;       // bytes of a node
 constexpr int kCorrection = 17;  // of a level's corrections: a block, and the children's control bits
 
-// Children: `corrections` are a level's 17 bytes; in place, n nodes become 2 n. The buffer has room for kWindow, and
-// 2 n <= kWindow; what is behind the children may be overwritten too. Convert: `final` are 128 bytes; n nodes become
-// 128 n bytes; up to seven nodes behind them are read.
+// Children: n nodes become 2 n in place; `corrections` are a level's 17 bytes. The buffer holds kWindow nodes,
+// 2 n <= kWindow; memory behind the children may be overwritten. Convert: n nodes become 128 n bytes; `final` are 128
+// bytes; up to seven nodes behind the n are read.
 struct Steps {
     void (*children)(const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n);
     void (*convert)(const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out);
 };
 
-// The two children's corrections, 32 bytes: the level's block, with the control bit that each of them has.
+// The two children's corrections, 32 bytes: the level's block, with each child's control bit.
 BODY void both(const uint8_t* corrections, uint8_t* out) {
     memcpy(out, corrections, kBlock);
     memcpy(out + kBlock, corrections, kBlock);

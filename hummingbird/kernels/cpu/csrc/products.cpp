@@ -1,17 +1,15 @@
-// Matrix products and convolutions mod 2^64, for CPUs: the fast twins of the torch versions in
-// reference/shares/products.py.
+// Matrix products and convolutions mod 2^64, for CPUs: fast versions of reference/shares/products.py.
 //
-// One algorithm for all. An output channel's values at all places of all images are one row of a matrix product
-// [outputs, terms] x [terms, places]. 24 places at a time, the inputs that they read are copied side by side into a
-// panel [terms, 24] (the unfolding, a piece at a time that stays in the cache), and a tile of 8 outputs x 24 places is
-// summed in registers: 24 sums, 3 vectors of inputs and a weight fill the 32 registers of AVX-512 (K. Goto, R. van de
-// Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008). A matrix product is a 1x1 convolution of
-// one image. With one input channel and one or two outputs per group a panel would not be used again: those sum along
-// the rows.
+// One algorithm for all. An output channel's values at all places (output positions) of all images are one row of a
+// matrix product [outputs, terms] x [terms, places]. For 24 places at a time the inputs are copied side by side into a
+// panel [terms, 24] (a piece of the unfolding that fits the cache), and a tile of 8 outputs x 24 places is summed in
+// registers: 24 sums, 3 vectors of inputs and a weight fit the 32 registers of AVX-512 (K. Goto, R. van de Geijn,
+// Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008). A matrix product is a 1x1 convolution of one
+// image. With one input channel and one or two outputs per group a panel would not be reused: these sum along the rows.
 //
-// Products are of uint64_t, so they wrap by the language's own rule: exact for all operands, without a bound. Where no
-// more than 52 bits of the result are read, one instruction of AVX-512 IFMA multiplies and adds mod 2^52; and where the
-// weights are whole numbers of 32 bits with their sign, AVX2 needs two products of halves for three.
+// Products are of uint64_t, so they wrap by the language's own rule: exact for all operands, without a bound. If at
+// most 52 bits of the result are read, one instruction of AVX-512 IFMA multiplies and adds mod 2^52; and if the weights
+// are signed 32-bit integers, AVX2 needs two products of halves in place of three.
 
 #include "eight.h"
 #include "threads.h"
@@ -75,8 +73,8 @@ AVX2 BODY void halves(const uint64_t* a, int64_t stride, const uint64_t* panel, 
         }
 }
 
-// A small a, with its sign, times b = c0 + 2^32 c1, -2^31 <= c0 < 2^31: a b = a c0 + 2^32 a c1 mod 2^64, and of c1 only
-// the low half counts. One vector of four and more rows: what is made of b serves them all.
+// A small signed a times b = c0 + 2^32 c1, -2^31 <= c0 < 2^31: a b = a c0 + 2^32 a c1 mod 2^64, and only the low half
+// of c1 is used. One vector of four places and more rows, which all use the same c0 and c1.
 template <int R>
 AVX2 BODY void small_halves(const uint64_t* a, int64_t stride, const uint64_t* panel, int64_t terms, uint64_t* sums) {
     __m256i low[R], high[R];

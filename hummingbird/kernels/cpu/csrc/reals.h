@@ -1,4 +1,4 @@
-// Residues modulo a prime as float64 integers: vectors of them, and the step that brings a sum back to a residue.
+// Residues modulo a prime as float64 integers: vectors of residues, and the reduction of a sum to a residue.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// A register of numbers, and as many residues, at any address.
+// A register of numbers; and the same number of residues, at any address.
 template <class Target>
 using Reals = Vector<double, Target>;
 template <int bytes>
@@ -24,7 +24,7 @@ BODY void reduce(V& x, const Q& q, const Q& inverse) {
     x = x - ((x * inverse + kMagic) - kMagic) * q;
 }
 
-// Keeps the compiler from fusing x, a product, with the sum that follows: it is rounded here.
+// Keeps the compiler from fusing the product x with the following sum: x is rounded here.
 template <typename V>
 BODY void rounded(V& x) {
 #if X86 && !defined(__clang__)

@@ -2,7 +2,7 @@
 // defines them.
 //
 // The table is bit-sliced (slices.h). With AVX2 or more, XOR is a product of bit matrices (tiles.h); sums, and XOR
-// without AVX2, choose among the sums of four rows (sums.h). Each thread takes a share of the table's blocks.
+// without AVX2, select among the sums of four rows (sums.h). Each thread computes a part of the table's blocks.
 
 #include <mutex>
 
@@ -49,7 +49,7 @@ void put(uint64_t* table, const Shape& s, int64_t index, const uint8_t* data) {
 // An estimate of nanoseconds: 3/4 for a line of the table with eight queries.
 double work(const Shape& s, int64_t queries) { return 0.75 * double(s.groups() * s.vectors() * ((queries + 7) / 8)); }
 
-// The sum over all blocks: each thread calls add(first block, last block, sums) with so many lines of its own.
+// The sum over all blocks: each thread calls add(first block, last block, sums) with its own lines for sums.
 template <class Add>
 std::vector<Line> total(const Shape& s, int64_t queries, int threads, int64_t lines, int width, const Add& add) {
     std::vector<Line> all;

@@ -1,9 +1,9 @@
-// What the kernels on tables of rows share: the layout of a bit-sliced table, and the queries' selections.
+// Shared by the kernels on tables of rows: the layout of a bit-sliced table, and the queries' selection bits.
 //
-// Eight rows are a group, and byte c of a group holds bit c of its eight rows. 64 such bytes, or eight bytes of the
-// rows, are a vector; four vectors, side by side for each group, are a tile; the tiles of 128 groups (1024 rows, a leaf
-// of the DPF) are a block: [block][tile][group][vector][64], read once from front to back. What is missing in the last
-// vector and the last groups is zero.
+// Eight rows are a group, and byte c of a group holds bit c of its eight rows. 64 such bytes, for eight bytes of each
+// row, are a vector; four vectors, side by side for each group, are a tile; the tiles of 128 groups (1024 rows, a leaf
+// of the DPF) are a block: [block][tile][group][vector][64], read once from front to back. The last vector and the last
+// groups are padded with zeros.
 
 #pragma once
 
@@ -67,15 +67,15 @@ BODY void exchange(T* word) {
     }
 }
 
-// ---- the selections of all queries for some blocks: leaves of their keys, or given bits
+// ---- the selection bits of all queries for some blocks: leaves of their keys, or bits of the caller
 
 struct Queries {
     const uint8_t* data;        // `size` bytes for each
     int64_t count, size, leaf;  // leaf: of the DPF, where the table begins; -1: the data are bits
 };
 
-// Blocks at a time: the bits of 192 queries, 192 KiB, stay in a second-level cache. The last line of a stride is there
-// so that queries do not fall into the same sets of a cache, and so that eight bytes can be read anywhere.
+// Blocks at a time: the bits of 192 queries, 192 KiB, fit a second-level cache. The last line of a stride keeps queries
+// out of the same sets of a cache, and makes any eight bytes readable.
 constexpr int64_t kBlocks = 8, kStride = kBlocks * kLeafBytes + 64;
 
 struct Selections {

@@ -1,8 +1,8 @@
 // The sum mod 2^width, or the XOR, of the rows that each query selects, from the bit-sliced table of slices.h.
 //
-// 64 bytes of eight rows become words again. Four rows have 16 sums, of which a query's four bits choose one: it costs
-// the query one addition where four would be needed (V. Arlazarov et al., On economical construction of the transitive
-// closure, 1970: the method of four Russians). Results are [64 bytes of the rows][query][64].
+// 64 bytes of eight rows become words again. Four rows have 16 sums, one of which a query's four bits select: a query
+// needs one addition in place of four (V. Arlazarov et al., On economical construction of the transitive closure, 1970:
+// the method of four Russians). Results are [64 bytes of the rows][query][64].
 
 #pragma once
 
@@ -19,7 +19,7 @@ struct Piece {               // of the work
     Line* sums;
 };
 
-// V is what a register holds of words.
+// V is a register of words.
 template <typename V, bool Xor>
 BODY void sum_words(const Piece& p) {
     constexpr int parts = int(64 / sizeof(V));
@@ -112,7 +112,7 @@ void merge_body(Line* sums, const Line* other, int64_t lines) {
         }
 }
 
-// Adds what another thread has summed.
+// Adds the sums of another thread.
 void merge_words(Line* sums, const Line* other, int64_t lines, int width) {
     switch (width) {
         case 0: return merge_body<uint64_t, true>(sums, other, lines);

@@ -1,10 +1,10 @@
 // The XOR of the rows that each query selects, from the bit-sliced table of slices.h: for targets that multiply bit
 // matrices fast. tiles_x86.h has the two functions of a target, `operands` and `add_tile`.
 //
-// It is a product of bit matrices over GF(2). Four query groups (of eight queries each) by a tile's four vectors are
-// summed in registers over the groups of a block (K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix
-// Multiplication, ACM TOMS 2008), while the next tile is fetched from memory: a tile, 32 KiB, stays in the first-level
-// cache for all queries, and each is read once.
+// The XOR is a product of bit matrices over GF(2). Four query groups (of eight queries each) times a tile's four
+// vectors are summed in registers over the groups of a block (K. Goto, R. van de Geijn, Anatomy of High-Performance
+// Matrix Multiplication, ACM TOMS 2008), while the next tile is fetched from memory: a tile, 32 KiB, stays in the
+// first-level cache for all queries, and is read from memory once.
 //
 // operands(target, bits, out): eight queries' bits for a block, 128 bytes for each, kStride apart, as `operand_words`
 // words in the form that the target multiplies by.

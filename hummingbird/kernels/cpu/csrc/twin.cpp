@@ -1,7 +1,7 @@
-// A comparison of the plaintext twin in one pass over memory: the fast version of reference/twin.py; kernels/simulation.py
-// has the equations and says why every step is exact. Plain loops without jumps, over blocks that stay in the
-// first-level cache: the compiler makes vectors of them. One thread: a pass is bound by memory, and a second thread has
-// not made nets faster on two cores, where torch's own workers are.
+// The comparison of a simulation in one pass over memory: a fast version of reference/simulation.py;
+// kernels/simulation.py has the equations and says why every step is exact. Plain loops without jumps, over blocks that
+// fit the first-level cache, which the compiler vectorizes. One thread: a pass is bound by memory, and a second thread
+// did not make nets faster on two cores, where torch's own workers run.
 
 #include <cmath>
 
@@ -103,7 +103,7 @@ struct Cut {
     }
 };
 
-// For q > 0: multiples of 2^(q-16), from whole numbers.
+// For q > 0: multiples of 2^(q-16), from integers.
 template <class Real, class Int, class Word, class Value>
 BODY void round_off(const Value* v, int64_t n, const Cut<Real, Int, Word>& cut, const Word* u, Value* y, Value* z) {
     for (int64_t i = 0; i < n; i++) {

@@ -1,8 +1,8 @@
-// Words of any width in one stream of bits: packed, and summed as they are unpacked; step tables, which are such words.
+// Words of any width in one stream of bits: packing, unpacking with sums, and step tables, which are such words.
 //
-// Eight words of `width` bits fill `width` bytes, so with AVX-512 one register holds eight words on either side of a
-// packing, and every 64-bit lane of it is two (unpacked) or three (packed) neighbouring lanes of the other, shifted:
-// a vector shift by 64 or more gives 0, which makes one rule of all cases. Elsewhere a 64-bit accumulator does it.
+// Eight words of `width` bits fill `width` bytes, so with AVX-512 one register holds eight words, packed or unpacked,
+// and every 64-bit lane of the result combines two (unpacking) or three (packing) neighbouring lanes, shifted: a vector
+// shift by 64 or more yields 0, so one rule covers all cases. Other targets use a 64-bit accumulator.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace {
 
 BODY uint64_t low_bits(int width) { return width < 64 ? (uint64_t(1) << width) - 1 : ~uint64_t(0); }
 
-// ---- sources of words to pack: read() gives one, or eight of which `step` bytes are there
+// ---- sources of words to pack: read() returns one word, or eight, of which `step` bytes exist
 
 struct Plain {
     const uint64_t* x;
@@ -58,8 +58,8 @@ BODY void pack(Portable, int64_t n, int width, uint8_t* out, Source source) {
 #if X86
 template <class Source>
 AVX512 void pack(Avx512, int64_t n, int width, uint8_t* out, Source source) {
-    // Neighbours are joined within the register until a joined word has more than 32 bits, or all eight are one word;
-    // a lane of the output then touches three joined words at most.
+    // Join neighbours within the register until a joined word has more than 32 bits, or all eight are one word; a lane
+    // of the output then overlaps three joined words at most.
     if (width == 0) return;
     int levels = 0, joined = width;
     for (; levels < 3 && joined <= 32; levels++) joined *= 2;
@@ -149,7 +149,7 @@ AVX512 void open(Avx512, const uint8_t* const* frames, int count, int64_t n, int
 }
 #endif
 
-// ---- words that are read in runs, each of which begins with a whole byte, and of a step table with a whole line
+// ---- words read in runs; each run begins at a whole byte, for a step table at a whole line
 
 constexpr int64_t kRun = 512;
 constexpr int kSigned = -32;  // the width of words of 32 bits with sign
@@ -159,7 +159,7 @@ struct Words {
     int width;  // bits of a word, up to 64
 };
 
-// Words start .. start + n - 1, n <= kRun: where they lie, if they fill 64 bits, else in `room`.
+// Words start .. start + n - 1, n <= kRun: in place if they have 64 bits, else unpacked in `room`.
 template <class Target>
 BODY const uint64_t* run_of(Target, Words from, int64_t start, int64_t n, uint64_t* room) {
     if (from.width == kSigned) {
@@ -177,7 +177,7 @@ BODY const uint64_t* run_of(Target, Words from, int64_t start, int64_t n, uint64
 
 template <int kBytes>
 BODY void wide_steps(Portable, const uint64_t* x, int64_t n, uint8_t* out) {
-    // A window of these constants, which starts so that the step comes at the right byte.
+    // A window of these constants whose start puts the step at the right byte.
     static const struct Bytes {
         uint8_t at[2 * kBytes];
         constexpr Bytes() : at() {

@@ -1,32 +1,35 @@
-"""Arithmetic on ciphertexts in plain torch, in float64; kernels/ciphertexts/arithmetic.py has the bounds."""
+"""Arithmetic on ciphertexts in plain torch: linear layers, sums and products, monomials, and BFV's operations.
+
+kernels/ciphertexts/arithmetic.py, monomials.py and bfv.py have the equations and the bounds.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic
-from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials
+from hummingbird.kernels.ciphertexts.ring import Ring, centred
 from hummingbird.kernels.reference.ciphertexts.ring import carry
 from hummingbird.kernels.registry import implements
 
-_CPU_NUMBERS, _GPU_NUMBERS = 1 << 16, 1 << 24  # float64 numbers per buffer: four fit a second-level cache; a full GPU
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 16, 1 << 24  # float64 numbers per buffer: 4 fit a second-level cache; a full GPU
 _LEAST_WIDTH = 128  # columns of a matrix product: with fewer it is slow
-_FEW_ROWS = 8  # from some 16 on a product is as fast as it gets
+_FEW_ROWS = 8  # up to here rows of several places are joined; from about 16 rows on a product has its full speed
 
 
 @implements(arithmetic.linear, "reference")
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
-    """See `arithmetic.linear`; some places and columns at a time, so that all buffers stay in the cache.
+    """See `arithmetic.linear`; a few places and columns at a time, so that all buffers stay in the cache.
 
-    out may be strided. steps: those of `_reduce` that the largest sum needs.
+    out may be strided. steps: the number of steps of `_reduce` that the largest sum needs.
     """
     (groups, rows, terms), places = weights.shape, index.shape[1]
     numbers = _CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS
-    width = ring.degree  # of the columns: wide ones first, as memory is read in long runs
+    width = ring.degree  # of the columns: as wide as fits, as memory is read fastest in long runs
     while width > _LEAST_WIDTH and width * max(rows, terms) > numbers:
         width //= 2
     lines = x.shape[1:-1].numel()
@@ -37,7 +40,7 @@ def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, s
         read = sources.reshape(-1).clamp(min=0)
         words = torch.empty((read.numel(), width), dtype=torch.int32, device=x.device)
         sums = torch.empty((count, factors.shape[1], across * width), dtype=torch.float64, device=x.device)
-        room = sums.new_empty(max(words.numel(), sums.numel()))  # for columns, and quotients when they are done with
+        room = sums.new_empty(max(words.numel(), sums.numel()))  # for columns, and then for quotients
         columns, spare = room[: words.numel()].view(words.shape), room[: sums.numel()].view(sums.shape)
         results = sums.view(count, -1, rows, across, width).transpose(1, 2).flatten(2, 3)
         for line in range(lines):
@@ -57,10 +60,11 @@ _Piece = tuple[slice, slice, Tensor, Tensor]
 
 
 def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
-    """Cut the work up: groups, their places, matrices (g, n rows, u) and what their columns read, (g, u, p).
+    """Split the work: groups, their places, matrices (g, n rows, u), and the ciphertexts they read, (g, u, p).
 
-    Either up to `most` places stand side by side, n = 1, or n places that share what they read one below the other,
-    p = 1: of a convolution with few filters, a matrix so small that reading its columns would take most of the time.
+    Either up to `most` places are columns side by side (n = 1); or n places that read mostly the same ciphertexts are
+    rows one below the other (p = 1): for a convolution with few filters, whose matrix is so small that reading the
+    columns would take most of the time.
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -80,9 +84,9 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
 
 
 def _runs(index: Tensor) -> list[int]:
-    """Cut (places, K) into runs of up to 4 places, each of which reads at least half of what those before it read.
+    """Split places (places, K) into runs of up to 4; each place shares at least half of its inputs with earlier ones.
 
-    A run of 4 reads at most 2.5 K ciphertexts, so its products are at most 2.5 times as many.
+    A run of 4 reads at most 2.5 K ciphertexts, so it has at most 2.5 times as many products.
     """
     runs: list[int] = []
     seen: set[int] = set()
@@ -98,7 +102,7 @@ def _runs(index: Tensor) -> list[int]:
 
 
 def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix for n places at once, (1, n rows, u), of weights (rows, K); which ciphertexts it reads, (1, u, 1)."""
+    """The matrix of n places at once, (1, n rows, u), of weights (rows, K); and the ciphertexts it reads (1, u, 1)."""
     used, position = index.reshape(-1).unique(return_inverse=True)
     places, terms = index.shape
     matrix = weights.new_zeros(places, weights.shape[0], used.numel())
@@ -108,20 +112,20 @@ def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
-    """`sums` modulo the prime, centred, in place: float64 integers, below 2^51 for one step, up to 2^53 - q for two."""
+    """Reduce `sums` modulo the prime, centred, in place: float64 integers, < 2^51 for one step, <= 2^53 - q for two."""
     for _ in range(steps):
         torch.mul(sums, 1.0 / prime, out=spare).round_()
         sums.sub_(spare, alpha=prime)
 
 
-# ---- one residue at a time
+# One residue at a time, in float64 -----------------------------------------------------------------------------------
 
 
 def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
-    """A function of float64 residues modulo one prime (n, ..., N), reduced in `steps`, a few ciphertexts at a time.
+    """Apply a function to the float64 residues modulo each prime (n, ..., N), a few ciphertexts at a time.
 
-    It is given the prime's number, where to write `sizes` parts of each ciphertext, of values that `_reduce` allows,
-    and the residues, which it may overwrite.
+    function: (number of the prime, output, residues of each tensor). It writes `sizes` parts for each ciphertext, in
+    the range that `_reduce` allows with `steps`, and may overwrite the residues.
     """
     like, count = tensors[0], tensors[0].shape[0]
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
@@ -129,13 +133,13 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
     most = max(sizes, sum(parts))
     step = max(1, (_CPU_NUMBERS if like.is_cpu else _GPU_NUMBERS) // (ring.degree * most))
     room = torch.empty(2, min(step, count) * most * ring.degree, dtype=torch.float64, device=like.device)
-    ends = [0, *accumulate(parts)]
+    ends = [0, *itertools.accumulate(parts)]
     for start in range(0, count, step):
         some = slice(start, min(start + step, count))
         each = (some.stop - start) * ring.degree
-        # Quotients go where the residues were, which are done with by then.
+        # Quotients overwrite the residues, which are not needed any more then.
         values, spare = (half[: sizes * each].view(-1, sizes, ring.degree) for half in room)
-        residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in pairwise(ends)]
+        residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in itertools.pairwise(ends)]
         for i, prime in enumerate(ring.primes):
             for residue, t in zip(residues, tensors, strict=True):
                 residue.copy_(t[some, :, i])
@@ -176,7 +180,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
-    """Write products of x (n, a, N) and y (n, b, N) to `out`: sums of at most 8, each below q^2 / 4; < 2^53 - q."""
+    """Write products of x (n, a, N) and y (n, b, N) to `out`: sums of at most 8 products below q^2 / 4; < 2^53 - q."""
     a, b = x.shape[1], y.shape[1]
     torch.mul(x[:, :1], y, out=out[:, :b])
     torch.mul(x[:, 1:], y[:, b - 1 :], out=out[:, b:])
@@ -193,7 +197,7 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 
 
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
-    """Spread [x]_p, the residues modulo the last prime, to the other primes: of the same form."""
+    """Convert [x]_p, the residues modulo the last prime, to residues modulo the other primes, in the same form."""
     (n, size, _, degree), count = x.shape, len(ring.primes) - 1
     dropped = x[:, :, count]
     spread = x.new_empty(n, size, count, degree)
@@ -201,3 +205,44 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     values = carry(dropped[:, plain:].reshape(-1, degree), ring.primes[count], ring.take(count))
     spread[:, plain:] = values.view(n, size - plain, count, degree)
     return spread
+
+
+# Monomials and BFV, in int64 -----------------------------------------------------------------------------------------
+
+
+@implements(monomials.taps, "reference")
+def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
+    """See `monomials.taps`; |sum| < 2^53, which int64 holds."""
+    ends, degree = first.tolist(), ring.degree
+    out = torch.zeros(len(ends) - 1, *x.shape[1:], dtype=torch.int64, device=x.device)
+    for sums, start, stop in zip(out, ends[:-1], ends[1:], strict=True):
+        terms = zip(*(t[start:stop].tolist() for t in (inputs, shifts, factors)), strict=True)
+        for number, shift, factor in terms:
+            sign = 1 - 2 * (shift // degree)  # X^N = -1
+            shift %= degree
+            sums[..., shift:].add_(x[number, ..., : degree - shift], alpha=sign * factor)
+            sums[..., :shift].sub_(x[number, ..., degree - shift :], alpha=sign * factor)
+    for i, q in enumerate(ring.primes):
+        out[..., i, :] = centred(out[..., i, :], q)
+    return out.int()
+
+
+@implements(bfv.encode, "reference")
+def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
+    """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""
+    v = (x * factor) << (64 - k) >> (64 - k)  # mod 2^64, then the low k bits with their sign
+    residues = [centred(error - v * inverse, q) for q, inverse in zip(ring.primes, inverses, strict=True)]  # below 2^57
+    return torch.stack(residues, 1).int()
+
+
+@implements(bfv.accumulate, "reference")
+def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
+    """See `bfv.accumulate`; output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1]."""
+    out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32, device=x.device)
+    for number, (start, end) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
+        total = torch.zeros(x.shape[1:], dtype=torch.int64, device=x.device)
+        for weight, source in zip(order[start:end].tolist(), inputs[start:end].tolist(), strict=True):
+            total += weights[weight].long() * x[source]
+        for i, q in enumerate(ring.primes):
+            out[number, :, i] = centred(total[:, i], q)
+    return out

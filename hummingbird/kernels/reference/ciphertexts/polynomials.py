@@ -11,7 +11,7 @@ from torch import Tensor
 from hummingbird.kernels.ciphertexts import polynomials
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
 from hummingbird.kernels.ciphertexts.ring import Ring
-from hummingbird.kernels.reference.ciphertexts.workspace import pieces
+from hummingbird.kernels.reference.ciphertexts.ring import pieces
 from hummingbird.kernels.registry import implements
 
 
@@ -78,7 +78,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """Inverses of every prime modulo each of those after it, centred."""
+    """The inverse of every prime modulo each later prime, centred."""
     rows = []
     for k, earlier in enumerate(primes):
         found = [(pow(earlier, -1, q), q) for q in primes[k + 1 :]]

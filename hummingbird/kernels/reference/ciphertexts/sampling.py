@@ -1,4 +1,4 @@
-"""Uniform residues, binomial errors and wide integers in plain torch, from words that were drawn."""
+"""Uniform residues, binomial errors and wide integers in plain torch, from drawn words."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import torch
 from torch import Tensor
 
 from hummingbird.kernels.ciphertexts import sampling
-from hummingbird.kernels.ciphertexts.ring import Ring
-from hummingbird.kernels.ciphertexts.roots import centred
+from hummingbird.kernels.ciphertexts.ring import Ring, centred
 from hummingbird.kernels.ciphertexts.sampling import ETA, WORD
 from hummingbird.kernels.registry import implements
 
-_AT_ONCE = 1 << 15  # elements, of torch on a CPU: what they take stays in the second-level cache
+_AT_ONCE = 1 << 15  # elements at a time on a CPU: their memory fits the second-level cache
 
 
 @implements(sampling.uniform, "reference")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Take words x, int32 (n, L, N), to residues in place; returns the places of those to draw again, int64."""
+    """Convert words x, int32 (n, L, N), to residues in place; returns the flat indices to draw again, int64."""
     (primes, degree), moduli = x.shape[1:], moduli.view(-1, 1)
     half, apart = moduli // 2, degree // 8
     step = max(1, 4 * _AT_ONCE // (primes * degree)) if x.is_cpu else max(1, len(x))
     found = [torch.empty(0, dtype=torch.int64, device=x.device)]
     for start in range(0, len(x), step):
         piece = x[start : start + step].bitwise_and_(WORD)
-        # Few words are out of range: the largest of every eight is compared first, as maxima cost less.
+        # Few words are out of range, and maxima cost less than comparisons: compare the largest of every eight first.
         largest = piece.unflatten(2, (8, apart)).amax(2)
         line, column = (largest >= moduli).flatten(0, 1).nonzero().unbind(1)
         eight = piece.view(-1, 8, apart)[line, :, column]
@@ -41,7 +40,7 @@ def noise(words: Tensor) -> Tensor:
     for x, counts in zip(words.view(-1).split(step), out.view(-1).split(step), strict=True):
         x &= (1 << 2 * ETA) - 1
         part = torch.empty_like(x)
-        # Ones of every two, four and eight bits, on halves of words, as 32-bit shifts are vector instructions.
+        # Count ones in every two, four and eight bits, on halves of words, as 32-bit shifts are vector instructions.
         half, other = x.view(torch.int32), part.view(torch.int32)
         half.sub_(torch.bitwise_right_shift(half, 1, out=other).bitwise_and_(0x55555555))
         torch.bitwise_right_shift(half, 2, out=other).bitwise_and_(0x33333333)

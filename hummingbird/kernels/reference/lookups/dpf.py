@@ -56,14 +56,14 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
         refuse(role != party, f"is not for party {party}", "the first keys go to party 0, the second to party 1")
     refuse(counts - 1 >= MOST_ROWS, f"is for a table of no or more than {MOST_ROWS} rows")  # 0 - 1 wraps
     count = int(counts[0])
-    refuse(counts != count, f"is for a table of another size than key 0, which has {count} rows", "batch them apart")
+    refuse(counts != count, f"is for a table of another size than key 0, which has {count} rows", "use two batches")
     if rows is not None and count != rows:
         hint = "ask the server for its table's shape before making keys"
         raise InputError(f"the keys are for a table of {count} rows, this one has {rows}", where=where, hint=hint)
     if size != key_bytes(count):
         hint = f"a key for {count} rows has {key_bytes(count)} bytes"
         raise InputError(f"the keys are cut short or too long: {size} bytes", where=where, hint=hint)
-    # So that a key has one encoding only; what is random in it cannot be checked.
+    # A key has one encoding only; its random parts cannot be checked.
     damaged = "is damaged or was not made by pir.dpf.generate"
     refuse(data[:, ROOT] & 1 != role, f"{damaged}: its root does not fit its party")
     spare = (data[:, HEAD:-LEAF_BYTES:LEVEL] & 1) | (data[:, HEAD + BLOCK : -LEAF_BYTES : LEVEL] & 0xFC)

@@ -1,14 +1,14 @@
-"""The two pseudo-random functions that grow the tree of a distributed point function, in plain torch: the definition.
+"""The two pseudo-random functions of the trees of distributed point functions, defined in plain torch.
 
 H(j, s) is block j, 16 bytes, of a node's seed s (128 bits, the lowest one 0). Blocks 0 and 1 are the node's children,
 blocks 2 to 9 the 1024 bits of a leaf.
 
-AES: H(j, s) = AES-128_k(s ^ 2j) ^ s ^ 2j, Matyas-Meyer-Oseas with a public key k that each pair of keys has anew, so
-that an attack on many pairs gains nothing by their number (Guo, Katz, Wang, Weng and Yu, "Better concrete security for
-half-gates garbling (in the multi-instance setting)", CRYPTO 2020; Guo, Katz, Wang and Yu, S&P 2020). 2j leaves the
-lowest bit alone.
-CHACHA12: ChaCha with 12 rounds (Bernstein, "ChaCha, a variant of Salsa20", 2008) and the 128-bit key s; the nonce is
-the pair's own, 12 public bytes. The first half of block 0 is the children, blocks 1 and 2 are the leaf.
+AES: H(j, s) = AES-128_k(s ^ 2j) ^ s ^ 2j, Matyas-Meyer-Oseas, with a fresh public key k for each pair of keys, so that
+an attack on many pairs is no easier than on one (Guo, Katz, Wang, Weng and Yu, "Better concrete security for half-gates
+garbling (in the multi-instance setting)", CRYPTO 2020; Guo, Katz, Wang and Yu, S&P 2020). 2j does not change the lowest
+bit.
+CHACHA12: ChaCha with 12 rounds (Bernstein, "ChaCha, a variant of Salsa20", 2008) and the 128-bit key s; the nonce is 12
+public bytes, fresh for each pair of keys. The first half of ChaCha's block 0 is the children, blocks 1 and 2 the leaf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hummingbird.kernels.lookups.dpf import AES, BLOCK
-from hummingbird.kernels.reference.chacha20 import rounds
+from hummingbird.kernels.reference.streams import rounds
 
 _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 
@@ -56,5 +56,5 @@ def _chacha12(public: Tensor, seeds: Tensor, counter: int) -> Tensor:
 
 
 def _words(octets: Tensor) -> Tensor:
-    """int32 of the same bytes; a view of a batch of one keeps strides that are no multiple of a word."""
+    """View bytes as int32, on a copy: a view of a batch of one may have strides that are no multiple of a word."""
     return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)

@@ -1,4 +1,4 @@
-"""Rows and their selection in plain torch, row after row as they came."""
+"""Rows and their selection in plain torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hummingbird.kernels.lookups.rows import WIDTHS, RowStore
 from hummingbird.kernels.reference.lookups.dpf import expand
 from hummingbird.kernels.registry import implements
 
-_HUGE = 4 << 20  # bytes from which on a table asks for large pages
-_PIECE = 4096  # rows at a time: sums of so many bits are exact in float32, 4096 < 2^24
+_HUGE = 4 << 20  # bytes from which on a table uses large pages
+_PIECE = 4096  # rows at a time: sums of 4096 < 2^24 bits are exact in float32
 
 
 @implements(RowStore, "reference")
@@ -41,8 +41,9 @@ class PlainRows(RowStore):
 
 
 def select(bits: Tensor, data: Tensor, width: int) -> Tensor:
-    """Combine the rows of `data`, uint8 (rows, row_bytes), that packed bits, uint8 (B, n >= ceil(rows / 8)), select:
-    their XOR for width 0, else the sum of words of `width` bits.
+    """Combine the rows that bits select: their XOR for width 0, else the sum of words of `width` bits.
+
+    bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: uint8 (rows, row_bytes). Returns uint8 (B, row_bytes).
     """
     total = torch.zeros((len(bits), data.shape[1] * 8 // (width or 1)), dtype=torch.int64)
     for start in range(0, len(data), _PIECE):
@@ -51,7 +52,7 @@ def select(bits: Tensor, data: Tensor, width: int) -> Tensor:
         if width:
             total += chosen.long() @ part.contiguous().view(WIDTHS[width]).long()  # wraps mod 2^64
         else:
-            total ^= (chosen.float() @ _unpack(part).float()).long()  # the lowest bit counts
+            total ^= (chosen.float() @ _unpack(part).float()).long()  # only the lowest bit is used
     if width:
         return total.to(WIDTHS[width]).view(torch.uint8)
     return ((total & 1).view(len(bits), -1, 8) << torch.arange(8)).sum(2).to(torch.uint8)
@@ -62,7 +63,7 @@ def _unpack(data: Tensor) -> Tensor:
 
 
 def zeros(size: int) -> Tensor:
-    """Take bytes of 0, uint8 (size,), aligned to 64; on large pages where there are such, which halve the misses."""
+    """Allocate zeros, uint8 (size,), aligned to 64; on large pages if there are any, which halve the cache misses."""
     try:
         if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
             return torch.zeros(size, dtype=torch.uint8)

@@ -1,5 +1,5 @@
 """Shares in plain torch."""
 
-from hummingbird.kernels.reference.shares import dealing, opening, packing, products
+from hummingbird.kernels.reference.shares import opening, packing, products
 
-__all__ = ["dealing", "opening", "packing", "products"]
+__all__ = ["opening", "packing", "products"]

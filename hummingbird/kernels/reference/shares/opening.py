@@ -1,10 +1,17 @@
-"""The local ends of masked openings in plain torch, on any device: kernels/shares/opening.py has the equations."""
+"""Masked openings in plain torch, on any device: what the dealer and the parties compute locally.
+
+kernels/shares/dealing.py and kernels/shares/opening.py have the equations.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.reference.shares.packing import (
     from_bits,
     logical_shift,
@@ -14,8 +21,29 @@ from hummingbird.kernels.reference.shares.packing import (
     unpack_words,
 )
 from hummingbird.kernels.registry import implements
-from hummingbird.kernels.shares import opening, packing
+from hummingbird.kernels.shares import dealing, opening, packing
 from hummingbird.kernels.shares.words import Words, plain
+
+# The dealer ----------------------------------------------------------------------------------------------------------
+
+
+@implements(dealing.deal_masks, "reference")
+def deal_masks(
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
+) -> list[Tensor]:
+    """See `dealing.deal_masks`."""
+    mask, *bits = ([plain(share) for share in shares] for shares in fields[:3])
+    choice, wrap = (reduce(torch.bitwise_xor, shares) for shares in bits)
+    values, out = dealing.mask_values(mask, choice, wrap, n, k, m, sizes, whole), []
+    widths = dealing.widths(k, ring, whole)
+    for value, shares, width in zip(values, fields[3:], widths, strict=False):
+        out.append(packing.pack_words(reduce(torch.sub, [plain(share) for share in shares], value), width))
+    for table, shares in zip(values[len(widths) :], fields[3 + len(widths) :], strict=True):
+        out.append(reduce(torch.bitwise_xor, [plain(share) for share in shares], table))
+    return out
+
+
+# The parties ---------------------------------------------------------------------------------------------------------
 
 
 @implements(opening.rescale, "reference")
@@ -47,13 +75,13 @@ def select(
 
 @implements(opening.mask_words, "reference")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """round(share / 2^shift) + mask mod 2^width, packed: two int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    """See `opening.mask_words`."""
     return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """The sum of packed words mod 2^width, without sign: int64 (n,)."""
+    """See `opening.open_words`."""
     total = unpack_words(frames[0], n, width)
     for frame in frames[1:]:
         total += unpack_words(frame, n, width)
@@ -62,7 +90,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "reference")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """T[v] = [x mod 2^bits <= v] for all v, as bits, the elements one after the other: uint8 (ceil(n 2^bits / 8),)."""
+    """See `opening.step_table`."""
     step = x & low_bits(bits)
     if bits < 3:
         return pack_words(torch.full_like(step, -1) << step, 1 << bits)
@@ -116,7 +144,7 @@ def lift(
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)
-    # Shares of the two bits and of the mask, whose own carries are taken off.
+    # Shares of the two bits and of the mask, less the masks' carry.
     b, s = (c * one + (1 - 2 * c) * plain(r) for c, r in zip(bits, (bit, wrap), strict=True))
     below = 1 - ((opened >> (k - 1)) & 1)  # [X < 2^(w-1)]
     over = (below * one - s) << k if k < 64 else 0

@@ -14,7 +14,7 @@ from hummingbird.kernels.shares import packing
 
 
 def logical_shift(x: Tensor, shift: int) -> Tensor:
-    """x >> shift of words without sign."""
+    """x >> shift for unsigned words."""
     return x if shift == 0 else (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
@@ -25,14 +25,14 @@ def low_bits(width: int) -> int:
 
 @implements(packing.pack_bits, "reference")
 def pack_bits(bits: Tensor) -> Tensor:
-    """Bit 0 of every byte, eight to a byte: uint8 (n,) -> uint8 (ceil(n/8),)."""
+    """See `packing.pack_bits`."""
     padded = torch.nn.functional.pad(bits & 1, (0, -bits.numel() % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
 
 
 @implements(packing.to_planes, "reference")
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Row j holds bit low + j of every element: int64 (n,) -> uint8 (count, ceil(n/8))."""
+    """See `packing.to_planes`."""
     planes = torch.empty((count, (x.numel() + 7) // 8), dtype=torch.uint8, device=x.device)
     for j in range(count):
         planes[j] = pack_bits(((x >> (low + j)) & 1).to(torch.uint8))
@@ -41,14 +41,14 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 @implements(packing.from_bits, "reference")
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """The first n packed bits as ring elements 0 and 1: uint8 (ceil(n/8),) -> int64 (n,)."""
+    """See `packing.from_bits`."""
     weights = torch.arange(8, dtype=torch.uint8, device=plane.device)
     return ((plane[:, None] >> weights) & 1).view(-1)[:n].to(torch.int64)
 
 
 @implements(packing.pack_words, "reference")
 def pack_words(x: Tensor, width: int) -> Tensor:
-    """The low `width` bits of every element: int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    """See `packing.pack_words`."""
     n = x.numel()
     lanes = torch.nn.functional.pad(x & low_bits(width), (0, -n % 8)).view(-1, 8).t().contiguous()
     out = torch.zeros(width, lanes.shape[1], dtype=torch.uint8, device=x.device)
@@ -60,7 +60,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "reference")
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """The first n words, without sign: uint8 (ceil(n width / 8),) -> int64 (n,)."""
+    """See `packing.unpack_words`."""
     count = -(-n // 8)
     places = torch.nn.functional.pad(data, (0, count * width - data.numel())).view(count, width).t().contiguous()
     out = torch.zeros(8, count, dtype=torch.int64, device=data.device)
@@ -71,7 +71,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 
 
 def _overlaps(width: int) -> list[tuple[int, int, int]]:
-    """(lane, byte, shift): byte `byte` of a group of eight words holds bits from `shift` on of word `lane`."""
+    """Triples (lane, byte, shift): byte `byte` of a group of eight words holds bits from `shift` on of word `lane`."""
     return [
         (lane, byte, 8 * byte - lane * width)
         for lane in range(8)

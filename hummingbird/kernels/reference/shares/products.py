@@ -1,7 +1,7 @@
-"""Exact products and convolutions in plain torch, right in all 64 bits, however few are read.
+"""Exact products and convolutions in plain torch, right in all 64 bits.
 
-torch's own int64 `matmul` wraps mod 2^64 on CPUs, on columns built for a few images at a time. CUDA has no integer
-product: there the factors are cut into 16-bit limbs whose products are summed in float64, exactly.
+On CPUs torch's int64 `matmul`, which wraps mod 2^64, runs on columns that are built for a few images at a time. CUDA
+has no integer product: there the factors are split into 16-bit limbs, whose products are summed in float64, exactly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import products
 from hummingbird.kernels.shares.products import Factor
 
-LIMB_TERMS = 1 << 21  # the most terms whose sum of limb products is exact in float64
-_COLUMN_BYTES = 4 << 20  # unfolded columns built at a time: they stay in the cache
+LIMB_TERMS = 1 << 21  # the largest number of terms for which sums of limb products are exact in float64
+_COLUMN_BYTES = 4 << 20  # size of the unfolded columns that are built at a time: they fit the cache
 
 
 @implements(products.matmul, "reference")
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """`matmul` in plain torch."""
+    """See `products.matmul`."""
     return _product(a, factor.code)
 
 
@@ -31,10 +31,10 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
-    """`matmul` from float64 products of 16-bit limbs.
+    """Multiply int64 matrices mod 2^64 by float64 products of 16-bit limbs.
 
-    Exact: limbs are below 2^16, so a sum of k products is below k 2^32 <= 2^53 for k <= 2^21, and so is every partial
-    sum, in whatever order the device adds.
+    Exact: limbs are below 2^16, so a sum of k products, and every partial sum in any order, is below k 2^32 <= 2^53 for
+    k <= 2^21. Raises InputError for larger k.
     """
     if a.shape[-1] > LIMB_TERMS:
         raise InputError(f"inner dimension {a.shape[-1]} exceeds 2^21, the exactness bound of the float64 product")
@@ -59,7 +59,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """`conv2d` in plain torch: columns by strides, one matrix product per group."""
+    """See `products.conv2d`: columns by strides, one matrix product per group."""
     weight = factor.code
     batch, channels = x.shape[:2]
     outputs, inputs, kh, kw = weight.shape
@@ -83,7 +83,7 @@ def conv2d(
 def columns(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
 ) -> Tensor:
-    """The inputs of every place, side by side: (groups, terms, images * places), of x's type."""
+    """Unfold: the inputs of every output position as columns, (groups, terms, images * positions), of x's type."""
     images, channels = x.shape[:2]
     sb, sc, sh, sw = x.stride()
     view = x.as_strided(
@@ -94,7 +94,7 @@ def columns(
 
 
 def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:
-    """One input channel per group: a sum of shifted, scaled copies; nothing is unfolded."""
+    """A convolution with one input channel per group: a sum of shifted, scaled copies, without unfolding."""
     channels, outputs = x.shape[1], weight.shape[0]
     x = x.repeat_interleave(outputs // channels, dim=1) if outputs != channels else x
     out = torch.zeros(x.shape[0], outputs, oh, ow, dtype=torch.int64, device=x.device)

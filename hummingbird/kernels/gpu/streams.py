@@ -1,4 +1,4 @@
-"""ChaCha20 in Triton: every thread computes a block; kernels/chacha20.py describes it."""
+"""ChaCha20 in Triton: each thread computes one block; kernels/streams.py describes the cipher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hummingbird.kernels import chacha20 as declared
+from hummingbird.kernels import streams
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.registry import implements
 
@@ -82,9 +82,9 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
     tl.store(at + 15, x15.to(tl.int32, bitcast=True), mask=inside)
 
 
-@implements(declared.chacha20, "gpu")
+@implements(streams.chacha20, "gpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """See `chacha20.chacha20`."""
+    """See `streams.chacha20`."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device

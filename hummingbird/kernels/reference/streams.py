@@ -1,15 +1,18 @@
-"""ChaCha20's block function in plain torch; kernels/chacha20.py describes it."""
+"""Key streams in plain torch (ChaCha20) and by OpenSSL (AES-128); kernels/streams.py describes them."""
 
 from __future__ import annotations
 
 import struct
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
-from hummingbird.kernels import chacha20 as declared
+from hummingbird.kernels import streams
 from hummingbird.kernels.registry import implements
 
+_PIECE = 1 << 20  # bytes that OpenSSL encrypts at once
+_ZEROS = bytes(_PIECE)
 CONSTANTS = struct.unpack("<4i", b"expand 32-byte k")
 # Quarter rounds on the columns, then on the diagonals, of the 4 x 4 state.
 QUARTERS = (
@@ -18,9 +21,9 @@ QUARTERS = (
 )
 
 
-@implements(declared.chacha20, "reference")
+@implements(streams.chacha20, "reference")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """See `chacha20.chacha20`; int32 additions wrap."""
+    """See `streams.chacha20`; int32 additions wrap."""
     counter = torch.arange(first, first + blocks, device=key.device).to(torch.int32)  # keeps the low 32 bits
     constants = [torch.full_like(counter, word) for word in CONSTANTS]
     start = [*constants, *key[:, None].expand(-1, blocks), counter, *[torch.zeros_like(counter)] * 3]
@@ -28,9 +31,9 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def rounds(start: list[Tensor], count: int) -> list[Tensor]:
-    """The block function: `count` rounds, an even number, of the state `start`, and the state added to the result.
+    """ChaCha's block function: `count` rounds on the state `start`, plus `start` itself.
 
-    start: the 16 words of many states, int32 of one shape. Twenty rounds are ChaCha20, twelve ChaCha12.
+    start: the 16 words of many states, int32 of one shape. count: even; 20 for ChaCha20, 12 for ChaCha12.
     """
     x = list(start)
 
@@ -46,3 +49,20 @@ def rounds(start: list[Tensor], count: int) -> list[Tensor]:
             turn(a, b, d, 8)
             turn(c, d, b, 7)
     return [end + begin for end, begin in zip(x, start, strict=True)]
+
+
+@implements(streams.aes128, "reference")
+def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
+    """See `streams.aes128`."""
+    counter = modes.CTR((4 * first).to_bytes(16, "big"))
+    return encrypted_zeros(Cipher(algorithms.AES(key.numpy().tobytes()), counter).encryptor(), 64 * blocks)
+
+
+def encrypted_zeros(encrypt: CipherContext, size: int) -> Tensor:
+    """The first `size` bytes, a multiple of 64, of a cipher's key stream: uint8 (size,)."""
+    out = torch.empty(size + 15, dtype=torch.uint8)  # update_into wants a block of slack
+    view = out.numpy().data
+    for start in range(0, size, _PIECE):
+        end = min(start + _PIECE, size)
+        encrypt.update_into(memoryview(_ZEROS)[: end - start], view[start : end + 15])
+    return out[:size]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.graph import OPS, run_all, trace
-from hummingbird.graph.dimensions import ranks
 from hummingbird.graph.ops.dimension_rules import INPUT, Rank
 from hummingbird.graph.ops.vocabulary import OPERATIONS
+from hummingbird.graph.properties import ranks
 from hummingbird.graph.steps import Step, refs
 from tests.support.covering import every
 from tests.support.operations import Function, cases

@@ -1,1 +1,0 @@
-"""Rewriting of steps into others that compute the same function."""

@@ -1,0 +1,68 @@
+"""Key streams of ChaCha20 and AES-128: random bytes on the device where the shares are.
+
+A stream is cut into blocks of 64 bytes, which are independent: a device computes all of them at once, and a kernel that
+reads few of them computes these alone (`drawn.Drawn`).
+
+ChaCha20 (RFC 8439, section 2.3), on any device: a block is the state of four constants, eight words of key, a block
+counter and three words of nonce, here zero, after twenty rounds of additions, xors and rotations on 32-bit words, plus
+the state before them.
+AES-128 in counter mode (FIPS 197; NIST SP 800-38A), on a CPU: block i holds the encryptions of 4 i, ..., 4 i + 3 as
+big-endian numbers of 128 bits.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.devices import put
+from hummingbird.kernels.registry import best
+
+BLOCK_BYTES = 64
+CHACHA20_KEY_BYTES, AES128_KEY_BYTES = 32, 16
+
+
+def chacha20_key(key: bytes, device: torch.device) -> Tensor:
+    """Put a key of 32 bytes on a device: int32 (8,). InputError for another size."""
+    if len(key) != CHACHA20_KEY_BYTES:
+        raise InputError(f"a key has {CHACHA20_KEY_BYTES} bytes, got {len(key)}", where="kernels.chacha20")
+    return put(torch.tensor(struct.unpack("<8i", key), dtype=torch.int32), device)
+
+
+def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
+    """Compute blocks first .. first + blocks - 1 of the key stream, zero nonce: uint8 (64 * blocks,), where the key is.
+
+    key: of `chacha20_key`. first + blocks <= 2^32, the end of the counter. InputError for anything else.
+    """
+    if key.shape != (CHACHA20_KEY_BYTES // 4,) or key.dtype != torch.int32:
+        raise InputError(f"expected a key int32 (8,), got {key.dtype} {tuple(key.shape)}", where="kernels.chacha20")
+    if not 0 <= first <= first + blocks <= 1 << 32:
+        raise InputError("the key stream ends after 2^32 blocks, 256 GiB", where="kernels.chacha20")
+    return best(chacha20, key)(key, first, blocks)
+
+
+def aes128_key(key: bytes) -> Tensor:
+    """Put a key of 16 bytes in a tensor on the CPU: int32 (4,). InputError for another size."""
+    if len(key) != AES128_KEY_BYTES:
+        raise InputError(f"a key has {AES128_KEY_BYTES} bytes, got {len(key)}", where="kernels.aes128")
+    return torch.tensor(struct.unpack("<4i", key), dtype=torch.int32)
+
+
+def is_aes128(key: Tensor) -> bool:
+    """Whether a key, of `aes128_key` or `chacha20_key`, is one of AES-128."""
+    return len(key) == AES128_KEY_BYTES // 4
+
+
+def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
+    """Compute blocks first .. first + blocks - 1 of the key stream: uint8 (64 * blocks,).
+
+    key: of `aes128_key`. first + blocks <= 2^56. InputError for anything else.
+    """
+    if key.shape != (AES128_KEY_BYTES // 4,) or key.dtype != torch.int32 or not key.is_cpu:
+        raise InputError(f"expected a key int32 (4,), got {key.dtype} {tuple(key.shape)}", where="kernels.aes128")
+    if not 0 <= first <= first + blocks <= 1 << 56:
+        raise InputError("no such blocks of the key stream", where="kernels.aes128")
+    return best(aes128, key)(key, first, blocks)
