@@ -2,13 +2,17 @@
 
     from hummingbird.he import bfv
 
-    secret = bfv.Secret.new() # the client, which holds ring elements r fresh = secret.encrypt(r, k) # to the server
-    sums = bfv.products(fresh.parts(), bfv.transform(w), pairs, outputs) reply = bfv.evaluate(secret.public(), sums,
-    masks, k, used) # back to the client, which learns only w r - masks secret.decrypt(reply, k)
+    secret = bfv.Secret.new()                                     # the client, which holds ring elements r
+    fresh = secret.encrypt(r, k)                                  # to the server
+    sums = bfv.products(fresh.parts(), bfv.transform(w), pairs, outputs)
+    reply = bfv.evaluate(secret.public(), sums, masks, k, used)   # back to the client, which learns only w r - masks
+    secret.decrypt(reply, k)
 
-scheme parameters, weights and their products keys the secret, encryption, decryption; switching from one secret to
-another messages ciphertexts and keys as they are sent reply answers, and how they hide the server's weights noise
-bounds: results are exact, and answers reveal nothing about the weights
+scheme      parameters, weights and their products
+keys        the secret, encryption, decryption; switching from one secret to another
+messages    ciphertexts and keys as they are sent
+reply       answers, and how they hide the server's weights
+noise       bounds: results are exact, and answers reveal nothing about the weights
 
 The modules below map a layer to polynomials; the mapping is public:
 
