@@ -2,19 +2,19 @@
 
     from hummingbird import he
 
-    model = he.convert_model(net, (1, 28, 28))       # parameters, scales and the plan are chosen here
-    print(model.report())                            # before anything runs
-    logits = model(images)                           # both roles in this process; `service` has them in two
+    model = he.convert_model(net, (1, 28, 28))       # chooses parameters, scales and a plan
+    print(model.report())                            # layers, cost and predicted precision
+    logits = model(images)                           # both roles in this process; `service` separates them
 
 A tensor (S, C, H, W) is C H W ciphertexts of S slots: a weight is one number for all images, so a layer is an exact
 integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph-HE2, WAHC 2019, for the packing;
 kernels/ciphertexts/arithmetic.py for the product).
 
 scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
-bfv/      products of a single layer, exact mod 2^k: what two parties do before an input is there
-compile/  from a net to a plan: who computes which step, how large its values are, and at which scales
-runtime/  a plan at work: client, server, and what crosses between them
-service/  both as programs, over gRPC
+bfv/      products of a single layer, exact mod 2^k: the offline phase of hybrid inference
+compile/  from a net to a plan: which role computes each step, bounds of its values, and scales
+runtime/  executes a plan: client, server, and the tensors that they exchange
+service/  client and server as programs, over gRPC
 """
 
 from hummingbird.he.compile.convert import convert_model, make_plan

@@ -1,12 +1,12 @@
-"""The two walks over a plan: the data's side before the image is there, the model's side with X - r.
+"""The two walks over a plan: the data's side before the image is known, the model's side with X - r.
 
-Both compute the same linear steps on their own shares; the model's side alone adds constants. The cut, from a value v
-mod 2^ring to one of m bits less:
+Both sides compute the same linear steps on their own shares; only the model's side adds constants. The cut drops the
+low m bits of a value v mod 2^ring:
 
     (u >> m) + (d >> m)  =  floor((v + 2^m - 1 - z) / 2^m)   mod 2^(ring - m),   u + d = v + 2^m - 1,   z = d mod 2^m
 
-z is uniform, so that this is v / 2^m on average. Without the 2^m - 1 every value would lose almost a unit on average,
-which costs a ResNet-18 with windows of 9 bits ten points of accuracy.
+z is uniform, so the result is v / 2^m on average. Without the 2^m - 1, values would be almost one unit too small on
+average, which costs a ResNet-18 with windows of 9 bits ten points of accuracy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _taps(step: Step, x: Tensor) -> Tensor:
     return torch.stack([x.index_select(axis, torch.tensor(row)) for row in places], 1)
 
 
-# Linear operations on int64 (B, ...); all but `cut`, which `_local` has.
+# Linear operations on int64 (B, ...); `local` handles `cut`.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "sum": _sum,  # factors: an integer for each input; constant: added by the model's side
     "sum_pool": _sum_pool,  # kernel, stride, padding: (rows, columns)
@@ -64,7 +64,10 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """A step of LOCAL on one side's shares, mod 2^ring; model: the side that adds constants."""
+    """Compute a step of LOCAL on one side's shares, mod 2^ring.
+
+    model: whether it is the model's side, which adds constants.
+    """
     if step.op == "cut":
         m = step.attrs["m"]
         return reduced(values[0] + ((1 << m) - 1) * model, step.ring + m) >> m
@@ -73,7 +76,7 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
 
 
 def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: LocalStep) -> Tensor:
-    """The last value, mod 2^ring, from the images' int64 (B, *shape), with functions for each kind of step."""
+    """Run all steps on images, int64 (B, *shape), with a function for each kind of step; returns the last value."""
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
         if isinstance(step, Linear):
@@ -98,7 +101,7 @@ def _model_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
 
 
 def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The data's side: r mod 2^ring for every `Linear`, by number, as it is to be encrypted, int64 (B, C, H, W).
+    """The data's side: the input r of every `Linear`, mod 2^ring, to be encrypted; int64 (B, C, H, W), by number.
 
     masks: int64 (B, *shape), one for each of `plan.masked`, uniform mod 2^ring.
     """
@@ -112,10 +115,9 @@ def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tuple[dict[int, Tensor], Tensor]:
-    """The data's side, of every image in a batch: its shares mod 2^width of all gates' inputs, by number, and its share
-    of the logits.
+    """The data's side: its shares mod 2^width of all gates' inputs, by number, and its share of the logits.
 
-    masks: as for `requests`. linear: gives d = W r - s mod 2^ring, int64 (B, *step.shape).
+    masks: as for `requests`. linear: returns d = W r - s mod 2^ring, int64 (B, *step.shape).
     """
     shares: dict[int, Tensor] = {}
 
@@ -129,20 +131,21 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
     """The model's side: its share of the logits, from x = X - r of the images, int64 (B, *shape).
 
-    linear: gives W x + s + bias mod 2^ring (`product` has W x); gate: its own share mod 2^width to y - r mod 2^ring.
+    linear: returns W x + s + bias mod 2^ring (`product` has W x). gate: maps its own share mod 2^width to
+    y - r mod 2^ring.
     """
     return walk(plan, x, linear, gate, _model_side)
 
 
 def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
-    """Weights as factors of many products, by number."""
+    """Weights prepared as factors of many products, by number."""
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """The model's side of all layers, `online`'s linear: W x + s + bias; masks: s int64 (B, *step.shape), by number."""
+    """The model's side of all layers, for `online`: W x + s + bias. masks: s, int64 (B, *step.shape), by number."""
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:
         bias = parameters[number].bias.view(-1, *(1,) * (len(step.shape) - 1))

@@ -1,4 +1,4 @@
-"""The data's side as a client: slots prepared in advance, images against them (messages: messages.py).
+"""The data's side as a client: it prepares slots in advance, and uses one for each image (messages: messages.py).
 
 The image never leaves this process: the server sees X - r, under a mask r that serves once.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError, NotFoundError, PeerError
-from hummingbird.hybrid import description, messages
+from hummingbird.hybrid import messages, plan_json
 from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.message_stream import TIMEOUT, MessageStream, called
 from hummingbird.hybrid.session import set_up_data
@@ -29,18 +29,20 @@ from hummingbird.rpc import service
 from hummingbird.rpc.client import Retry
 
 IN_FLIGHT = 2
-TRIES = 8  # slots for one image, where the first are damaged
+TRIES = 8  # slots to try for one image if they are damaged
 _log = logging.getLogger(__name__)
 _Own = TypeVar("_Own", bound="Connection")
 _Result = TypeVar("_Result")
 
 
 class Connection:
-    """The data's side of one session with the server at `address`: a new one where the folder holds none.
+    """The data's side of one session with the server at `address`. Begins a new session if the folder holds none.
 
-    folder: this side's store, for this process alone. tls, token: see `rpc.service.connect`. timeout: longest silence
-    of the server, seconds. offline, online: bytes of all messages so far, by name, both ways.
-    Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; StoreError and
+    folder: this side's store, which only this process uses.
+    tls, token: see `rpc.service.connect`.
+    timeout: longest silence of the server, seconds.
+    offline, online: bytes of all messages so far, by name, both ways.
+    Raises the errors of `service.connect`; PeerError if the service is of another kind or refuses; StoreError and
     AgreementError for a store that is damaged, in use, or of another net.
     """
 
@@ -61,7 +63,7 @@ class Connection:
         store: Store | None = None
         try:
             text = self._describe()
-            self.plan, self.digest = description.read(text), description.digest(text)
+            self.plan, self.digest = plan_json.read_description(text), plan_json.digest(text)
             if there_is(folder):
                 store = Store(folder)
             else:
@@ -82,7 +84,10 @@ class Connection:
 
     @contextmanager
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
-        """The end of a call of the server's; `count` has the bytes afterwards. A malformed answer is a PeerError."""
+        """Call a method of the server; yields this end, and adds the bytes to `count`.
+
+        A malformed answer is a PeerError.
+        """
         with called(self._channel, method, self._where, self._timeout) as link:
             try:
                 yield link
@@ -99,13 +104,13 @@ class Connection:
         return len(self.side.store.ready)
 
     def prepare(self, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
-        """Have so many slots dealt; progress is told of each. Those that are ready stay so if one fails."""
+        """Have `count` slots dealt; calls progress(1) after each. If one fails, the earlier ones stay ready."""
         if count > 0:
             with self.call("Offline", self.offline) as link:
                 self.side.prepare(link, count, progress)
 
     def close(self) -> None:
-        """Disconnect, and give the store back; may be called twice."""
+        """Disconnect, and release the store; may be called twice."""
         self._channel.close()
         self.side.store.close()
 
@@ -117,7 +122,7 @@ class Connection:
 
 
 class RemoteNet(Connection):
-    """The net behind `address`: `net(images)` gives its logits, a slot for each image.
+    """The net behind `address`: `net(images)` returns its logits, and uses one slot for each image.
 
     with RemoteNet("unix:/run/user/1000/gc.sock", Path("slots")) as net:
         net.prepare(16)
@@ -127,13 +132,15 @@ class RemoteNet(Connection):
     def __call__(
         self, images: Tensor, *, in_flight: int = IN_FLIGHT, progress: Callable[[int], object] = lambda images: None
     ) -> Any:
-        """Logits, float32 (n, ...), of images (n, ...), in the net's structure.
+        """Compute logits, float32 (n, ...), of images (n, ...), in the net's structure.
 
-        Slots that lack are dealt while images with slots are under way, and one more for each that is damaged here or
-        at the server, which is said in the log. in_flight: images under way at a time. progress: told of each that is
-        done. InputError for images of another shape or beyond the plan's range, before anything is sent; PeerError when
-        the server refuses, dies or is silent: the slots of images under way are burned then. The last error where
-        `TRIES` slots for an image were damaged.
+        Missing slots are dealt while images with slots are in flight, and one more for each slot that is damaged here
+        or at the server, which is logged.
+        in_flight: images in flight at a time.
+        progress: called with 1 after each image.
+        Raises InputError for images of another shape or beyond the plan's range, before anything is sent; PeerError if
+        the server refuses, dies or is silent, which burns the slots in use; the last error if `TRIES` slots for one
+        image were damaged.
         """
         if type(in_flight) is not int or in_flight < 1:
             raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
@@ -163,7 +170,7 @@ class RemoteNet(Connection):
 
 
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
-    """The result of an attempt that takes a slot, `TRIES` times at most where the slot is damaged at either side.
+    """Run an attempt that takes a slot; if the slot is damaged at either side, try again, up to `TRIES` times.
 
     failed: called before another try.
     """
@@ -172,13 +179,13 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
         try:
             return attempt()
         except (SlotError, NotFoundError) as error:
-            retry.failed(error)  # which leaves no pause: another slot may serve now
+            retry.failed(error)  # without a pause, because another slot may serve now
             _log.warning("another slot is used: %s", error.what)
             failed()
 
 
 class _Supply:
-    """Slots for so many images: those that are ready, and others that a thread has dealt meanwhile."""
+    """Slots for `images` images: ready ones, and missing ones that a thread has dealt meanwhile."""
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -190,7 +197,7 @@ class _Supply:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when there is a slot for the caller; the error of preparing it otherwise."""
+        """Wait for a slot for the caller. Raises the error of preparing if that failed."""
         with self._changed:
             # No limit of its own: preparing has its limits.
             self._changed.wait_for(lambda: self._free > 0 or self._error is not None or self._closed)
@@ -201,7 +208,7 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Have another one, for one that did not serve."""
+        """Add another slot, in place of a damaged one."""
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1
@@ -210,7 +217,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots, and wait for the end of the one that is being dealt: it stays ready."""
+        """Hand out no more slots, and wait until the current one is dealt, which stays ready."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -45,13 +45,13 @@ The proxy sees no image and no result. It must not collude with the server: toge
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
-    """Plan for a net and serve it until SIGTERM or SIGINT."""
+    """Plan a net and serve it until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     model = make_plan(net, args.input, args.bits, args.garbler)
     disk = None if args.disk is None else int(args.disk * 1e9)
     service = Service(model, args.store, disk=disk, days=args.session_days, idle=args.idle)
-    # A name may have two calls that deal at a time, however large a slot is.
+    # A name may have two calls that deal slots at a time, for any size of a slot.
     limits = replace(config.limits, client_bytes=max(config.limits.client_bytes, 2 * service.dealing_bytes))
     parts = ServiceParts([service.handlers()], service.measure, close=service.close)
     run_service("gc-server", replace(config, limits=limits), parts)
@@ -72,7 +72,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Send images, print figures, and accuracy where labels are given, and write the logits."""
+    """Send images, print figures, and the accuracy if there are labels, and write the logits."""
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
@@ -83,7 +83,7 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Ask with slots of one's own."""
+    """Use slots of the caller's own store."""
     net = RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout)
     ready = min(net.ready, len(images))
 
@@ -106,7 +106,7 @@ def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | Non
 
 
 def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Ask with slots of a proxy."""
+    """Use slots of a proxy."""
 
     def figures(net: ProxiedNet, seconds: float) -> list[str]:
         each = net.online.total() / len(images)
@@ -137,7 +137,7 @@ def serve_proxy(args: argparse.Namespace) -> int:
 
 
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
-    """A command's parser, with an example at its end."""
+    """Add a command's parser, with an example at the end of its help."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
@@ -153,7 +153,7 @@ def add_server(
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add `gc-server` to the command line. build: makes the net that the arguments name."""
+    """Add `gc-server` to the command line. build: makes the net from the parsed arguments."""
     text = "Offer a private net to clients that have the images; two parties, no dealer."
     example = "--model my_nets:small 10 --input 3x32x32 --bits bits.json --store slots --listen unix:gc.sock"
     sub = command(commands, "gc-server", text, _SERVER, example)
@@ -173,7 +173,7 @@ def add_server(
 
 
 def add_connection(sub: argparse.ArgumentParser) -> None:
-    """Add what every program of the data's side takes, but for how it is known."""
+    """Add the options that every program of the data's side has, except those of its name."""
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
     sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
 

@@ -1,8 +1,9 @@
-"""Numbers and tensors that a net adds or multiplies by, as weights: of the layer before, or of one of their own.
+"""Constants that a net adds or multiplies by: tensors become weights of the layer before, or of a new layer.
 
-A tensor is the server's secret, so it cannot be part of a plan. W x + b that nothing else reads, times s and plus t for
-each channel, is the layer s W x + (s b + t); any other value needs a layer of its own, "affine" for each channel or
-"scale_last" for each number. A number of the net's code is public, and changes a unit, or is added as it is.
+A tensor is the server's secret, so it cannot be part of a plan. If only this step reads a layer's result W x + b, then
+a factor s and a summand t for each channel make it the layer s W x + (s b + t). Otherwise the step becomes a layer:
+"affine" with one s and t for each channel, or "scale_last" with one for each value. A number in the net's code is
+public: a factor changes the unit, a summand is added as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """The steps without sums and products with tensors, where these fit the values' shapes, of one image."""
+    """Replace sums and products with tensors by layers, if the tensors fit the shapes of one image's values."""
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     forward: dict[int, int] = {}
@@ -49,7 +50,7 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 
 
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """s and t of a step that is s x + t, float64 of the shape of an image's value; None where images differ."""
+    """s and t of a step s x + t, float64 in the shape of one image's value; None if they differ between images."""
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):
         return None
@@ -67,7 +68,7 @@ def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None
 
 
 def _of_channels(x: Tensor) -> Tensor | None:
-    """A number for each channel, where all places of one have the same."""
+    """One value for each channel; None if values differ within a channel."""
     if not x.dim():
         return None
     rows = x.reshape(len(x), -1)
@@ -78,7 +79,7 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """A factor and a shift for each number of an image."""
+    """A layer with a factor and a shift for each value of an image."""
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
     weight, shift = (step.attrs[name].double().expand(x.shape).reshape(-1) for name in ("scale", "shift"))
@@ -99,7 +100,7 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """A number of the net's code: the same integers, in another unit."""
+    """A product with a number of the net's code: the same integers in another unit, negated for a negative number."""
     factor = step.attrs.get("value", -1.0)
     if factor < 0:
         x = to.drafts.weighted(f"{step.name}.minus", [x], x.scale.times(1.0), signs=(-1,))

@@ -1,12 +1,12 @@
-"""A trained net to a plan for two parties: the same walk as for shares and ciphertexts (hummingbird.graph).
+"""Convert a trained net to a plan for two parties, with the trace of all converters (hummingbird.graph).
 
     private = convert_model(net, (3, 32, 32), bits="bits.json")
     print(private.report())                            # windows, rings, bytes, noise
-    private.prepare(16)                                # before the images are there
+    private.prepare(16)                                # before the images are known
     logits = private(images)                           # float32; both sides in this process
 
-Steps are lowered (lowering.py), units chosen (scales.py), rings follow (plan_builder.py). Nothing is converted unless
-everything can be: ModelError lists every problem, by qualified name.
+lowering.py lowers the steps, scales.py chooses units, plan_builder.py derives rings. A net is converted completely or
+not at all: ModelError lists every problem, by qualified name.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hummingbird.graph.calls import separate
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.steps import refs
 from hummingbird.he.compile import magnitudes
-from hummingbird.hybrid import description
+from hummingbird.hybrid import plan_json
 from hummingbird.hybrid.constants import ARITHMETIC, absorbed
 from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
 from hummingbird.hybrid.net import HybridNet
 from hummingbird.hybrid.plan import GARBLERS, Model
 from hummingbird.prg import new_seed
 
-RANGE = 4.0  # of images, where the windows do not say it
+RANGE = 4.0  # bound on |image| if the windows have no input_range
 PROTOCOL = "cut"  # in the provenance of windows
 _MOST_SIZE = 1 << 31  # of a dimension
 
@@ -44,12 +44,12 @@ def convert_model(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     garbler: str = "data",
 ) -> HybridNet:
-    """The net as two parties compute it, both in this process; arguments and errors as of `make_plan`.
+    """Convert a net for two parties, both in this process; arguments and errors as for `make_plan`.
 
-    ConfigError also for weights and rings whose encrypted products would not be hidden.
+    Also raises ConfigError for weights and rings whose encrypted products would not hide the weights.
     """
     model = make_plan(net, input_shape, bits, garbler)
-    return HybridNet(model, description.digest(description.describe(model, new_seed())))
+    return HybridNet(model, plan_json.digest(plan_json.describe(model, new_seed())))
 
 
 def make_plan(
@@ -58,19 +58,23 @@ def make_plan(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     garbler: str = "data",
 ) -> Model:
-    """The plan of a net and its integer weights; the net itself is left as it is and used as in eval mode.
+    """Make the plan of a net and its integer weights; the net itself does not change, and is used as in eval mode.
 
-    input_shape: of one image, (3, 32, 32). bits: windows, as for `hummingbird.convert_model`; every activation needs
-    one of 2 to 24 bits, and so has what a layer reads from another without an activation, under the first one's name.
-    A window of the last layer says how large logits are; without, they are bounded by the weights. `input_range` bounds
-    images, 4.0 where it is not known. garbler: "data" or "model", who garbles.
+    input_shape: of one image, such as (3, 32, 32).
+    bits: windows, as for `hummingbird.convert_model`. Every activation needs a window of 2 to 24 bits. So does a layer
+    whose result goes to another layer without an activation, under its own name. A window of the last layer bounds the
+    logits; without one, the weights bound them. Its `input_range` bounds images; 4.0 if it has none.
+    garbler: "data" or "model", the side that garbles.
     Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
     """
     return TracedNet(net, input_shape).plan(BitConfig.of(bits), garbler)
 
 
 class TracedNet:
-    """A net on images of one shape, to be planned under windows that change. Raises ModelError and InputError."""
+    """A traced net for images of one shape, to plan repeatedly with different windows.
+
+    Raises ModelError and InputError.
+    """
 
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
         shape = _shape(input_shape)
@@ -89,12 +93,12 @@ class TracedNet:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """The layers that compare, in order, with how many numbers of an image they make."""
+        """The comparing layers, in order, with the number of values that each makes for an image."""
         pairs = zip(self.steps, self.shapes, strict=True)
         return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
 
     def plan(self, config: BitConfig, garbler: str = "data") -> Model:
-        """The plan under these windows; errors as of `make_plan`."""
+        """Make the plan with these windows; errors as for `make_plan`."""
         if garbler not in GARBLERS:
             raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
         check_windows(self._net, config, self._searched)
@@ -105,7 +109,7 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """The structure and the shapes of several results."""
+        """Attributes of the output: structure and shapes of several results; none for a single tensor."""
         if "structure" not in self.steps[-1].attrs:
             return {}
         results = separate(self.steps)[-1].inputs
@@ -118,9 +122,10 @@ class TracedNet:
 def check_windows(
     steps: Sequence[graph.Step], config: BitConfig, searched: Callable[[], Sequence[graph.Step]] | None = None
 ) -> None:
-    """ConfigError for windows of layers that the net lacks, or found for another net, or with a q, and for rows.
+    """Raise ConfigError for windows of missing layers, found for another net, or with a q, and for rows.
 
-    searched: gives the steps that a search sees, with the numbers that forward() reads from weights; None: `steps`.
+    searched: returns the steps that a search of windows sees, including numbers that forward() reads from weights;
+    default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
@@ -133,7 +138,7 @@ def check_windows(
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
-    """Names of the steps that may have a window and compare nothing: a `lift` may follow, or nothing at all."""
+    """Names of the steps that may have a window without comparing: a `lift` may follow, or they are the last step."""
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 
 

@@ -1,8 +1,8 @@
-"""The data's side: it draws a mask for every value that crosses, and has its shares before an image is there.
+"""The data's side: it draws a mask for every shared value, and computes its shares before an image is known.
 
-Offline, for a slot: it sends Enc(r) of every layer, reads d = W r - s from the replies, and walks the plan on them:
-its shares of all gates' inputs are known then. As garbler it makes all tables; as evaluator it takes labels of its bits
-by OT. A slot holds what is needed online:
+Offline, for each slot, it sends Enc(r) of every layer, reads d = W r - s from the replies, and walks the plan on them;
+that determines its shares of all gates' inputs. As garbler it makes all tables; as evaluator it receives labels of its
+bits by OT. A slot holds the material for the online phase:
 
     garbler "data"     L ^ Q for every bit; online, p ^ e comes, packed, and L ^ Q ^ (p ^ e) R goes back
     garbler "model"    labels of its own bits, tables; online, labels of the model's bits come, y + offset - r goes back
@@ -35,7 +35,10 @@ from hummingbird.prg import Stream, derive
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in use: its material, the seed of the input's mask, and this side's share of the logits, (1, *shape)."""
+    """A slot in use.
+
+    seed: of all its masks. kept: its material. share: this side's share of the logits, (1, *shape).
+    """
 
     number: int
     seed: bytes
@@ -44,7 +47,7 @@ class Slot:
 
 
 class DataSide:
-    """One session's data side. digest: of the plan as the model's side has described it."""
+    """The data's side of one session. digest: of the model's description."""
 
     def __init__(self, plan: Plan, digest: str, store: Store) -> None:
         check_bound(store, "data", digest)
@@ -52,7 +55,7 @@ class DataSide:
         self._digest = digest
         self._layers, self._numbering = layers(plan), Numbering(plan)
         self._key = hash_key(store.header.session)
-        self._first = store.first  # slots before it are not in use either: this process has the store
+        self._first = store.first  # no slot before it is in use, because only this process has the store
 
     # Offline ----------------------------------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class DataSide:
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
-        """Send the tables of all gates; L ^ Q, int64 (bits, 2)."""
+        """Send the tables of all gates; returns L ^ Q, int64 (bits, 2)."""
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
         keys = sender.extend(self._numbering.first_ot(slot), bits, message, True)
@@ -105,7 +108,7 @@ class DataSide:
         return labels ^ keys
 
     def _take_tables(self, link: MessageStream, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
-        """Take labels of all own bits, int64 (bits, 2), and the tables of every gate."""
+        """Receive labels of all own bits, int64 (bits, 2), and the tables of all gates."""
         bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
         choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
         message, keys = receiver_of(self.store).chosen(self._numbering.first_ot(slot), choices)
@@ -120,7 +123,10 @@ class DataSide:
     # Online -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Slot:
-        """The next slot that is ready, marked as used. StoreError without one, SlotError for a damaged one."""
+        """Take the next ready slot, and mark it as used.
+
+        Raises StoreError if none is ready, SlotError if it is damaged.
+        """
         number, (*kept, share) = self.store.use()
         return Slot(number, slot_seed(self.store.seed, number), kept, share)
 
@@ -129,7 +135,7 @@ class DataSide:
         return self._mask(slot.seed, self.plan.input_number)
 
     def infer(self, link: MessageStream, slot: Slot, x: Tensor) -> Tensor:
-        """The logits mod 2^ring, int64 (1, *shape), of an encoded image (1, *shape) with a slot of `take`."""
+        """Compute the logits mod 2^ring, int64 (1, *shape), of an encoded image (1, *shape) with a slot from `take`."""
         step, output = self.plan.input, self.plan.output
         self.open(link, slot)
         link.send("input", messages.pack(reduced(x - self.input_mask(slot), step.ring), step.ring))
@@ -138,7 +144,7 @@ class DataSide:
         return reduced(slot.share + messages.unpack(share, output.shape, output.ring), output.ring)
 
     def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
-        """Begin an online call; ticket, input: of a proxy's user."""
+        """Begin an online call. ticket, input: only for a proxy's user."""
         session = self.store.header.session
         opening = messages.OnlineOpening(
             plan=self._digest, session=session, slot=slot.number, ticket=ticket, input=input
@@ -146,7 +152,7 @@ class DataSide:
         link.send("opening", opening.pack())
 
     def answer(self, link: MessageStream, slot: Slot) -> None:
-        """One message each way for every layer of gates, each answered once."""
+        """Answer one message for every layer of gates."""
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
                 asked = link.receive(
@@ -169,15 +175,15 @@ class DataSide:
 
 
 def mask_seed(seed: bytes, number: int) -> bytes:
-    """The seed of the mask r of a step."""
+    """Seed of the mask r of a step."""
     return derive(seed, "r", number)
 
 
 def expand(seed: bytes, shape: tuple[int, ...], ring: int) -> Tensor:
-    """A mask of its seed: int64 (1, *shape), uniform mod 2^ring."""
+    """Expand a seed to a mask: int64 (1, *shape), uniform mod 2^ring."""
     return reduced(Stream(seed).words(1, *shape), ring)
 
 
 def _bits(values: Tensor, width: int) -> Tensor:
-    """The bits of numbers, the lowest first: uint8 (n * width,)."""
+    """The bits of numbers, lowest first: uint8 (n * width,)."""
     return (values[:, None] >> torch.arange(width) & 1).to(torch.uint8).view(-1)

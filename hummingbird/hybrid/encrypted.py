@@ -1,6 +1,7 @@
-"""Linear layers offline: the data's side encrypts a mask r, and has W r - s of the model's side, whose mask is s.
+"""Linear layers offline: the data's side sends an encrypted mask r, the model's side answers with W r - s.
 
-`he.bfv.layout` says how a layer's values lie in polynomials. Both sides make it from the plan; sizes follow from it.
+`he.bfv.layout` maps a layer's values to polynomials. Both sides derive the layout, and the sizes of messages, from the
+plan.
 """
 
 from __future__ import annotations
@@ -17,37 +18,40 @@ from hummingbird.hybrid.plan import Linear, LinearWeights, Plan
 from hummingbird.prg import Stream, derive
 
 KEY_BYTES = bfv_fresh(1)  # of a public key
-_KEPT = 4 << 30  # bytes of transformed weights that are kept; others are transformed for every slot
-_POLYNOMIAL = 1 << 16  # bytes of a transformed one
+_KEPT = 4 << 30  # bytes of transformed weights to keep; others are transformed again for every slot
+_POLYNOMIAL = 1 << 16  # bytes of a transformed polynomial
 
 
 def layout(step: Linear) -> Layout:
-    """The places of a layer's values in polynomials."""
+    """The mapping of a layer's values to polynomials."""
     return Layout.of(step.image, step.weight, step.stride, step.padding, step.dilation, step.groups)
 
 
 class MessageSizes:
-    """The sizes of a layer's two messages in bytes: `up`, Enc(r), and `down`, the reply."""
+    """A layer's two messages, and their sizes in bytes: `up`, Enc(r), and `down`, the reply."""
 
     def __init__(self, step: Linear) -> None:
         self.step, self.layout = step, layout(step)
         self.up, self.down = self.layout.up_bytes, self.layout.down_bytes
 
     def ask(self, secret: bfv.Secret, r: Tensor) -> bytes:
-        """The data's side: its message for r mod 2^ring, int64 (C, H, W). A new one for every slot."""
+        """The data's side: encrypt r mod 2^ring, int64 (C, H, W), which is new for every slot."""
         return secret.encrypt(self.layout.pack_input(r), self.step.ring).to_bytes()
 
     def read(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """The data's side: d = W r - s mod 2^ring of a reply, int64 (1, *shape). InputError for damaged bytes."""
+        """The data's side: decrypt a reply to d = W r - s mod 2^ring, int64 (1, *shape).
+
+        Raises InputError for damaged bytes.
+        """
         polys = secret.decrypt(bfv.Reply.from_bytes(reply, self.layout.used), self.step.ring)
         return self.layout.unpack(polys).view(1, *self.step.shape)
 
     def masks(self, seed: bytes) -> Tensor:
-        """The model's side: what it subtracts in all coefficients of its replies for a slot, int64 (replies, N)."""
+        """The model's side: masks to subtract from all coefficients of a slot's replies, int64 (replies, N)."""
         return bfv.draw_masks(Stream(seed), self.layout.replies, self.step.ring)
 
     def hidden(self, seed: bytes) -> Tensor:
-        """The model's side: s, the masks where outputs are, int64 (1, *shape)."""
+        """The model's side: s, the masks of the outputs, int64 (1, *shape)."""
         return self.layout.unpack(self.masks(seed)).view(1, *self.step.shape)
 
 
@@ -57,9 +61,10 @@ def layers(plan: Plan) -> dict[int, MessageSizes]:
 
 
 class Weights:
-    """The model's side: weights of all layers, transformed once as far as `_KEPT` bytes go.
+    """The model's side: weights of all layers, of which up to `_KEPT` bytes are transformed only once.
 
-    ConfigError where the replies to one image are further than 2^-30 from ones that hide the weights.
+    Raises ConfigError if the statistical distance of the replies to one image from ones that hide the weights exceeds
+    2^-30.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Weights:
         return bfv.transform(self._layers[number].layout.pack_weights(self._parameters[number].weight))
 
     def answer(self, number: int, public: bfv.PublicKey, asked: bytes, seed: bytes) -> bytes:
-        """The reply of layer `number`, under the masks of a seed. InputError for damaged bytes."""
+        """Compute the reply of layer `number`, with masks from a seed. Raises InputError for damaged bytes."""
         layer = self._layers[number]
         places = layer.layout
         kept = self._kept.get(number)

@@ -1,7 +1,8 @@
-"""The protocol with ideal parts, which it must equal bit for bit given the same masks: on shares, and on whole numbers.
+"""The protocol with ideal parts, on shares and on integers; with the same masks, results are equal bit for bit.
 
-On shares gates and encrypted products just compute. On whole numbers a cut takes v to floor((v + 2^m - 1 - z) / 2^m),
-z the low m bits that the data's share would have: they are all of it that results depend on.
+On shares, gates and encrypted products are computed in the clear. On integers, a cut maps v to
+floor((v + 2^m - 1 - z) / 2^m), where z is the low m bits of the data's share: results depend on nothing else of the
+shares.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hummingbird.prg import Stream, derive
 
 
 def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Masks r of `plan.masked` and s of the layers from a seed, int64 (images, *shape), by number."""
+    """Draw the masks r of `plan.masked` and s of the layers from a seed: int64 (images, *shape), by number."""
 
     def mask(kind: str, number: int) -> Tensor:
         step = plan.steps[number]
@@ -26,13 +27,13 @@ def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict
 
 
 def gate(step: Gate, x: Tensor) -> Tensor:
-    """The result of a gate, mod 2^ring, from whole numbers mod 2^width."""
+    """The result of a gate, mod 2^ring, from integers mod 2^width."""
     value = signed(x, step.width)
     return reduced(value.clamp(min=0) if step.kind == "relu" else value, step.ring)
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """The data's side of all layers: W r - s mod 2^ring; hidden: s, by number."""
+    """The data's side of all layers: W r - s mod 2^ring. hidden: the masks s, by number."""
 
     def linear(number: int, step: Linear, r: Tensor) -> Tensor:
         return reduced(arithmetic.product(step, model.parameters[number].weight, r) - hidden[number], step.ring)
@@ -41,9 +42,9 @@ def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearSt
 
 
 def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[int, Tensor]) -> Tensor:
-    """Both sides' shares of the logits, added mod 2^ring, for encoded images int64 (B, *shape).
+    """Run both sides; returns the sum of their shares of the logits, mod 2^ring, for encoded images int64 (B, *shape).
 
-    masks: r, by number; hidden: s, by number; as of `drawn`.
+    masks: r, by number; hidden: s, by number; both from `drawn`.
     """
     plan = model.plan
     shares, last = arithmetic.offline(plan, masks, encrypted(model, hidden))
@@ -58,14 +59,14 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """A plan on whole numbers."""
+    """A plan on integers."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self._parameters = model.plan, model.parameters
         self._factors = arithmetic.factors(model.parameters)
 
     def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
-        """Logits mod 2^ring of encoded images int64 (B, *shape); low: z by number, as of `low_bits`."""
+        """Logits mod 2^ring of encoded images int64 (B, *shape). low: z by number, from `low_bits`."""
 
         def other(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
             values = (given[0] - low[number],) if step.op == "cut" else given
@@ -79,9 +80,9 @@ class Plain:
 
 
 def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
-    """The low bits of the data's share at every cut, by number: the data's walk, which needs no weights.
+    """The low bits of the data's share at every cut, by number, from the data's walk, which needs no weights.
 
-    masks: r of `plan.masked`, mod 2^ring; linear: d of a layer, which is uniform whatever r is.
+    masks: returns r of `plan.masked`, mod 2^ring. linear: returns d of a layer, which is uniform for any r.
     """
     found: dict[int, Tensor] = {}
 

@@ -1,7 +1,7 @@
-"""The steps of a traced net as steps of a plan: one rule for each op, and the reason where there is none.
+"""Lower the steps of a traced net to steps of a plan: one rule for each operation, or a problem that names the reason.
 
-A layer reads values at rest, whose masks are drawn and known before any layer. Between two layers without an
-activation stands a `lift`, a gate that only cuts.
+A layer reads values at rest, whose masks are drawn before any layer runs. Two layers without an activation between them
+get a `lift`, a gate that computes the identity.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ COMPARING = frozenset({"relu", "leaky_relu", "prelu", "hardtanh", "max_pool"})
 _LAST = frozenset({"softmax", "log_softmax", "sigmoid", "tanh"})
 _LAST_HINT = "leave it out of the net, and compute it on the result, which is opened: logits.softmax(1)"
 _LAST_HINT += "; hummingbird.convert_model has it, on shares"
-SLOPE = 2.0**-9  # how far a LeakyReLU's slope, in whole parts of a power of two, may be from its own
+SLOPE = 2.0**-9  # largest error of a LeakyReLU's slope, rounded to c / 2^f
 _HINT = "train with Conv, Linear, BatchNorm, ReLU, ReLU6, LeakyReLU, PReLU, sums, cat, MaxPool, AvgPool and views"
 _HINT += "; hummingbird.convert_model has all operations, on shares"
 
 
 class Lowering:
-    """steps: of the net, batch norms folded; shapes: of every value of one image. Raises ConfigError for windows."""
+    """Lowers a net. steps: of the net, with folded batch norms. shapes: of every value for one image.
+
+    Raises ConfigError for windows."""
 
     def __init__(self, steps: Sequence[NetStep], shapes: Sequence[Any], config: BitConfig) -> None:
         self.steps, self.shapes, self.config = steps, shapes, config
@@ -44,7 +46,7 @@ class Lowering:
         self.behind = moved(steps)
 
     def run(self) -> UnfinishedStep:
-        """All steps; the result of the last one."""
+        """Lower all steps; returns the value of the last one."""
         self._check_windows()
         for number, step in enumerate(self.steps):
             if step.op == "output":
@@ -54,7 +56,7 @@ class Lowering:
         return self.values[next(refs(self.steps[-1].inputs)).index]
 
     def results(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Several results as one value in a row, of one unit; each with the window that bits name for it, if any."""
+        """Concatenate several results in one unit; each is bounded by its window in bits, if it has one."""
         scale = joined([part.scale for part in parts])
         rows = []
         for place, part in enumerate(parts):
@@ -65,7 +67,7 @@ class Lowering:
         return self.drafts.concatenated(name, rows)
 
     def _check_windows(self) -> None:
-        """ConfigError, with all layers, for windows that no gate has."""
+        """Raise ConfigError, listing all layers, for windows that a gate cannot have."""
         relus = {pool: relu for relu, pool in self.behind.items()}
         wrong, small, outside = [], [], []
         for number, step in enumerate(self.steps):
@@ -93,7 +95,7 @@ class Lowering:
             raise ConfigError(what, where="bits", hint=hint)
 
     def pool_window(self, number: int) -> BitWindow:
-        """The window of a max pooling: its own, or one that holds all differences of what the ReLU behind it takes."""
+        """The window of a max pooling: its own, or the ReLU's window and one more bit, which holds all differences."""
         relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
         named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
         if relu is None or named:
@@ -102,7 +104,7 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """A value that a layer may read: x, or x behind a `lift`, one for all layers that read it."""
+        """A value at rest: x itself, or the result of a `lift` of x, which all layers that read x share."""
         if x.rests:
             return x
         if id(x) in self._lifts:
@@ -128,7 +130,7 @@ def _farthest(clamp: NetStep) -> float:
 
 
 def moved(steps: Sequence[NetStep]) -> dict[int, int]:
-    """The ReLUs that nothing but a max pooling reads, which they commute with, and the pooling that goes first."""
+    """The ReLUs that only a max pooling reads, with that pooling: both commute, and the pooling goes first."""
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     found = {}
     for number, step in enumerate(steps):
@@ -163,7 +165,7 @@ def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfi
 
 
 def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """A batch norm that follows no layer: a convolution of 1x1 for each channel."""
+    """A batch norm that follows no layer: a 1x1 convolution for each channel."""
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
     geometry = {"image": image, "weight": tuple(weight.shape), "groups": channels}
@@ -175,7 +177,7 @@ def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfini
 
 
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """low + relu(x - low) - relu(x - high), on the same numbers; both ReLUs are one gate's, for one round trip."""
+    """low + relu(x - low) - relu(x - high); one gate computes both ReLUs in one round trip."""
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
     cut, count, shifted = drafts.cut(f"{name}.cut", x, window), x.shape[0], []
@@ -192,7 +194,7 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """(c lift(x) + (2^f - c) relu(x)) / 2^f, c / 2^f the slope."""
+    """(c lift(x) + (2^f - c) relu(x)) / 2^f, where c / 2^f is the slope."""
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
     c = round(slope * 2**f)
@@ -205,7 +207,7 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> 
 
 
 def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """relu(x) - slope relu(-x): both ReLUs are one gate's, and the slopes, which are weights, a layer's."""
+    """relu(x) - slope relu(-x): one gate computes both ReLUs, a layer multiplies by the slopes, which are weights."""
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
     minus = drafts.weighted(f"{name}.minus", [cut], cut.scale.times(1.0), signs=(-1,))
@@ -220,7 +222,7 @@ def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfin
 
 
 def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Parts brought to one unit, along the first dimension of an image, or with another turned to its place."""
+    """Bring parts to one unit, and concatenate them along an image's first dimension; permute for another dimension."""
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
     order = [axis, *(d for d in range(1, len(parts[0].shape) + 1) if d != axis)]
@@ -241,7 +243,7 @@ def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) ->
 
 
 def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """max(a, b) = a + relu(b - a) in a tree for every window, a dimension after the other; then the ReLU before it."""
+    """max(a, b) = a + relu(b - a), in a tree for every window and dimension; then the ReLU that preceded it."""
     a, drafts, name = step.attrs, to.drafts, step.name
     window, n = to.pool_window(number), len(a["kernel"])
     x = drafts.cut(f"{name}.cut", x, window)
@@ -259,7 +261,7 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-    """The largest of the first dimension."""
+    """The maximum over the first dimension."""
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
 
@@ -284,7 +286,7 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
 def _sum_pool(
     to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
 ) -> UnfinishedStep:
-    """Sums over windows of (kernel, stride, padding), in units so many times smaller."""
+    """Sums over windows; sizes: kernel, stride, padding. Dividing the unit by `divisor` makes them averages."""
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
     if flat:
@@ -361,7 +363,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
-    """Every step that has no rule, or whose options have none."""
+    """The problems of all steps without a rule, or with options that their rule does not support."""
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
         if step.op in _LAST and last is not None and last.index == number:
@@ -424,7 +426,7 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
 
 
 def _is_whole(index: Any) -> bool:
-    """Whether an index takes all values, in their order."""
+    """Whether an index selects all values, in order."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
 

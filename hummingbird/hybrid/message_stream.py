@@ -1,9 +1,9 @@
-"""One end of the connection between the data's side and the model's side: bytes out, bytes of a known length in.
+"""One end of the connection between the two sides: sends bytes, and receives known numbers of bytes.
 
-Every length follows from the plan, so nothing that the other side says is believed: more or fewer bytes are an error.
-A caller's sending never blocks, so that two sides that both send much cannot wait for each other; its memory is at most
-that of one slot's messages. A service's sending waits while its caller leaves `AHEAD` bytes unread. Every wait has a
-limit, and ends at once when the other side is gone.
+Every length follows from the plan, so a message with more or fewer bytes than expected is an error. A caller's `send`
+never blocks, so two sides that both send much cannot deadlock; it buffers at most the messages of one slot. A service's
+`send` waits while its caller leaves `AHEAD` bytes unread. Every wait has a limit, and ends at once when the other side
+is gone.
 
     data, model = paired()
     data.send("x", b"abc")
@@ -31,15 +31,15 @@ from hummingbird.rpc.service import CHUNK
 
 TIMEOUT = 120.0  # seconds of silence
 _DEPTH = 4  # messages received ahead
-AHEAD = 8 * CHUNK  # bytes that a service has ready for a caller that does not read
-HELD = 2 * _DEPTH * CHUNK + AHEAD  # bytes of messages that a service keeps for a call, both ways
+AHEAD = 8 * CHUNK  # bytes that a service buffers for a caller that does not read
+HELD = 2 * _DEPTH * CHUNK + AHEAD  # bytes of messages that a service buffers for a call, both ways
 _LONGEST_CALL = 86400.0  # seconds; silence ends a call much earlier
-_POLL = 0.5  # seconds between looks at whether the caller is there
-_AT_WORK = 5.0  # seconds between the empty messages that say so
+_POLL = 0.5  # seconds between checks that the caller is still there
+_AT_WORK = 5.0  # seconds between heartbeats, which are empty messages
 
 
 class Outgoing:
-    """Messages on their way from the thread that sends to the one that carries them away. most: bytes unsent."""
+    """Queue of messages from the thread that sends to the thread that transports them. most: limit on unsent bytes."""
 
     def __init__(self, most: float = math.inf) -> None:
         self._most, self._unsent, self._closed = most, 0, False
@@ -47,7 +47,10 @@ class Outgoing:
         self._changed = threading.Condition()
 
     def put(self, message: bytes | None, timeout: float) -> None:
-        """Add one, None after the last; TimeoutError without room for so many seconds, BrokenPipeError if closed."""
+        """Add a message, or None after the last.
+
+        Raises TimeoutError if the queue stays full, BrokenPipeError if it is closed.
+        """
         with self._changed:
             room = lambda: self._closed or message is None or self._unsent < self._most  # noqa: E731
             if not self._changed.wait_for(room, timeout):
@@ -59,7 +62,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> bytes | None:
-        """The next one; TimeoutError when there is none for `timeout` seconds, if given."""
+        """Take the next message. Raises TimeoutError if there is none for `timeout` seconds; None waits forever."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._messages, timeout):
                 raise TimeoutError
@@ -69,24 +72,27 @@ class Outgoing:
             return message
 
     def close(self) -> None:
-        """Take no more: nobody carries them away."""
+        """Accept no more messages, because nobody transports them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class Incoming(Protocol):
-    """The messages of the other side, as `channel.prefetch.Prefetch` gives them."""
+    """The messages of the other side; `channel.prefetch.Prefetch` is one."""
 
     def next(self, timeout: float) -> bytes | None:
-        """The next one, None after the last; TimeoutError when none came in time, grpc.RpcError when the call broke."""
+        """The next message, None after the last.
+
+        Raises TimeoutError if none came in time, grpc.RpcError if the call broke.
+        """
 
 
 class MessageStream:
-    """One end. sent, received: bytes, by the names that `send` and `receive` were given.
+    """One end of the connection. sent, received: bytes so far, by the names in `send` and `receive`.
 
-    where: the other side, as errors name it. timeout: longest silence of the other side, and longest time that it may
-    leave messages unread, seconds.
+    where: name of the other side, for errors. timeout: longest silence of the other side, and longest time for which it
+    may leave messages unread, seconds.
     """
 
     def __init__(self, incoming: Incoming, outgoing: Outgoing, where: str, timeout: float = TIMEOUT) -> None:
@@ -96,9 +102,9 @@ class MessageStream:
         self._incoming, self._outgoing, self._timeout = incoming, outgoing, timeout
 
     def send(self, name: str, data: bytes | Tensor) -> None:
-        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the count.
+        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the byte counts.
 
-        PeerError where the other side reads nothing, or is gone.
+        Raises PeerError if the other side reads nothing, or is gone.
         """
         view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):
@@ -112,7 +118,10 @@ class MessageStream:
         self.sent[name] += len(view)
 
     def receive(self, name: str, size: int) -> Tensor:
-        """`size` bytes, uint8 (size,). InputError for messages that hold more; PeerError for silence, or an end."""
+        """Receive `size` bytes, uint8 (size,).
+
+        Raises InputError if the messages hold more; PeerError for silence, or an end.
+        """
         buffer = torch.empty(size, dtype=torch.uint8)
         view, at = buffer.numpy().data, 0
         while at < size:
@@ -127,7 +136,7 @@ class MessageStream:
         return buffer
 
     def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
-        """One message as it is; InputError above `limit` bytes, PeerError as `receive`."""
+        """Receive one message. Raises InputError if it has more than `limit` bytes, PeerError as `receive`."""
         message = self._next(name)
         if len(message) > limit:
             raise InputError(f"malformed message: {len(message)} bytes for {name}", where=self.where)
@@ -135,12 +144,12 @@ class MessageStream:
         return message
 
     def end(self) -> None:
-        """Say that nothing more will be sent."""
+        """End the sending direction."""
         self._outgoing.put(None, 0.0)
 
     def _next(self, name: str) -> bytes:
         message: bytes | None = b""
-        while message == b"":  # which says that the other side is at work
+        while message == b"":  # a heartbeat
             try:
                 message = self._incoming.next(self._timeout)
             except TimeoutError:
@@ -156,7 +165,7 @@ class MessageStream:
 
 
 class _Queued:
-    """The messages of a link of the same process."""
+    """Incoming messages from a sender in this process."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source
@@ -166,7 +175,7 @@ class _Queued:
 
 
 def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
-    """The two ends of a connection in this process: the data's side, the model's side."""
+    """Make both ends of a connection in this process: for the data's side, and for the model's side."""
     up, down = Outgoing(), Outgoing()
     return (
         MessageStream(_Queued(down), up, "the model's side", timeout),
@@ -177,7 +186,7 @@ def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
 def both(
     data: Callable[[MessageStream], Any], model: Callable[[MessageStream], Any], timeout: float = TIMEOUT
 ) -> tuple[Any, Any]:
-    """Run the two roles in this process, each on its end; their results. The first error of either is raised."""
+    """Run the two roles in this process, each on its end; returns their results. Raises the first error of either."""
     here, there = paired(timeout)
     results: list[Any] = [None, None]
     errors: list[BaseException] = []
@@ -193,7 +202,7 @@ def both(
     thread = threading.Thread(target=run, args=(1, model, there), name="hummingbird-model", daemon=True)
     thread.start()
     run(0, data, here)
-    thread.join()  # ends: every wait of a link has a limit
+    thread.join()  # ends, because every wait has a limit
     if errors:
         raise errors[0]
     return results[0], results[1]
@@ -201,7 +210,7 @@ def both(
 
 @contextmanager
 def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
-    """The caller's end of a call of a service; leaving ends the call."""
+    """Call a method of a service; yields the caller's end. Leaving the context ends the call."""
     outgoing = Outgoing()
     call = service.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
     with Prefetch(call, _DEPTH, call.cancel) as incoming:
@@ -217,9 +226,9 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """The messages of a service's role, which runs on a thread of its own; raises its error.
+    """Run a service's role on its own thread; yields its messages, and raises its error.
 
-    While it computes, empty messages tell the caller that it is at work.
+    While the role computes, empty messages are sent as heartbeats.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)
@@ -231,7 +240,7 @@ def answered(
             errors.append(error)
         finally:
             outgoing.put(None, 0.0)
-            incoming.close()  # not earlier: a caller that is gone must end the role's wait
+            incoming.close()  # not earlier: the call's end must end the role's wait
 
     threading.Thread(target=run, name="hummingbird-role", daemon=True).start()
     signed = time.monotonic()

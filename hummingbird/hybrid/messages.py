@@ -1,4 +1,4 @@
-"""The messages between the two sides (links: link.py); methods of the model's side as a service:
+"""The messages between the two sides (transport: message_stream.py), and the methods of the model's side as a service:
 
     Public(opening)   -> the plan, JSON without weights
     Session(stream)   opening; set-up of OTs, both ways; DONE
@@ -9,8 +9,8 @@
     Keys(request)     a proxy's user with encrypted images: plan, the proxy's public key, a switching key -> their name
     Input(request)    a proxy's user: plan, ticket, X - r or encrypted X -> the model's share of the logits
 
-An opening is JSON: format, release, digest of the plan, session. All else are bytes whose number follows from the plan,
-so that nothing is believed. Integers mod 2^k travel as `kernels.pack_words` of k bits.
+An opening is JSON: format, release, digest of the plan, session. The lengths of all other messages follow from the
+plan, so neither side needs to trust the other's. Integers mod 2^k are sent as `kernels.pack_words` of k bits.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NUMBER_BYTES = 8
 END = bytes([255]) * NUMBER_BYTES  # in the place of a slot's number
 SESSION_BYTES = TICKET_BYTES = 16
 DIGEST_BYTES = 32
-SLOT_HEAD = TICKET_BYTES + SEED_BYTES  # bytes before the share of the logits that a proxy's user is given
+SLOT_HEAD = TICKET_BYTES + SEED_BYTES  # bytes before the share of the logits in a proxy's answer
 MOST_OPENING = 4096  # bytes
 _HINT = "the bytes were damaged, or come from another program or release"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOpening:
-    """The first message of a call. plan: its digest, empty before it is known."""
+    """The first message of a call. plan: digest of the plan, empty before it is known."""
 
     format: int = records.constant(FORMAT)
     release: str = records.constant(VERSION)
@@ -63,14 +63,14 @@ class SessionOpening(CallOpening):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOpening(SessionOpening):
-    """first: the first slot that the data's side may still use."""
+    """The opening of a call that deals slots. first: the first slot that the data's side may still use."""
 
     first: int = field(records.whole())
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOpening(SessionOpening):
-    """The slot of an image; of a proxy also the ticket of the user who brings it, and the kind of its input."""
+    """The opening of an image: its slot; from a proxy also the ticket of its user, and the kind of input."""
 
     slot: int = field(records.whole())
     ticket: str | None = field(records.maybe(records.digits(TICKET_BYTES)), left_out=True, default=None)
@@ -92,10 +92,10 @@ T = TypeVar("T", bound=CallOpening)
 
 
 def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T:
-    """An opening of this kind; AgreementError, naming both sides, for another format, release or plan.
+    """Read an opening of this kind.
 
-    plan: the digest that must be the other side's too; empty: any. us, them: the sides, as errors name them.
-    InputError for anything malformed.
+    plan: the digest that the other side must have; empty for any. us, them: names of the sides, for errors. Raises
+    AgreementError, naming both sides, for another format, release or plan; InputError if malformed.
     """
     how: Any = {"name": "message", "where": "hybrid", "hint": _HINT}
     fields = records.parse(data, most=MOST_OPENING, **how)
@@ -111,24 +111,24 @@ def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T
 
 
 def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
-    """AgreementError where the two sides have plans of other digests."""
+    """Raise AgreementError unless both sides have plans with the same digest."""
     if theirs != ours:
         what = f"{them} works by plan {theirs[:12]}, {us} by plan {ours[:12]}: another net, windows or weights"
         raise AgreementError(what, where="hybrid", hint="prepare again in another folder: a new session begins")
 
 
 def words_bytes(count: int, ring: int) -> int:
-    """Size in bytes of so many integers mod 2^ring."""
+    """Size in bytes of `count` integers mod 2^ring."""
     return bytes_of(count * ring)
 
 
 def pack(x: Tensor, ring: int) -> Tensor:
-    """Integers mod 2^ring, int64 of any shape, to bytes uint8 (size,)."""
+    """Pack integers mod 2^ring, int64 of any shape, to bytes uint8 (size,)."""
     return pack_words(x.reshape(-1), ring)
 
 
 def unpack(data: Tensor, shape: tuple[int, ...], ring: int) -> Tensor:
-    """The integers of `pack`, int64 (1, *shape)."""
+    """Unpack the integers of `pack`: int64 (1, *shape)."""
     count = torch.Size(shape).numel()
     return unpack_words(data, count, ring).view(1, *shape)
 
@@ -149,5 +149,5 @@ def labels_of(data: Tensor) -> Tensor:
 
 
 def malformed(what: str) -> InputError:
-    """Bytes that no side of this format sends."""
+    """The error for bytes that no side sends in this format."""
     return InputError(f"malformed message: {what}", where="hybrid", hint=_HINT)

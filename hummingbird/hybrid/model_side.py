@@ -1,7 +1,8 @@
 """The model's side: it answers encrypted masks offline, and walks the plan on X - r online.
 
-Offline, for a slot: it takes its masks s off the encrypted products. As evaluator it takes part in OTs with random
-choices e, and keeps the tables that come; as garbler it makes all tables, for bits known online only. A slot holds
+Offline, for each slot, it subtracts its masks s from the encrypted products. As evaluator it makes OTs with random
+choices e, and stores the tables that it receives. As garbler it makes all tables, for bits that are known only online.
+A slot holds
 
     garbler "data"     the tables; e and the keys T follow from the slot's number
     garbler "model"    the offsets of its gates; labels of its own bits follow from the slot's number
@@ -33,7 +34,7 @@ from hummingbird.prg import Stream, derive
 
 
 class ModelSide:
-    """The model's side for all sessions: plan, weights and what is computed of them once."""
+    """The model's side for all sessions: plan, weights, and everything derived from them once."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self.parameters = model.plan, model.parameters
@@ -43,17 +44,17 @@ class ModelSide:
 
     @property
     def slot_bytes(self) -> int:
-        """Size of a slot in this side's store, but for some bytes of its description."""
+        """Size of a slot in this side's store, without its header."""
         places = self.numbering.places
         return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
 
     def prepare(
         self, link: MessageStream, store: Store, room: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Deal slots until the data's side says END. Errors of `MessageStream.receive`, `MessageStream.send` and
-        `Store.deal`.
+        """Deal slots until the data's side sends END.
 
-        room: a context in which there is room for another slot; raises where there is none.
+        Raises the errors of `MessageStream.receive`, `MessageStream.send` and `Store.deal`.
+        room: a context manager that reserves disk space for another slot, or raises.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
         while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
@@ -76,7 +77,7 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Send the tables of all gates; their offsets."""
+        """Send the tables of all gates; returns the gates' offsets."""
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
         keys = sender.extend(self.numbering.first_ot(slot), bits, message, False)
@@ -91,17 +92,20 @@ class ModelSide:
         return offsets
 
     def own(self, store: Store, slot: int) -> Tensor:
-        """Labels of 0 of this side's bits, as garbler: int64 (bits, 2)."""
+        """As garbler: labels of 0 of this side's bits, int64 (bits, 2)."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
-        """One image with a slot, which is marked as used before anything is sent; StoreError where it is not ready."""
+        """Begin an image with a slot, which is marked as used before anything is sent.
+
+        Raises StoreError if it is not ready.
+        """
         _, kept = store.use(slot)
         return Online(self, link, store, slot, kept)
 
 
 class Online:
-    """One image at the model's side. kept: what its slot holds."""
+    """One image at the model's side. kept: the contents of its slot."""
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
         self._plan, self._link, self._slot, self._seed = side.plan, link, slot, slot_seed(store.seed, slot)
@@ -120,8 +124,9 @@ class Online:
             self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
     def infer(self, x: Tensor) -> Tensor:
-        """The share of the logits, int64 (1, *shape), from X - r. Errors of `MessageStream.receive` and
-        `MessageStream.send`.
+        """Compute this side's share of the logits, int64 (1, *shape), from X - r.
+
+        Raises the errors of `MessageStream.receive` and `MessageStream.send`.
         """
         return arithmetic.online(self._plan, x, self._linear, self._answer)
 
@@ -131,7 +136,7 @@ class Online:
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
 
     def _evaluate(self, place: GatePosition, tables: Tensor, bits: Tensor) -> Tensor:
-        """As evaluator: ask for labels by p ^ e, and evaluate."""
+        """As evaluator: send p ^ e, receive labels, and evaluate."""
         name = place.gate.name
         choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
         self._link.send(f"{name}: bits", bits ^ choices)
@@ -140,7 +145,7 @@ class Online:
         return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
 
     def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
-        """As garbler: send labels of p, and take the offset off the result."""
+        """As garbler: send labels of p, receive the result, and subtract the offset."""
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))
         y = self._link.receive(f"{name}: result", messages.words_bytes(place.gate.count, ring))
@@ -148,5 +153,5 @@ class Online:
 
 
 def check_store(store: Store, digest: str) -> None:
-    """AgreementError unless the store is of the model's side, with a plan of this digest."""
+    """Raise AgreementError unless the store belongs to the model's side, with a plan of this digest."""
     check_bound(store, "model", digest)

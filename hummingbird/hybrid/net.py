@@ -1,4 +1,4 @@
-"""Both sides of a net in one process, on the messages that two would send: for trials, tests and measured bytes."""
+"""Both sides of a net in one process, with the messages of two processes: for trials, tests and measurements."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from hummingbird.hybrid.session import set_up_data, set_up_model
 
 
 class HybridNet:
-    """A plan, called with images: `prepare(n)` deals slots, `net(images)` uses one for each, dealing what lacks.
+    """A converted net: `prepare(n)` deals slots; `net(images)` uses one for each image, and deals missing ones.
 
-    digest: binds the stores to the net. offline, online: bytes of all messages so far, by name.
+    digest: of the description, which binds the stores to the net. offline, online: bytes of all messages so far, by
+    name.
     """
 
     def __init__(self, model: Model, digest: str) -> None:
@@ -50,7 +51,7 @@ class HybridNet:
         return len(self._data.store.ready)
 
     def prepare(self, count: int) -> None:
-        """Deal so many slots, each for one image."""
+        """Deal `count` slots, each for one image."""
 
         def data(link: MessageStream) -> None:
             self._data.prepare(link, count)
@@ -64,16 +65,16 @@ class HybridNet:
         self._slots += count
 
     def report(self) -> str:
-        """The plan with its prices, and once images have run what was counted beside them."""
+        """The plan with its prices; after images have run also the counted bytes."""
         told = report.before(self._parts)
         if not self._images:
             return told
         return told + "\n\n" + report.after(self.plan, self.offline, self._slots, self.online, self._images)
 
     def __call__(self, images: Tensor) -> Any:
-        """Logits, float32 (n, ...), of images (n, ...), in the net's structure.
+        """Compute logits, float32 (n, ...), of images (n, ...), in the net's structure.
 
-        InputError for images of another shape, or beyond the input's range.
+        Raises InputError for images of another shape, or beyond the input's range.
         """
         values = self.plan.encode(images)
         if (lacking := len(values) - self.ready) > 0:

@@ -1,6 +1,6 @@
-"""The gates of a plan in a row, and which numbers of OTs and tiles a slot takes: they follow from the slot's.
+"""The order of a plan's gates, and the numbers of OTs and tiles of a slot, which follow from the slot's number.
 
-A bit that the evaluator brings takes one OT; 16 instances of a gate take a tile. A slot's numbers are used once.
+Each input bit of the evaluator takes one OT; 16 instances of a gate take one tile. A number is used only once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hummingbird.prg import derive
 
 @dataclass(frozen=True)
 class GatePosition:
-    """A gate with its circuit; its instances' bits are [bit, bit + bits) of the slot's, `tile` is its first tile."""
+    """A gate with its circuit, the slot's bits [bit, bit + bits) of its instances, and its first tile in the slot."""
 
     number: int
     gate: Gate
@@ -27,7 +27,7 @@ class GatePosition:
 
     @property
     def bits(self) -> int:
-        """Bits that each side brings: width times instances."""
+        """Input bits of each side: width times instances."""
         return self.gate.count * self.gate.width
 
     @property
@@ -36,12 +36,12 @@ class GatePosition:
         return self.circuit.table_bytes(self.gate.count)
 
     def part(self, labels: Tensor) -> Tensor:
-        """This gate's labels, int64 (n, width, 2), of a slot's, int64 (bits, 2)."""
+        """This gate's labels, int64 (n, width, 2), out of a slot's labels, int64 (bits, 2)."""
         return labels[self.bit : self.bit + self.bits].view(self.gate.count, self.gate.width, 2)
 
 
 class Numbering:
-    """Where everything of a slot stands. bits, tiles: of one slot."""
+    """Positions of all gates in a slot. bits, tiles: number of each in one slot."""
 
     def __init__(self, plan: Plan) -> None:
         self.places: list[GatePosition] = []
@@ -62,10 +62,10 @@ class Numbering:
 
 
 def hash_key(session: str) -> bytes:
-    """S, the public key of the garbling's hash, fresh for each session as its name is."""
+    """S, the public key of the garbling's hash, derived from the session's name, which is fresh for each session."""
     return derive(bytes.fromhex(session), "garbling")
 
 
 def slot_seed(seed: bytes, slot: int) -> bytes:
-    """Seed of all that a side draws for a slot."""
+    """Seed of all randomness that a side uses for a slot."""
     return derive(seed, "slot", slot)

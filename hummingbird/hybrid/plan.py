@@ -1,13 +1,13 @@
-"""A net as a plan for two parties that share every value: steps as data, without weights, known to both sides.
+"""The plan of a net for two parties that share every value: steps as data, without weights, known to both sides.
 
-A value x is a whole number X, x = X * unit, of which the data's side holds r and the model's side X - r, mod 2^ring.
+A value x is an integer X with x = X * unit. The data's side holds the share r, the model's side X - r, mod 2^ring.
 
     input     r is a mask that the data's side draws                                            one message online
     linear    d = W r - s at the data's side, u = W (X - r) + s + bias at the model's           encrypted, offline
     gate      relu or lift (the identity) of the low `width` bits, under a new mask r           garbled, a round trip
-    else      LOCAL, on both shares alike: sums, views, pools, and the cut that drops low bits (arithmetic.py)
+    else      LOCAL, the same on both shares: sums, views, pools, and the cut that drops low bits (arithmetic.py)
 
-Weights are apart, at the model's side alone (`LinearWeights`). What a plan tells: shapes, windows, rings and units.
+The plan has no weights; the model's side has them as `LinearWeights`. A plan reveals shapes, windows, rings and units.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from hummingbird.graph.steps import Ref, refs
 from hummingbird.records import field
 from hummingbird.structure import TENSOR, Structure, rebuild
 
-MOST_RING = 32  # bits of a share: what a garbled row and the encryption hold
-WIDTHS = range(2, 25)  # bits that a gate takes
+MOST_RING = 32  # bits of a share, at most: limit of garbled rows and of the encryption
+WIDTHS = range(2, 25)  # allowed widths of a gate, bits
 GARBLERS = ("data", "model")
-MOST_SIZE = 1 << 24  # of anything that a step names
+MOST_SIZE = 1 << 24  # limit on every size and index in a step
 LOCAL = frozenset({"sum", "cut", "sum_pool", "taps", "rows", "cat", "reshape", "permute", "pad"})
 
 
 def tuples(value: Any) -> Any:
-    """Lists as tuples, and lists in them."""
+    """Convert nested lists to tuples."""
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def _lists(value: Any) -> Any:
-    """Tuples as lists, and those in them: the inverse of `tuples`."""
+    """Convert nested tuples to lists, the inverse of `tuples`."""
     return list(map(_lists, value)) if isinstance(value, tuple) else value
 
 
@@ -55,13 +55,16 @@ ATTR = records.through(records.anything(), tuples, _lists)
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A value: `str(step)` reads `conv1 = linear(%0) (64, 16, 16) mod 2^20`.
+    """A step and its value: `str(step)` is `conv1 = linear(%0) (64, 16, 16) mod 2^20`, for example.
 
-    name: unique; that of the net's layer, followed by what the step is for where a layer becomes several.
-    op: "input", "linear", "gate", "output", or one of LOCAL. inputs: Ref, one or more.
-    shape: of one image's value. ring: shares are mod 2^ring. unit: the real number that 1 stands for.
-    attrs: integers, strings and tuples of them; which, says `arithmetic.LOCAL` for the steps of LOCAL. An output of
-    several results in a row has their structure and their shapes.
+    name: unique; the name of the net's layer, with a suffix for its purpose if a layer becomes several steps.
+    op: "input", "linear", "gate", "output", or one of LOCAL.
+    inputs: Ref, one or more; none for the input.
+    shape: of the value for one image.
+    ring: shares are mod 2^ring.
+    unit: the real number that the integer 1 stands for.
+    attrs: integers, strings and tuples of them; `arithmetic.OPERATIONS` lists those of LOCAL. An output that
+    concatenates several results has their structure and shapes.
     """
 
     name: str = field(records.text(1024, 1, printable=True))
@@ -78,16 +81,16 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Numbers in one image's value."""
+        """Number of values for one image."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear(Step):
-    """A convolution without bias: image, the input's shape (C, H, W); weight, the shape (O, C // groups, h, w).
+    """A convolution without bias, mod 2^ring; the input's shares are reduced mod 2^ring too.
 
-    A linear layer is one of 1x1 on (features, 1, 1), one of a single spatial dimension has H = 1. All of it mod 2^ring,
-    in which the input's shares are read too. stride, padding, dilation: (rows, columns).
+    image: shape of the input (C, H, W). weight: shape (O, C // groups, h, w). stride, padding, dilation: (rows,
+    columns). A linear layer is a 1x1 convolution on (features, 1, 1); a layer with one spatial dimension has H = 1.
     """
 
     image: tuple[int, int, int] = field(_sizes(3, 1), default=(1, 1, 1))
@@ -100,9 +103,9 @@ class Linear(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Step):
-    """A garbled gate on the low `width` bits of shares of whole numbers, -2^(width-1) to 2^(width-1) - 1.
+    """A garbled gate on the low `width` bits of shares of an integer from -2^(width-1) to 2^(width-1) - 1.
 
-    kind: "relu", or "lift", which only takes the number to the ring of the next layers. ring: of the result.
+    kind: "relu", or "lift", the identity, which only changes the ring. ring: of the result.
     """
 
     kind: str = field(records.one_of(("relu", "lift")), default="relu")
@@ -114,9 +117,9 @@ S = TypeVar("S", bound=Step)
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in order, from "input" to "output", and who garbles: "data" or "model".
+    """The steps in order, with "output" last. garbler: the side that garbles, "data" or "model".
 
-    input_range: the largest |x| of an image.
+    input_range: bound on |x| of an image.
     """
 
     steps: tuple[Step, ...]
@@ -133,7 +136,7 @@ class Plan:
 
     @cached_property
     def input_number(self) -> int:
-        """Number of the step that is the image."""
+        """Number of the input step."""
         return next(number for number, step in enumerate(self.steps) if step.op == "input")
 
     @property
@@ -156,11 +159,14 @@ class Plan:
 
     @property
     def masked(self) -> dict[int, Step]:
-        """The steps for which the data's side draws a mask, uniform mod 2^ring: the input and all gates."""
+        """The steps whose values the data's side masks, uniformly mod 2^ring, by number: the input and all gates."""
         return {self.input_number: self.input, **self.gates}
 
     def encode(self, images: Tensor) -> Tensor:
-        """Whole numbers int64 (B, *shape) of real images; InputError for another shape, or beyond the input's range."""
+        """Encode real images as integers, int64 (B, *shape).
+
+        Raises InputError for another shape, or beyond the input's range.
+        """
         step = self.input
         if not isinstance(images, Tensor) or not images.is_floating_point():
             got = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
@@ -182,7 +188,7 @@ class Plan:
         return found
 
     def results(self, logits: Tensor) -> Any:
-        """The net's results, in their structure, from the logits (B, *shape), which hold all of them in a row."""
+        """The net's results, in their structure, from the logits (B, *shape), which concatenate them."""
         if self.structure == TENSOR:
             return logits
         shapes: Sequence[tuple[int, ...]] = self.output.attrs["shapes"]
@@ -190,13 +196,13 @@ class Plan:
         return rebuild(self.structure, iter([part.reshape(len(logits), *shape) for part, shape in parts]))
 
     def decode(self, values: Tensor) -> Tensor:
-        """Logits, float32, from the sum of both sides' shares, int64 (B, *shape), reduced or not."""
+        """Decode logits, float32, from the sum of both sides' shares, int64 (B, *shape), reduced or not."""
         return (signed(values, self.output.ring).double() * self.output.unit).float()
 
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """The model's secret integers for a `Linear`: weight int64 of its shape, bias int64 (O,), in the step's unit."""
+    """The secret integers of a `Linear`: weight, int64 of its shape, and bias, int64 (O,), in the step's unit."""
 
     weight: Tensor
     bias: Tensor
@@ -204,25 +210,25 @@ class LinearWeights:
 
 @dataclass(frozen=True)
 class Model:
-    """A plan, and its layers' parameters by the number of the step: all that the model's side needs."""
+    """A plan and its layers' parameters, by number of the step: everything that the model's side needs."""
 
     plan: Plan
     parameters: Mapping[int, LinearWeights]
 
 
 def reduced(x: Tensor, ring: int) -> Tensor:
-    """x mod 2^ring, 0 to 2^ring - 1."""
+    """x mod 2^ring, from 0 to 2^ring - 1."""
     return x & ((1 << ring) - 1)
 
 
 def signed(x: Tensor, ring: int) -> Tensor:
-    """x mod 2^ring, -2^(ring-1) to 2^(ring-1) - 1."""
+    """x mod 2^ring, from -2^(ring-1) to 2^(ring-1) - 1."""
     half = 1 << (ring - 1)
     return reduced(x + half, ring) - half
 
 
 def at_rest(plan: Plan) -> set[int]:
-    """Steps whose share at the data's side comes from masks alone, known before any layer: what layers may read."""
+    """Steps at rest, which layers may read: the data's side computes their share from masks only."""
     found: set[int] = set()
     for number, step in enumerate(plan.steps):
         read = {ref.index for ref in refs(step.inputs)}

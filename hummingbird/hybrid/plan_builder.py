@@ -1,7 +1,7 @@
-"""A plan under construction: steps whose units are not all chosen, and whose rings follow from those that read them.
+"""A plan under construction: steps without final units; their rings follow from their readers.
 
-The ring of a value is the largest that a reader needs, each part of a sum the sum's: a multiple of 2^j is known mod
-2^ring if the value itself is mod 2^(ring - j).
+The ring of a value is the largest that one of its readers needs. Each part of a sum needs the sum's ring; but if its
+factor is a multiple of 2^j, ring - j bits suffice.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from hummingbird.hybrid.plan import MOST_RING, Gate, Linear, LinearWeights, Mode
 from hummingbird.hybrid.scales import UnitGroup, ValueScale, fraction, holds_weights, holds_window, joined, known, power
 from hummingbird.ring import SCALE
 
-INPUT_FRACTION = 8  # bits of an image: a step is 1/256, finer than a pixel's in images normalized to deviation 1
+INPUT_FRACTION = 8  # fraction bits of an image: 1/256 is finer than a pixel's step in images normalized to deviation 1
 
 
 @dataclass(eq=False)
 class UnfinishedStep:
-    """A value; attrs as of its step. rests: whether the data's share comes from masks alone.
+    """A step under construction; name, op, shape and attrs as in `Step`.
 
-    signs: of a sum's parts. real: a real number added to a sum. weights: float64, (O, C // groups, h, w), and a bias or
-    None. geometry: of a `Linear`, by name. kind, width: of a `Gate`. window: that its numbers are cut to.
+    rests: whether the data's share comes from masks only.
+    signs, factors: of a sum's parts.
+    real: a real number added to a sum.
+    weights: float64 (O, C // groups, h, w), and a bias or None.
+    geometry: fields of a `Linear`.
+    kind, width: of a `Gate`.
+    window: that the values are cut to.
+    limit: bound on the real values, if known.
+    bound: on the integers.
     """
 
     name: str
@@ -53,7 +60,7 @@ class UnfinishedStep:
 
 
 class PlanBuilder:
-    """The steps so far, and what makes one more of each kind."""
+    """The steps so far, with a method for each kind of step."""
 
     def __init__(self) -> None:
         self.steps: list[UnfinishedStep] = []
@@ -78,23 +85,23 @@ class PlanBuilder:
         attrs: Mapping[str, Any],
         ratio: float = 1.0,
     ) -> UnfinishedStep:
-        """A linear step of one input without numbers of its own; ratio: its unit over that of x."""
+        """Add a linear step of one input without weights. ratio: its unit over that of x."""
         return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
 
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Parts of one shape, each with its sign (1), and a real number; multiplied to be of one unit."""
+        """Add a sum of parts of equal shape with signs, and a real number; factors bring the parts to one unit."""
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """A sum on a scale that is given; factors, or signs, and real: as in `UnfinishedStep`."""
+        """Add a sum with this scale; factors, or signs, and real: as in `UnfinishedStep`."""
         rests = all(part.rests for part in parts)
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
 
     def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Parts of the same unit along the first dimension of one image."""
+        """Add a concatenation of parts with the same unit, along the first dimension of one image."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
         return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
@@ -108,7 +115,7 @@ class PlanBuilder:
         bias: Tensor | None,
         geometry: dict[str, Any],
     ) -> UnfinishedStep:
-        """A layer on a value at rest, in a group of its own."""
+        """Add a layer on a value at rest; its unit starts a new group."""
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())
         rms = float(weights[0].square().mean().sqrt())
@@ -116,7 +123,7 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "linear", [x], shape, scale, False, weights=weights, geometry=geometry))
 
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-        """The numbers of a window [k:m), in units of 2^(m-16), or of x where that is coarser."""
+        """Cut x to a window [k:m): to units of 2^(m-16), or the unit of x if it is coarser."""
         scale = power(x.scale)
         if scale is not x.scale:
             x = self.weighted(f"{name}.scaled", [x], scale, signs=(1,))
@@ -128,7 +135,7 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """A gate on numbers that were cut; [k:m): the window that says which bits of them decide."""
+        """Add a gate on a cut value. window: [k:m), the bits that the gate reads."""
         width = window.k - SCALE + fraction(x.scale.unit)
         if width < 2:
             hint = "narrow the ReLU's window like the max pooling's, or leave the latter's out"
@@ -141,9 +148,9 @@ class PlanBuilder:
     def finished(
         self, last: UnfinishedStep, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
     ) -> Model:
-        """The plan whose result is `last`, within a window if there is one, and else within its bound.
+        """Finish the plan whose result is `last`, bounded by `window`, or else by the bound on its values.
 
-        attrs: of the output. ConfigError, with all places, for values that no ring holds.
+        attrs: of the output. Raises ConfigError, listing all steps, for values that need too large a ring.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:
@@ -182,7 +189,7 @@ def _parameters(draft: UnfinishedStep) -> LinearWeights:
 
 
 def _complete(draft: UnfinishedStep) -> None:
-    """The integers of a step that follow from units."""
+    """Set the integer attributes of a step, which follow from the units."""
     unit = draft.scale.unit
     if draft.op == "sum":
         pairs = zip(draft.signs, draft.inputs, strict=True)
@@ -193,7 +200,7 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """The largest magnitude of a value, where all that is cut stays in its window."""
+    """Bound on a value's integers, if all cut values stay in their windows."""
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
         return round(input_range / draft.scale.unit)
@@ -213,7 +220,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """How many bits of each input a step reads."""
+    """Number of bits of each input that a step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

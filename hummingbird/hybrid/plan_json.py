@@ -1,31 +1,39 @@
-"""A plan as text, and its check: what the data's side reads from a model's side that it need not believe.
+"""Plans as text, and their check: the data's side reads a plan from a model's side that it does not trust.
 
-JSON of integers, names and units; a plan that passes describes walks that run, of values below MOST_VALUES.
+The text is JSON of integers, names and units. A plan that passes the check can run, with at most MOST_VALUES values.
+
+A description is what a server sends to its clients: a tag of its weights, 64 hexadecimal digits, and the plan. Both
+sides bind their stores to the SHA-256 of the description, and so to the net, its windows and its weights. The tag is a
+hash under a secret of the server; with a plain hash anybody could test a guess of the weights.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from torch import Tensor
+
 from hummingbird import records
 from hummingbird.errors import InputError
 from hummingbird.graph.steps import refs
-from hummingbird.hybrid.plan import GARBLERS, LOCAL, MOST_SIZE, UNIT, Gate, Linear, Plan, Step, at_rest, tuples
+from hummingbird.hybrid.plan import GARBLERS, LOCAL, MOST_SIZE, UNIT, Gate, Linear, Model, Plan, Step, at_rest, tuples
 from hummingbird.records import Kind, field
 from hummingbird.structure import read, tensors
 
 FORMAT = "hummingbird-two-party-plan-1"
 MOST_TEXT = 1 << 24  # bytes
-DEEPEST = 64  # lists in each other: two for each container in the results, and those of a plan
-MOST_VALUES = 1 << 26  # numbers in all values of an image
+DEEPEST = 64  # nesting of lists: two levels for each container in the results, and those of a plan
+MOST_VALUES = 1 << 26  # values of one image, over all steps
+_TAG = 64  # hexadecimal digits
 _HINT = "it was damaged, or is of another program or release"
 
 
 def _step(value: Any) -> Step:
-    """A step of the class that its operation has."""
+    """Read a step as the class of its operation."""
     op = value.get("op") if isinstance(value, dict) else None
     kinds: dict[Any, type[Step]] = {"linear": Linear, "gate": Gate}
     step: Step = records.record(kinds.get(op if isinstance(op, str) else None, Step)).read(value)
@@ -34,7 +42,7 @@ def _step(value: Any) -> Step:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """The text of a plan."""
+    """A plan as a record."""
 
     steps: tuple[Step, ...] = field(records.many(Kind("a step", _step, records.plain), 1 << 16, 3))
     garbler: str = field(records.one_of(GARBLERS))
@@ -43,12 +51,12 @@ class PlanFile:
 
 
 def to_json(plan: Plan) -> str:
-    """The text of a plan; the same for equal plans."""
+    """Write a plan as text; equal plans have equal texts."""
     return records.write(PlanFile(plan.steps, plan.garbler, plan.input_range), separators=(",", ":"), sort_keys=True)
 
 
 def from_json(text: str | bytes) -> Plan:
-    """The plan of `to_json`'s text. InputError for anything else."""
+    """Read a text of `to_json`. Raises InputError for anything else."""
     found = records.read(text, PlanFile, name="plan", most=MOST_TEXT, deepest=DEEPEST, where="plan", hint=_HINT)
     plan = Plan(found.steps, found.garbler, found.input_range)
     check(plan)
@@ -69,13 +77,13 @@ def _is_size(value: Any, least: int = 0) -> bool:
 
 
 def _sizes(value: Any, count: int | None = None, least: int = 0) -> bool:
-    """Whether an attribute is a tuple of so many integers that sizes may be."""
+    """Whether an attribute is a tuple of `count` valid sizes; None allows any number."""
     right = isinstance(value, tuple) and (count is None or len(value) == count)
     return right and all(_is_size(item, least) for item in value)
 
 
 def check(plan: Plan) -> None:
-    """InputError for a plan that could not run: shapes, rings and references that do not fit each other."""
+    """Raise InputError for a plan that cannot run because shapes, rings or references do not fit each other."""
     total, last, resting = 0, len(plan.steps) - 1, at_rest_of(plan)
     _expect(len({step.name for step in plan.steps}) == len(plan.steps), "plan", "name, twice")
     for number, step in enumerate(plan.steps):
@@ -96,7 +104,7 @@ def check(plan: Plan) -> None:
 
 
 def at_rest_of(plan: Plan) -> set[int]:
-    """`at_rest`, of a plan whose references may be wrong."""
+    """`at_rest` for a plan whose references are unchecked. Raises InputError for a wrong one."""
     for number, step in enumerate(plan.steps):
         _expect(all(ref.index < number for ref in refs(step.inputs)), step.name, "reference")
     return at_rest(plan)
@@ -108,7 +116,7 @@ def _output(step: Step, x: Step) -> bool:
 
 
 def are_results(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
-    """Whether an output of this shape is several results in a row, whose structure and shapes these are."""
+    """Whether `attrs` has the structure and shapes of several results that an output of this shape concatenates."""
     shapes: Any = tuples(attrs.get("shapes"))
     if set(attrs) != {"structure", "shapes"} or not isinstance(shapes, tuple) or not all(map(_sizes, shapes)):
         return False
@@ -223,3 +231,30 @@ _RULES: dict[str, Callable[..., bool]] = {
     "pad": _pad,
 }
 assert set(_RULES) == LOCAL | {"input", "output", "linear", "gate"}
+
+
+# Descriptions ---------------------------------------------------------------------------------------------------------
+
+
+def describe(model: Model, secret: bytes) -> bytes:
+    """Describe a model, at the server that holds `secret`: the tag of its weights, then its plan."""
+    state = hashlib.blake2b(key=secret, digest_size=_TAG // 2)
+    for number, found in sorted(model.parameters.items()):
+        state.update(number.to_bytes(8, "little") + _octets(found.weight) + _octets(found.bias))
+    return state.hexdigest().encode() + to_json(model.plan).encode()
+
+
+def read_description(text: bytes) -> Plan:
+    """Read the plan of a description. Raises InputError if the text is malformed."""
+    if len(text) < _TAG or not set(text[:_TAG]) <= set(b"0123456789abcdef"):
+        raise InputError("a description that is cut short", where="plan", hint="is it a server of two-party inference?")
+    return from_json(text[_TAG:])
+
+
+def digest(text: bytes) -> str:
+    """SHA-256 of a description, in hexadecimal digits: both sides bind their stores to it."""
+    return hashlib.sha256(text).hexdigest()
+
+
+def _octets(x: Tensor) -> bytes:
+    return x.contiguous().numpy().tobytes()

@@ -1,7 +1,7 @@
-"""Bytes of every message of a plan, by the names that both sides count them under, and of both stores' slots.
+"""Bytes of every message of a plan, by the names under which both sides count them, and bytes of a slot in each store.
 
-They follow from the plan, so that the two sides need not believe each other. The openings of calls between the two
-sides, which name a session and a slot, are not counted here; requests of a proxy's users are, to the last byte.
+Sizes follow from the plan, so neither side needs to trust the other's. The openings of calls between the two sides,
+which name a session and a slot, are not included; requests of a proxy's users are included completely.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
 def session() -> dict[str, int]:
-    """A session's first call."""
+    """Bytes of the set-up of a session."""
     return {"base OTs": sum(COT_SET_UP), "done": len(messages.DONE)}
 
 
 def call() -> dict[str, int]:
-    """A call that deals slots, whatever their number."""
+    """Bytes of a call that deals slots, in addition to the slots."""
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
 def offline(plan: Plan) -> dict[str, int]:
-    """One slot."""
+    """Bytes of one slot."""
     numbering, found = Numbering(plan), {"number": messages.NUMBER_BYTES, "done": len(messages.DONE)}
     for layer in layers(plan).values():
         found[f"{layer.step.name}: Enc(r)"] = layer.up
@@ -37,18 +37,18 @@ def offline(plan: Plan) -> dict[str, int]:
 
 
 def online(plan: Plan) -> dict[str, int]:
-    """One image."""
+    """Bytes of one image."""
     return {"input": _bytes(plan.input)} | _gates(plan) | {"logits": _bytes(plan.output)}
 
 
 def proxied(plan: Plan, kind: str) -> dict[str, int]:
-    """One image of a proxy's user, between the proxy and the model's side; kind: of `users.INPUTS`."""
+    """Bytes between the proxy and the model's side for one image of a user. kind: one of `users.INPUTS`."""
     found = {"switched": Image(plan.input).down, "input": _bytes(plan.input)} if kind == "switched" else {}
     return {"done": 2 * len(messages.DONE)} | found | _gates(plan)
 
 
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
-    """A proxy's user before its first image, by method; of the plan it needs the ends alone."""
+    """Bytes of a proxy's user before its first image, by method; the plan needs only input and output."""
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
     if kind == "switched":
@@ -58,7 +58,7 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user(plan: Plan, kind: str) -> dict[str, int]:
-    """One image of a proxy's user, by method: `Slot` to the proxy, `Input` to the model's side."""
+    """Bytes of a proxy's user for one image, by method: `Slot` to the proxy, `Input` to the model's side."""
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)
     share = _bytes(plan.output)
@@ -84,7 +84,7 @@ def _gates(plan: Plan) -> dict[str, int]:
 
 
 def stored(plan: Plan) -> tuple[int, int]:
-    """A slot's numbers at the data's side and at the model's, without the files' heads."""
+    """Bytes of a slot's tensors at the data's side and at the model's side, without file headers."""
     numbering = Numbering(plan)
     tables = sum(place.table_bytes for place in numbering.places)
     labels, share = 16 * numbering.bits, 8 * plan.output.count

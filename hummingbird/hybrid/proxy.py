@@ -1,13 +1,14 @@
-"""The data's side as a proxy for users, who need no store and compute nothing but an addition.
+"""The data's side as a proxy for users, who need no store and only add two shares.
 
-    Public(opening)    -> facts of the net for users: its ends, the range of images, the digest of the plan
+    Public(opening)    -> the net as users know it: input and output, the range of images, the digest of the plan
     Slot(opening)      -> ticket (16 bytes), seed of the input's mask r (16 bytes), the proxy's share of the logits
     Key(opening)       -> the proxy's public key, for users who send encrypted images
 
-A user sends ticket and X - r to the model's side, and has its share of the logits back. With input "switched" the seed
-is zeros, and the user sends an encryption of X, which the proxy sees under a mask (switched.py).
+A user sends the ticket and X - r to the model's side, and receives its share of the logits. With input "switched" the
+seed is zeros, and the user sends an encryption of X, which the proxy decrypts under a mask (switched.py).
 
-Neither side sees the image or the logits, as long as the two do not collude: together they have both shares.
+Neither the proxy nor the model's side sees the image or the logits, unless they collude: together they have both
+shares.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.service import WORKERS, Method
 
 _US, _THEM = "the proxy", "the user"
-_PAUSE = 2.0  # seconds after a failure to prepare
+_PAUSE = 2.0  # seconds to wait after preparing failed
 MAX_USERS = WORKERS // 4
-_LATE = 120.0  # seconds for which the name of a user who did not come has a place less
+_LATE = 120.0  # seconds for which a user who did not come still counts against its name's quota
 _log = logging.getLogger(__name__)
 
 
 class Proxy:
     """All users of one connection: `serve(Proxy(connection, 16).handlers(), address)`.
 
-    slots: how many are kept ready; a thread prepares others. A user's slot is burned if the user never comes, and for a
-    while the user's name may ask for fewer.
-    served: images so far, by the kind of input.
+    slots: number of slots to keep ready; a thread prepares them. If a user never comes, its slot is burned, and its
+    name may ask for fewer slots for a while.
+    served: number of images so far, by kind of input.
     """
 
     def __init__(self, connection: Connection, slots: int) -> None:
@@ -69,13 +70,13 @@ class Proxy:
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
-        """Prepare no more; returns when the slot under way is dealt."""
+        """Stop preparing; returns when the current slot is dealt."""
         self._ended.set()
         self._wanted.set()
         self._thread.join()
 
     def report(self) -> str:
-        """Bytes between proxy and server for the images so far, as predicted and counted, but for the openings."""
+        """Predicted and counted bytes between proxy and server for the images so far, without the openings."""
         return report.proxied(self._connection.plan, self._connection.online, self.served)
 
     def _count(self, kind: str) -> None:
@@ -105,7 +106,7 @@ class Proxy:
         return call.ticket + seed + messages.pack(slot.share, plan.output.ring).numpy().tobytes()
 
     def _announced(self, name: str | None, secret: bfv.Secret | None) -> _Call:
-        """A slot for a user of this name that the model's side has as well, and knows to be the user's."""
+        """A slot for a user of this name, announced to the model's side."""
         leave = lambda late: self._users.leave(name, late=late)  # noqa: E731
         try:
             call = _Call(self._connection, self._side.take(), leave, self._count, secret)
@@ -135,10 +136,10 @@ class Proxy:
 
 
 class _Call:
-    """The proxy's part of one user's image: a thread that answers the model's side, once the user has come.
+    """The proxy's part of one user's image: a thread that answers the model's side after the user has come.
 
-    leave: told of the end of one that was announced, and how long its user's name has a place less. count: told of an
-    image that is done, by the kind of its input. secret: for an image that comes encrypted.
+    leave: called at the end of an announced call, with the seconds for which it still counts against the name's quota.
+    count: called after a completed image, with the kind of its input. secret: for encrypted images; None otherwise.
     """
 
     def __init__(
@@ -156,8 +157,8 @@ class _Call:
         threading.Thread(target=self._run, name="hummingbird-user", daemon=True).start()
 
     def announced(self) -> None:
-        """Return when the model's side knows the ticket; its error otherwise."""
-        self._told.wait()  # ends: every wait of a link has a limit
+        """Wait until the model's side knows the ticket. Raises the error of the call if it failed."""
+        self._told.wait()  # ends, because every wait of a MessageStream has a limit
         if self._error:
             raise self._error[0]
 
@@ -186,7 +187,7 @@ class _Call:
                 self._leave(late)
 
     def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
-        """Turn an encrypted X - rho into X - rho - r."""
+        """Decrypt X - rho, and send X - rho - r back."""
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())
         masked = reduced(x - self._connection.side.input_mask(self.slot), step.ring)

@@ -1,4 +1,4 @@
-"""The parts of a plan that a user behind a proxy must know: its ends, the range of images, and its digest, as JSON."""
+"""The part of a plan that a proxy's user knows, as JSON: input and output, range of images, digest of the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hummingbird.hybrid.plan import ATTR, MOST_RING, UNIT, Plan, Step
 from hummingbird.hybrid.plan_json import DEEPEST, are_results
 from hummingbird.records import field
 
-MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
+MOST_VALUES = 1 << 22  # values of an image or its logits: messages are at most 4 MiB
 _END = records.row(
     records.many(records.whole(1, MOST_VALUES), 4, 1), records.whole(1, MOST_RING), UNIT, records.mapping(ATTR, 2)
 )
@@ -21,7 +21,7 @@ _End = tuple[tuple[int, ...], int, float, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ProxyView:
-    """Digest of the plan, the largest |x| of an image, and of its ends shape, ring, unit and attributes."""
+    """Digest of the plan, the bound on |x| of an image, and (shape, ring, unit, attributes) of input and output."""
 
     plan: str = field(records.digits(messages.DIGEST_BYTES))
     input_range: float = field(UNIT)
@@ -35,13 +35,13 @@ class ProxyView:
 
 
 def proxy_view(plan: Plan, digest: str) -> bytes:
-    """The parts of a plan that a user must know, JSON."""
+    """Write the part of a plan that a user knows, as JSON."""
     ends = [(step.shape, step.ring, step.unit, dict(step.attrs)) for step in (plan.input, plan.output)]
     return records.write(ProxyView(digest, plan.input_range, *ends)).encode()
 
 
 def read_proxy_view(data: bytes) -> tuple[Plan, str]:
-    """A plan that has its ends only, and its digest; InputError for anything malformed."""
+    """Read a plan with only input and output, and its digest. Raises InputError if it is malformed."""
     hint = "the bytes were damaged, or come from another program or release"
     view = records.read(
         data, ProxyView, name="message", most=messages.MOST_OPENING, deepest=DEEPEST, where="hybrid", hint=hint

@@ -1,4 +1,4 @@
-"""Tables for people: a plan before it runs, each layer with what it sends, and what was counted beside it."""
+"""Reports as tables: a plan's layers with predicted bytes, and counted bytes beside them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hummingbird.table import text_table
 
 
 def before(model: Model) -> str:
-    """Window, ring and bytes of every layer for an image; how much room the noise leaves, and what it tells of weights.
+    """Report a plan: window, ring, bytes and noise of every layer for one image.
 
-    window: of the net's values in units of 2^-16. k: bits of the shares that a layer, or a gate's result, has. room:
-    bits between the noise of a reply and the most that decrypts. distance: bits of the statistical distance of replies
-    from ones that hide the weights.
+    window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's result. room: bits
+    between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of the statistical
+    distance of replies from ones that hide the weights.
     """
     plan, rows, total = model.plan, [], 0.0
     for number, step in _priced(plan).items():
@@ -40,7 +40,10 @@ def before(model: Model) -> str:
 
 
 def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> str:
-    """Bytes for an image as counted, beside the prediction; offline, online: of so many slots and images, by name."""
+    """Counted bytes for an image beside the prediction.
+
+    offline, online: bytes by name, of all `slots` and `images` together.
+    """
     rows = []
     for title, predicted, counted, times in (
         ("offline", prices.offline(plan), offline, slots),
@@ -56,7 +59,7 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
 
 
 def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> str:
-    """Bytes between a proxy and the model's side as counted, beside the prediction; served: images by kind of input."""
+    """Counted bytes between a proxy and the model's side beside the prediction. served: images by kind of input."""
     predicted: Counter[str] = Counter()
     for kind, images in served.items():
         predicted.update({name: images * count for name, count in prices.proxied(plan, kind).items()})
@@ -64,7 +67,7 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
 
 
 def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> str:
-    """Bytes of a proxy's user as counted, beside the prediction; of the plan the ends are enough."""
+    """Counted bytes of a proxy's user beside the prediction; the plan needs only input and output."""
     rows = [((name, "once"), count, once.get(name, 0)) for name, count in prices.user_once(plan, kind).items()]
     each = prices.user(plan, kind).items() if images else ()
     rows += [((name, f"{images} images"), images * count, online.get(name, 0)) for name, count in each]

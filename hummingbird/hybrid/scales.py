@@ -1,15 +1,15 @@
-"""Which fraction of a unit a value is held in: chosen for groups of layers whose results meet in a sum or under a cut.
+"""Choose the units of values: one for each group of layers whose results meet in a sum or a cut.
 
-A value's unit is the real number that its integer 1 stands for. Behind a window [k:m), which is told in units of 2^-16,
-it is 2^(m-16) whatever was before. Results of layers that no gate has cut yet form a group: their units are known but
-for the group's own, 2^-F, which is the coarsest that holds
+A value's unit is the real number that its integer 1 stands for. After a cut to a window [k:m), whose k and m count bits
+in units of 2^-16, the unit is 2^(m-16). Results of layers that are not cut yet form a group, in which the ratios of all
+units are known. The group's own unit, 2^-F, is the coarsest that meets these demands:
 
-    weights    the root mean square of a layer's integers is at least HELD: rounding them changes results by 1/55 of it
-    factors    what a value is multiplied by to join a sum is an integer to FACTOR of itself; powers of two are exact
+    weights    the root mean square of a layer's integers is at least HELD: then rounding changes results by 1/55 of it
+    factors    the factor that brings a value to a sum's unit is within FACTOR of an integer; powers of two are exact
     cuts       no window begins below the unit
 
-The ring of the group's shares is [k:m)'s k + F - 16, so that a fraction that nobody needs would cost a bit of every row
-that is garbled before.
+The group's shares need rings of k + F - 16 bits for a window [k:m), so each unneeded fraction bit would add a bit to
+every row that is garbled before.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from dataclasses import dataclass, field
 from hummingbird.errors import ModelError, Problem
 from hummingbird.ring import SCALE
 
-HELD = 16.0  # rounding errs by 12^-0.5 = 0.29 on average: 0.29 / 16 = 1/55
+HELD = 16.0  # rounding errors have a deviation of 12^-0.5 = 0.29: 0.29 / 16 = 1/55
 FACTOR = 2.0**-7
 _FRACTIONS = range(-32, 64)
 
 
 @dataclass(eq=False)
 class UnitGroup:
-    """Values of one unit, each up to a known ratio; unit: None until it is resolved.
+    """Values whose units have known ratios to the group's unit, which is None until it is resolved.
 
-    demands: functions of the unit that say whether it is fine enough. anchored: whether the unit is a power of two.
+    demands: functions that return whether the current unit is fine enough. anchored: whether the ratios are normalized
+    so that the unit of a cut value is a power of two.
     """
 
     unit: float | None = None
@@ -39,7 +40,7 @@ class UnitGroup:
     demands: list[Callable[[], bool]] = field(default_factory=list)
 
     def resolve(self, name: str) -> None:
-        """Choose the coarsest unit that meets all demands; ModelError, at `name`, if there is none."""
+        """Choose the coarsest unit that meets all demands. Raises ModelError, naming `name`, if there is none."""
         for fraction in _FRACTIONS:
             self.unit = 2.0**-fraction
             if all(demand() for demand in self.demands):
@@ -50,7 +51,7 @@ class UnitGroup:
 
 @dataclass(eq=False)
 class ValueScale:
-    """The unit of a value: `ratio` times its group's."""
+    """The unit of a value: `ratio` times the unit of its group."""
 
     group: UnitGroup
     ratio: float = 1.0
@@ -60,22 +61,22 @@ class ValueScale:
 
     @property
     def known(self) -> bool:
-        """Whether its unit is known before groups are resolved."""
+        """Whether the unit is known already."""
         return self.group.unit is not None
 
     @property
     def unit(self) -> float:
-        """The real number that 1 stands for."""
+        """The real number that the integer 1 stands for."""
         assert self.group.unit is not None
         return self.group.unit * self.ratio
 
     def times(self, factor: float) -> ValueScale:
-        """The scale of a value whose unit is so many times this one."""
+        """The scale of a value whose unit is `factor` times this one."""
         return ValueScale(self.group, self.ratio * factor)
 
 
 def known(unit: float) -> ValueScale:
-    """A scale that is not to be chosen."""
+    """A scale with a fixed unit."""
     return ValueScale(UnitGroup(unit, anchored=True))
 
 
@@ -87,12 +88,12 @@ def fraction(unit: float) -> int:
 
 
 def precise(factor: float) -> bool:
-    """Whether an integer is close enough to a factor, which is positive."""
+    """Whether a positive factor is within FACTOR of an integer."""
     return abs(round(factor) - factor) <= FACTOR * factor
 
 
 def finest(units: Sequence[float]) -> float:
-    """The coarsest power of two times the least unit of which all of them are whole multiples, closely."""
+    """The coarsest unit of which all units are nearly integer multiples, among the least unit over powers of two."""
     least = min(units)
     for j in range(16):
         if all(precise(unit / (least / 2**j)) for unit in units):
@@ -101,9 +102,9 @@ def finest(units: Sequence[float]) -> float:
 
 
 def power(scale: ValueScale) -> ValueScale:
-    """A scale whose unit is a power of two, as a cut needs it: this one, where it is one or may still be chosen so.
+    """A scale whose unit is a power of two, for a cut: this scale, if its unit is one or can still be chosen so.
 
-    Else a finer one, of which this unit is a whole multiple, closely: the value has to be multiplied.
+    Otherwise a finer scale, of which this unit is nearly an integer multiple; the value must then be multiplied.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio
@@ -118,7 +119,7 @@ def power(scale: ValueScale) -> ValueScale:
 
 
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
-    """The scale of a sum: one group from now on, whose unit is fine enough for all parts."""
+    """The scale of a sum. Merges the parts' groups, and demands a unit that is fine enough for all parts."""
     pending = [scale for scale in scales if not scale.known]
     if not pending:
         return known(finest([scale.unit for scale in scales]))
@@ -136,7 +137,7 @@ def joined(scales: Sequence[ValueScale]) -> ValueScale:
 def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
     if into.anchored and group.anchored:
         ratio = 2.0 ** round(math.log2(ratio))
-    elif group.anchored:  # the unit that has to be a power of two stays one
+    elif group.anchored:  # the unit that must be a power of two stays one
         for scale in into.scales:
             scale.ratio /= ratio
         ratio = 1.0
@@ -148,10 +149,10 @@ def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
 
 
 def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
-    """The demand of a layer whose weights have this root mean square."""
+    """The demand of a layer whose weights have the root mean square `rms`."""
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
 def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
-    """The demand of a window that begins at bit m of units of 2^-16."""
+    """The demand of a window that begins at bit m, in units of 2^-16."""
     return lambda: source.unit <= 2.0 ** (m - SCALE)

@@ -1,7 +1,8 @@
-"""The model's side as a service for several clients at once, proxies among them (methods: messages.py).
+"""The model's side as a service for several clients at once, including proxies (methods: messages.py).
 
-A client has a session, a folder below the server's store, and as many slots as it has prepared. A session is used by
-the client that began it, by the name of its certificate or token. Of a proxy's users users.py has the calls.
+A client has a session, which is a folder in the server's store, with the slots that it has prepared. Only the client
+that began a session can use it; the name in its certificate or token identifies it. users.py handles the calls of a
+proxy's users.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.disk import Appended
 from hummingbird.errors import NotFoundError, StoreError
-from hummingbird.hybrid import description, messages
+from hummingbird.hybrid import messages, plan_json
 from hummingbird.hybrid.message_stream import HELD, TIMEOUT, MessageStream, answered
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
@@ -28,8 +29,8 @@ from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.service import WORKERS, Exchange, Method
 
-MAX_CALLS = 2 * WORKERS  # calls at work
-_RETRY = 5.0  # seconds after which a client that found no room may try again
+MAX_CALLS = 2 * WORKERS  # calls in progress, at most
+_RETRY = 5.0  # seconds after which a client that found the service full may try again
 _US, _THEM = "the model's side", "the data's side"
 _SECRET = "seed"
 S = TypeVar("S", bound=messages.SessionOpening)
@@ -38,9 +39,11 @@ S = TypeVar("S", bound=messages.SessionOpening)
 class Service:
     """All clients of one net: `serve(Service(model, folder).handlers(), address)`.
 
-    folder: of all sessions, for this process alone. disk, days: of `Sessions`. idle: seconds of silence that end a
-    call. StoreError for a folder that is in use or cannot be written; ConfigError for weights whose encrypted products
-    would not be hidden.
+    folder: of all sessions, which only this process uses.
+    disk, days: as in `Sessions`.
+    idle: seconds of silence that end a call.
+    Raises StoreError for a folder that is in use or cannot be written; ConfigError for weights that encrypted products
+    would not hide.
     """
 
     def __init__(
@@ -49,8 +52,8 @@ class Service:
         self._side, self._plan, self._folder, self._idle = ModelSide(model), model.plan, folder, idle
         self._locked, secret = _claim(folder)
         try:
-            self._text = description.describe(model, secret)
-            self.digest = description.digest(self._text)
+            self._text = plan_json.describe(model, secret)
+            self.digest = plan_json.digest(self._text)
             self._sessions = Sessions(folder, self.digest, disk=disk, days=days)
         except BaseException:
             self._locked.close()
@@ -62,7 +65,7 @@ class Service:
 
     @property
     def dealing_bytes(self) -> int:
-        """Bytes that a call keeps in memory while it deals slots: its messages, and a slot."""
+        """Memory of a call that deals slots, bytes: its messages, and one slot."""
         return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:
@@ -75,7 +78,7 @@ class Service:
         return {"Public": self._describe, **self._users.handlers(), **calls}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Have figures of sessions and slots among those of a program's metrics."""
+        """Register gauges of sessions and slots for Prometheus."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(value)
@@ -85,7 +88,7 @@ class Service:
         add("slot_bytes", "Bytes of these slots.", lambda: self._sessions.ready[1])
 
     def close(self) -> None:
-        """Give the locks back; may be called twice."""
+        """Release the locks; may be called twice."""
         self._sessions.close()
         self._locked.close()
 
@@ -138,14 +141,14 @@ class Service:
 
     @contextmanager
     def _opened(self, link: MessageStream, owner: str, kind: type[S]) -> Iterator[tuple[Store, S]]:
-        """The store that an opening names, which is this client's, and the opening."""
+        """Read an opening, and open the store that it names, which must be this client's."""
         opening = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM, kind)
         with self._sessions.use(opening.session, owner) as store:
             yield store, opening
 
 
 def _claim(folder: Path) -> tuple[Appended, bytes]:
-    """Lock a server's folder, made if it is not there; the lock, and the secret by which weights are told apart."""
+    """Lock a server's folder, and make it if missing; returns the lock, and the secret for the tag of the weights."""
     path = folder / _SECRET
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The set-up of a session: the OTs' base, once, and a folder at either side that is bound to the plan.
+"""The set-up of a session: base OTs, and a folder at each side that is bound to the plan.
 
-The garbler is the sender of all OTs, under its offset of labels R. A session's name is drawn by the model's side, which
-serves it to the client alone that began it, where clients have names.
+The garbler is the sender of all OTs, with its offset of labels R. The model's side draws the session's name. If clients
+have names, a session can be used only by the client that began it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _OURS = ("the data's side", "the model's side")
 
 
 def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> Store:
-    """The data's side of a new session with a plan of this digest. Errors of `Store.create` and of
-    `MessageStream.receive`.
+    """The data's side: set up a new session for the description with this digest.
+
+    Raises the errors of `Store.create` and `MessageStream.receive`.
     """
     link.send("opening", messages.CallOpening(plan=plan).pack())
     session = messages.read_opening(link.receive_text("opening"), plan, *_OURS, messages.SessionOpening).session
@@ -33,7 +34,10 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
 
 
 def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
-    """The model's side; `folder` is that of all sessions. owner: the client's name, of its certificate or token."""
+    """The model's side: set up a new session.
+
+    folder: of all sessions. owner: the client's name, from its certificate or token.
+    """
     messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.CallOpening)
     session = new_seed(messages.SESSION_BYTES).hex()
     link.send("opening", messages.SessionOpening(plan=plan, session=session).pack())
@@ -44,7 +48,7 @@ def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, own
 
 
 def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
-    """This side's secrets for all OTs: of a garbler delta and leaves, of an evaluator leaves."""
+    """Set up OTs; returns this side's secrets: delta and leaves for the garbler, leaves for the evaluator."""
     if garbles:
         start = cot.SetUp()
         link.send("base OTs", start.message)
@@ -66,7 +70,7 @@ def receiver_of(store: Store) -> cot.Receiver:
 
 
 def check_bound(store: Store, side: str, plan: str) -> None:
-    """AgreementError unless the store is this side's, of this plan; StoreError has its own place."""
+    """Raise AgreementError unless the store belongs to this side and this plan."""
     found = store.header
     if found.side != side:
         what = f"this is a store of the {found.side}'s side, here the {side}'s side is needed"
@@ -77,7 +81,7 @@ def check_bound(store: Store, side: str, plan: str) -> None:
 
 
 def check_owner(store: Store, owner: str) -> None:
-    """AccessError unless a session of the model's side is this client's; a nameless one has nameless sessions only."""
+    """Raise AccessError unless this client owns the session; clients without a name share the sessions without one."""
     if store.header.owner != owner:
         hint = "show the certificate or token that prepared it, or prepare again in another folder"
         raise AccessError("this session belongs to another client", where="the server's store", hint=hint)

@@ -1,7 +1,7 @@
-"""All sessions of a server: a folder for each below its store, known from the start, bounded by name, age and disk.
+"""All sessions of a server: one folder each in its store; limited in number for each name, in age, and in disk space.
 
-Sessions that nobody has used for some days are removed, slots and all. What a name may have is apart from what others
-have: so many sessions, and of the disk as much as is still free. Callers without a name are one caller here.
+Sessions that were not used for some days are removed with their slots. Each name has its own limits: a number of
+sessions, and disk space up to the space still free for others. All callers without a name count as one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from hummingbird.hybrid.messages import SESSION_BYTES
 from hummingbird.hybrid.session import check_bound, check_owner
 from hummingbird.hybrid.store import Store, owner_of, slots_of
 
-SESSIONS = 64  # of one name
-DAYS = 90.0  # that a session may stand unused
-_OPEN = 128  # stores that are open at a time, each with two files
+SESSIONS = 64  # sessions of one name, at most
+DAYS = 90.0  # for which a session may be unused
+_OPEN = 128  # open stores at a time, each with two files
 _DIGITS = set("0123456789abcdef")
 WHERE = "the server's store"
 
 
 @dataclass
 class _Session:
-    """owner: empty for none. slots, size: slots that are ready and their bytes, of a store that is not open. calls: at
-    work with it.
+    """One session.
+
+    owner: a name, or empty. slots, size: ready slots and their bytes, if the store is closed. calls: in progress.
     """
 
     folder: Path
@@ -54,9 +55,9 @@ class _Session:
 
 
 class Sessions:
-    """The sessions below `folder`, which is this process's alone. digest: of the plan to which they are bound.
+    """The sessions in `folder`, which only this process uses. digest: of the plan to which they are bound.
 
-    disk: bytes that slots may take together; no limit if not given. days: that a session may stand unused. ConfigError
+    disk: bytes that all slots may take; None for no limit. days: for which a session may be unused. Raises ConfigError
     for a limit that is not above 0.
     """
 
@@ -67,7 +68,7 @@ class Sessions:
         self._folder, self._digest, self._disk, self._days = folder, digest, disk, days
         self._lock = threading.Lock()
         self._beginning: Counter[str] = Counter()  # owners of sessions that are being set up
-        self._dealing: list[tuple[str, int]] = []  # owners of slots that are being dealt, and their bytes
+        self._dealing: list[tuple[str, int]] = []  # (owner, bytes) of slots that are being dealt
         names = (path.name for path in folder.iterdir() if len(path.name) == 2 * SESSION_BYTES and path.is_dir())
         self._sessions = {name: self._found(folder / name) for name in names if set(name) <= _DIGITS}
         with self._lock:
@@ -83,13 +84,13 @@ class Sessions:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """Slots that are ready, and their bytes, of all sessions."""
+        """Number of ready slots of all sessions, and their bytes."""
         with self._lock:
             found = [session.ready for session in self._sessions.values()]
         return sum(slots for slots, _ in found), sum(size for _, size in found)
 
     def begin(self, owner: str, make: Callable[[], Store]) -> None:
-        """Have a new session made where its owner may have another; StoreError otherwise, and errors of `make`."""
+        """Make a new session. Raises StoreError if its owner has too many, and the errors of `make`."""
         with self._lock:
             self._remove_old()
             count = self._beginning[owner] + sum(session.owner == owner for session in self._sessions.values())
@@ -102,15 +103,16 @@ class Sessions:
             made = make()
         finally:
             with self._lock:
-                self._beginning -= Counter((owner,))  # names that are gone take no memory
+                self._beginning -= Counter((owner,))  # removes names with a count of 0
                 if made is not None:
                     self._sessions[made.header.session] = _Session(made.folder, owner, store=made)
                     self._close_some()
 
     @contextmanager
     def use(self, name: str, owner: str) -> Iterator[Store]:
-        """The store of a session, for a call of its owner's. StoreError where there is none, errors of `check_bound`
-        and `check_owner`.
+        """Open the store of a session for a call of its owner.
+
+        Raises StoreError if there is none, and the errors of `check_bound` and `check_owner`.
         """
         with self._lock:
             session = self._sessions.get(name)
@@ -128,7 +130,7 @@ class Sessions:
                     store.close()
                 raise
             session.store, session.calls = store, session.calls + 1
-            self._sessions[name] = self._sessions.pop(name)  # the one that was used last is the last
+            self._sessions[name] = self._sessions.pop(name)  # the dictionary is ordered by last use
             self._close_some()
         try:
             yield store
@@ -138,7 +140,10 @@ class Sessions:
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
-        """Room on the disk for a slot of so many bytes, which is dealt within. StoreError where there is none."""
+        """Reserve disk space for a slot of `size` bytes, dealt within the context.
+
+        Raises StoreError if there is no space.
+        """
         with self._lock:
             self._check_room(owner, size)
             self._dealing.append((owner, size))
@@ -149,7 +154,7 @@ class Sessions:
                 self._dealing.remove((owner, size))
 
     def close(self) -> None:
-        """Give the locks back; may be called twice."""
+        """Release the locks; may be called twice."""
         with self._lock:
             for session in self._sessions.values():
                 session.close()
@@ -170,7 +175,7 @@ class Sessions:
             raise StoreError(what, where=WHERE, hint=hint)
 
     def _remove_old(self) -> None:
-        """Remove sessions in which nothing was dealt or used for too long."""
+        """Remove sessions in which no slot was dealt or used for too long."""
         oldest = time.time() - self._days * 86400
         for name, session in list(self._sessions.items()):
             if session.calls == 0 and _last_use(session.folder) < oldest:
@@ -179,7 +184,7 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the stores that were used longest ago, but for those at work."""
+        """Close the least recently used stores, except those with calls in progress."""
         opened = [session for session in self._sessions.values() if session.store is not None]
         for session in opened[: max(0, len(opened) - _OPEN)]:
             if session.calls == 0:
@@ -187,7 +192,7 @@ class Sessions:
 
 
 def _last_use(folder: Path) -> float:
-    """When a slot was last dealt or used there, which changes the folder; long ago for one that is gone."""
+    """Time when a slot was last dealt or used, which changes the folder; 0 if the folder is gone."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

@@ -1,17 +1,18 @@
-"""A session's folder at either side: its secrets, and a file for every slot, the material of one image.
+"""A session's folder at one of the two sides: its secrets, and a file for every slot, the material of one image.
 
     FOLDER/            mode 0700
-      header.json      side, session, what the session is bound to (plan: digest of net, windows and weights), and
+      header.json      side, session, the plan to which it is bound (digest of net, windows and weights), and
                        at the model's side its client
-      seed             16 bytes, mode 0600; all that this side draws for a slot is derived from it
-      material         what the set-up of the session gave this side (base OTs, keys), a frame of tensors
+      seed             16 bytes, mode 0600; this side derives the randomness of all slots from it
+      material         this side's results of the set-up (base OTs, keys), a frame of tensors
       dealt, used      two ledgers (hummingbird/ledger.py)
       slot-NUMBER      a slot that is ready, a frame of tensors
 
-A slot's number gives the numbers of its OTs, tiles and masks, so that it must never be dealt twice, nor answered twice.
-Each side marks it in `dealt` before its first offline byte, and in `used` before its first online byte. One that was
-cut short is in `dealt` and has no file: it is burned, and a retry takes the next. A slot's file is removed once its
-mark as used is on the disk. Files end with a Poly1305 under a key of their own from the seed: damage is an error.
+A slot's number determines the numbers of its OTs, tiles and masks, so it must never be dealt or answered twice. Each
+side marks it in `dealt` before its first offline byte, and in `used` before its first online byte. A slot whose dealing
+was interrupted is in `dealt` and has no file: it is burned, and a retry takes the next one. A slot's file is removed
+once its mark in `used` is on the disk. The files of material and slots end with a Poly1305 tag, each under its own key
+derived from the seed: damage is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from hummingbird.version import VERSION
 
 FORMAT, FORMAT_VERSION = "hummingbird two-party store", 2
 HEADER, SEED, MATERIAL, DEALT, USED, SLOT = "header.json", "seed", "material", "dealt", "used", "slot-"
-MAX_SLOTS = 1 << 20  # of a session: then its numbers are used up, and another session begins
+MAX_SLOTS = 1 << 20  # of a session; then its numbers are used up, and a new session is needed
 _MAC = 16  # bytes
 _MOST = 64 << 30  # bytes of a slot's file
 _TENSORS = 1 << 20
@@ -50,13 +51,15 @@ _NEW = "remove the folder, and prepare again: a new session begins"
 
 
 class SlotError(StoreError):
-    """A slot cannot be had: it is damaged, and burned, or was never ready. Another one may serve."""
+    """A slot cannot be used: it is damaged, and so burned, or was never ready. Another slot may serve."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """side: "data" or "model". session: 32 hexadecimal digits, the same at both. plan: digest that binds it. owner: at
-    the model's side the name of the client that began it; empty for one without a name, and at the data's side.
+    """The header of a store.
+
+    side: "data" or "model". session: 32 hexadecimal digits, the same at both sides. plan: digest to which it is bound.
+    owner: at the model's side the name of the client that began it; empty without a name, and at the data's side.
     """
 
     side: str = field(records.one_of(("data", "model")))
@@ -69,9 +72,9 @@ class Header:
 
 
 class Store:
-    """One side's folder of a session, locked for this process; `create` or `open` it. Safe for several threads.
+    """One side's folder of a session, locked for this process; safe for several threads. `create` makes a new one.
 
-    StoreError for what is damaged, full, in use, of another release, or used up.
+    Raises StoreError if it is damaged, full, in use, of another release, or used up.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,13 +96,16 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path, header: Header, seed: bytes, material: Sequence[Tensor]) -> Store:
-        """A new session's folder, whole or not there; StoreError where it cannot be written, or holds one already."""
+        """Make a new session's folder, complete or not at all.
+
+        Raises DiskError if it cannot be written, StoreError if it holds a session already.
+        """
         if (folder / HEADER).exists():
             raise StoreError("there is a session already", where=str(folder), hint=_NEW)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in (f"{HEADER}.new", SEED, MATERIAL, DEALT, USED):
-                (folder / name).unlink(missing_ok=True)  # of a session whose set-up was cut short
+                (folder / name).unlink(missing_ok=True)  # of a session whose set-up was interrupted
             write = partial(disk.save, mode=disk.PRIVATE)
             write(folder / SEED, [seed])
             body = pack_tensors(material)
@@ -115,24 +121,27 @@ class Store:
 
     @property
     def ready(self) -> list[int]:
-        """The numbers of the slots that can be used, in order."""
+        """The numbers of the ready slots, in order."""
         with self._lock:
             return sorted(self._ready)
 
     @property
     def first(self) -> int:
-        """The first slot that can be used, or will be dealt: none before it will be used."""
+        """The first ready slot, or the next one to be dealt; no slot before it will be used."""
         with self._lock:
             return min(self._ready, default=self._dealt.next)
 
     @property
     def bytes(self) -> int:
-        """Size of the slots that are ready."""
+        """Bytes of all ready slots."""
         with self._lock:
             return sum(self._ready.values())
 
     def deal(self, slot: int | None = None) -> int:
-        """Mark a slot as dealt, the next one if none is named; its number. It is on the disk when this returns."""
+        """Mark a slot as dealt, by default the next one; returns its number.
+
+        The mark is on the disk when this returns.
+        """
         with self._lock:
             number = self._dealt.next if slot is None else slot
             if not 0 <= number < MAX_SLOTS:
@@ -141,7 +150,7 @@ class Store:
             return number
 
     def keep(self, slot: int, tensors: Sequence[Tensor]) -> None:
-        """Write a slot that was dealt, whole or not at all; then it is ready."""
+        """Write a dealt slot, completely or not at all; then it is ready."""
         body = pack_tensors(tensors)
         try:
             size = disk.save(self._path(slot), [body, _mac(self.seed, SLOT, slot, body)], mode=disk.PRIVATE)
@@ -151,9 +160,9 @@ class Store:
             self._ready[slot] = size
 
     def use(self, slot: int | None = None) -> tuple[int, list[Tensor]]:
-        """Mark a slot as used, the first that is ready if none is named, and hand out what it holds, once.
+        """Mark a slot as used, by default the first ready one; returns its number and contents, once.
 
-        SlotError for one that is damaged, or named and not ready.
+        Raises SlotError if it is damaged or not ready, StoreError if no slot is ready.
         """
         with self._lock:
             if slot is None:
@@ -189,7 +198,7 @@ class Store:
                 self.discard(slot)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._dealt.close()
         self._used.close()
 
@@ -203,7 +212,7 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Sizes of the slots that are ready; files of others, which a crash has left, are removed."""
+        """Sizes of the ready slots. Removes files of other slots, which a crash has left."""
         found = {}
         for path in self.folder.glob(f"{SLOT}*"):
             number = path.name.removeprefix(SLOT)
@@ -217,7 +226,7 @@ class Store:
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                # Copy-on-write: tensors share its memory, of a file that is removed as well.
+                # Copy-on-write: tensors share the mapped memory, even after the file is removed.
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
         except OSError as error:
             raise StoreError(f"{path.name} cannot be read: {error.strerror}", where=str(path), hint=_NEW) from None
@@ -233,7 +242,7 @@ def there_is(folder: Path) -> bool:
 
 
 def owner_of(folder: Path) -> str:
-    """The client that began the session of a folder, as `Header.owner`; empty where that cannot be read."""
+    """The owner of the session in a folder, as `Header.owner`; empty if it cannot be read."""
     try:
         return _read_header(folder)[0].owner
     except StoreError:
@@ -241,7 +250,7 @@ def owner_of(folder: Path) -> str:
 
 
 def slots_of(folder: Path) -> list[int]:
-    """Sizes of the files of slots in a session's folder that is not open."""
+    """Sizes of the slot files in the folder of a closed session."""
     return [path.stat().st_size for path in folder.glob(f"{SLOT}*")]
 
 

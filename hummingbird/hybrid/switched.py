@@ -1,11 +1,11 @@
-"""A user's image under encryption, Impala's way: the user needs no mask, and one key serves all of its images.
+"""Encrypted images of a proxy's users, as in Impala: a user needs no mask, and one key serves all of its images.
 
     user     Enc_user(x)                                  to the model's side
-    model    switches the key, takes a mask rho off, hides the noise; Enc_proxy(x - rho)   to the proxy
+    model    switches the key, subtracts a mask rho, hides the noise; Enc_proxy(x - rho)   to the proxy
     proxy    decrypts; x - rho - r                        back to the model's side, which adds rho and has x - r
 
-The proxy sees x - rho, uniform; the model's side a ciphertext, and x - r. Its key is made by the user, of the proxy's
-public key. Source: Choi et al., Impala (2022), section 4; he/bfv/switching.py.
+The proxy sees x - rho, which is uniform; the model's side sees a ciphertext, and x - r. The user makes the switching
+key from its secret and the proxy's public key. Source: Choi et al., Impala (2022), section 4; he/bfv/keys.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hummingbird.he.bfv import noise
 from hummingbird.hybrid.encrypted import KEY_BYTES
 from hummingbird.hybrid.plan import Step, reduced
 
-KEYS_BYTES = KEY_BYTES + bfv_switching_key()  # a proxy's public key, and what leads to it from a user's
+KEYS_BYTES = KEY_BYTES + bfv_switching_key()  # the proxy's public key, and the switching key to it
 
 
 class Image:
-    """An image of the step `input`, its values in the coefficients of polynomials one after another.
+    """The messages of an image, whose values are consecutive coefficients of polynomials.
 
-    up, down: bytes of the user's message, and of that to the proxy.
+    up, down: bytes of the user's message, and of the message to the proxy.
     """
 
     def __init__(self, step: Step) -> None:
@@ -36,23 +36,26 @@ class Image:
         self.up, self.down = bfv_fresh(self._count), bfv_reply(self._count, step.count)
 
     def encrypt(self, secret: bfv.Secret, x: Tensor) -> bytes:
-        """The user's message of x mod 2^ring, int64 (1, *shape)."""
+        """The user: encrypt x mod 2^ring, int64 (1, *shape)."""
         polys = F.pad(x.flatten(), (0, self._count * bfv.DEGREE - self._step.count)).view(-1, bfv.DEGREE)
         return secret.encrypt(reduced(polys, self._step.ring), self._step.ring).to_bytes()
 
     def masked(self, keys: Keys, data: bytes) -> tuple[bytes, Tensor]:
-        """The model's side: the message to the proxy, and rho, int64 (1, *shape). InputError for damaged bytes."""
+        """The model's side: make the message to the proxy, and rho, int64 (1, *shape).
+
+        Raises InputError for damaged bytes.
+        """
         ring = self._step.ring
         masks = bfv.draw_masks(prg.fresh(), self._count, ring)
         parts = bfv.switch_key(keys.switching, bfv.Fresh.from_bytes(data, self._count).parts())
         return bfv.evaluate(keys.public, parts, masks, ring, self._used).to_bytes(), self._read(masks)
 
     def decrypt(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """The proxy's side: x - rho mod 2^ring, int64 (1, *shape). InputError for damaged bytes."""
+        """The proxy: decrypt x - rho mod 2^ring, int64 (1, *shape). Raises InputError for damaged bytes."""
         return self._read(secret.decrypt(bfv.Reply.from_bytes(reply, self._used), self._step.ring))
 
     def check(self) -> None:
-        """ConfigError where what a proxy sees is further than 2^-30 from what it may see."""
+        """Raise ConfigError if the statistical distance of the proxy's view from an ideal one exceeds 2^-30."""
         noise.check_distance(noise.distance(1, self._step.ring, self._step.count, switched=True), "input")
 
     def _read(self, polys: Tensor) -> Tensor:
@@ -60,18 +63,18 @@ class Image:
 
 
 class Keys:
-    """A user's switching key, and the public key of the proxy to which it leads, as the model's side keeps them."""
+    """A user's switching key, and the public key of its target, the proxy; the model's side keeps both."""
 
     def __init__(self, public: bfv.PublicKey, switching: bfv.SwitchingKey) -> None:
         self.public, self.switching = public, switching
 
     @staticmethod
     def from_bytes(data: bytes) -> Keys:
-        """Read `KEYS_BYTES` bytes; InputError for anything malformed."""
+        """Read `KEYS_BYTES` bytes. Raises InputError if they are malformed."""
         public = bfv.PublicKey.from_bytes(data[:KEY_BYTES])
         return Keys(public, bfv.SwitchingKey.from_bytes(data[KEY_BYTES:]))
 
 
 def keys_of(secret: bfv.Secret, public: bytes) -> bytes:
-    """The user's message of its keys, for the proxy that has this public key."""
+    """The user: make the message with its keys, for the proxy with this public key."""
     return public + secret.switching_key(bfv.PublicKey.from_bytes(public)).to_bytes()

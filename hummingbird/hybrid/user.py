@@ -1,7 +1,7 @@
 """A user behind a proxy: sends X - r to the model's side, and adds two shares of the logits.
 
-The mask's seed comes from the proxy, which never sees X - r; the model's side sees X - r and no seed. With
-input="switched" the user sends an encryption of X under a key of its own instead, Impala's way (switched.py).
+The proxy supplies the mask's seed and never sees X - r; the model's side sees X - r and not the seed. With
+input="switched" the user instead sends X encrypted under its own key, as in Impala (switched.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hummingbird.rpc import service
 
 
 class ProxiedNet:
-    """The net of `server`, by the slots of `proxy`: `net(images)` gives its logits.
+    """The net of `server`, used with slots of `proxy`: `net(images)` returns its logits.
 
-    input: "shares" or "switched". tls, token: see `rpc.service.connect`, the same for both. timeout: longest wait for
-    an answer, seconds. once, online: bytes so far, before the first image and for images, by method, both ways.
-    Raises the errors of `service.connect`; PeerError for a service that is none of this kind, refuses, or is silent.
+    input: "shares" or "switched". tls, token: for both, see `rpc.service.connect`. timeout: longest wait for an answer,
+    seconds. once, online: bytes so far before the first image, and for images, by method, both ways.
+    Raises the errors of `service.connect`; PeerError if a service is of another kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
             logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
@@ -77,11 +77,10 @@ class ProxiedNet:
             raise
 
     def __call__(self, images: Tensor, *, progress: Callable[[int], object] = lambda images: None) -> Any:
-        """Logits, float32 (n, ...), of images (n, ...), one after another, in the net's structure.
+        """Compute logits, float32 (n, ...), of images (n, ...), one after another, in the net's structure.
 
-        progress is told of each.
-
-        InputError for images of another shape or beyond the plan's range, before anything is sent.
+        progress: called with 1 after each image. Raises InputError for images of another shape or beyond the plan's
+        range, before anything is sent.
         """
         values, logits = self.plan.encode(images), []
         for x in values:
@@ -90,7 +89,7 @@ class ProxiedNet:
         return self.plan.results(self.plan.decode(torch.cat(logits)))
 
     def report(self) -> str:
-        """Bytes of all messages so far, as predicted and as counted."""
+        """Predicted and counted bytes of all messages so far."""
         return report.user(self.plan, self._input, self.once, self.online, self._images)
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ class ProxiedNet:
         return reduced(shares[0] + shares[1], output.ring)
 
     def _call(self, count: Counter[str], side: str, method: str, request: bytes, size: int | None = None) -> bytes:
-        """An answer, of so many bytes if they are known; `count` has those of both."""
+        """Call a method. Adds the bytes of both messages to `count`. size: expected bytes of the answer, if known."""
         try:
             answer = service.call(self._channels[side], method, request, timeout=self._timeout)
         except grpc.RpcError as error:

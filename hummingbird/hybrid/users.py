@@ -1,8 +1,8 @@
-"""Users behind proxies, at the model's side: the proxy's call announces a ticket, its user brings the input.
+"""Users behind proxies, at the model's side: a proxy's call announces a ticket, and its user sends the input.
 
-Only the user whom the proxy has sent has the ticket, so that nobody else can bring a slot's input. The input is X - r,
-or the image under encryption (switched.py), for which the user has brought a key before. Where keys are too many, who
-has brought the most loses the oldest of them.
+Only the proxy's user has the ticket, so nobody else can send a slot's input. The input is X - r, or the encrypted image
+(switched.py), for which the user has sent keys before. When there are too many keys, the caller with the most keys
+loses its oldest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from hummingbird.rpc.admission import caller_name
 from hummingbird.rpc.service import Method
 
 INPUTS = messages.INPUTS
-MOST_KEYS = 256  # users' keys that are kept, 1.3 MB each
-USER_SECONDS = 30.0  # for a user who has its ticket to bring its input
+MOST_KEYS = 256  # stored keys of users, 1.3 MB each
+USER_SECONDS = 30.0  # from announcing a ticket to receiving the user's input
 _US, _USER = "the model's side", "the user"
 
 
 class ConnectedUsers:
-    """All users of a server. digest: of the plan. idle: longest wait of a user, seconds, and for one, where less than
+    """All users of a server.
+
+    digest: of the plan. idle: longest wait of a user for its answer, seconds; also for a user's input, if less than
     `USER_SECONDS`.
     """
 
@@ -44,7 +46,7 @@ class ConnectedUsers:
             "switched": messages.TICKET_BYTES + self._image.up,
         }
         self._waiting: dict[str, _Meeting] = {}
-        self._keys: dict[str, tuple[str | None, Keys]] = {}  # with who has brought them, the oldest first
+        self._keys: dict[str, tuple[str | None, Keys]] = {}  # with the caller's name, oldest first
         self._lock = threading.Lock()
 
     def handlers(self) -> dict[str, Method]:
@@ -52,8 +54,9 @@ class ConnectedUsers:
         return {"Keys": self.keys, "Input": self.input}
 
     def keys(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Keep a user's keys; the answer names them. InputError for malformed ones, ConfigError for a net that would
-        not hide the noise.
+        """Store a user's keys; the answer is their name.
+
+        Raises InputError if they are malformed, ConfigError if the net would not hide the noise.
         """
         rest = self._opened(data)
         if len(rest) != KEYS_BYTES:
@@ -68,7 +71,7 @@ class ConnectedUsers:
         return name
 
     def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a ticket and a user's input; the answer is the model's share of the logits."""
+        """Take a user's ticket and input; the answer is the model's share of the logits."""
         rest = self._opened(data)
         ticket, body = rest[: messages.TICKET_BYTES].hex(), rest[messages.TICKET_BYTES :]
         with self._lock:
@@ -82,10 +85,10 @@ class ConnectedUsers:
         return met.bring(body, self._idle)
 
     def serve(self, link: MessageStream, ticket: str, kind: str, infer: Callable[[Tensor], Tensor]) -> None:
-        """Run the call of a proxy that waits for its user. infer: the share of the logits, from X - r, with a slot that
-        is marked as used.
+        """Run the call of a proxy, which waits for its user.
 
-        Errors of `infer`, which the user hears of too; PeerError where no user comes.
+        infer: maps X - r to the share of the logits, with a slot that is marked as used.
+        Raises the errors of `infer`, which the user receives too, and PeerError if no user comes.
         """
         step, output = self._plan.input, self._plan.output
         with self._expected(ticket, self._sizes[kind]) as met:
@@ -103,7 +106,7 @@ class ConnectedUsers:
             link.send("done", messages.DONE)
 
     def _switched(self, link: MessageStream, data: bytes) -> Tensor:
-        """X - r of a user's ciphertexts, by the proxy's help."""
+        """X - r from a user's ciphertexts, with the proxy's help."""
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:
             _, keys = self._keys.get(name, (None, None))
@@ -115,7 +118,7 @@ class ConnectedUsers:
         return reduced(messages.unpack(back, step.shape, step.ring) + rho, step.ring)
 
     def _opened(self, data: bytes) -> bytes:
-        """A request without the digest of the plan, with which each begins."""
+        """Check the digest of the plan, with which every request begins; returns the rest."""
         messages.check_plan(data[: messages.DIGEST_BYTES].hex(), self._digest, _US, _USER)
         return data[messages.DIGEST_BYTES :]
 
@@ -132,7 +135,7 @@ class ConnectedUsers:
 
 
 class _Meeting:
-    """A proxy's call and its user's, each on a thread of its own. size: bytes of the input."""
+    """A proxy's call and its user's call, which run on different threads. size: bytes of the input."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -140,7 +143,7 @@ class _Meeting:
         self._answer: queue.SimpleQueue[bytes | HummingbirdError] = queue.SimpleQueue()
 
     def bring(self, data: bytes, timeout: float) -> bytes:
-        """The user's side: the answer to its input."""
+        """The user's side: hand over the input, and wait for the answer."""
         self._input.put(data)
         try:
             answer = self._answer.get(timeout=timeout)
@@ -151,7 +154,7 @@ class _Meeting:
         return answer
 
     def brought(self, timeout: float) -> bytes:
-        """The proxy's side: the user's input."""
+        """The proxy's side: wait for the user's input."""
         try:
             return self._input.get(timeout=timeout)
         except queue.Empty:
@@ -159,5 +162,5 @@ class _Meeting:
             raise PeerError(f"no user came within {timeout:.0f} s", where=_US, hint=hint) from None
 
     def answer(self, answer: bytes | HummingbirdError) -> None:
-        """The proxy's side: the answer for the user."""
+        """The proxy's side: hand over the answer for the user."""
         self._answer.put(answer)

@@ -1,10 +1,16 @@
-"""Private embedding lookup: two servers hold a table and return its rows without learning which.
+"""Private embedding lookup: two servers hold a table and return rows without learning which.
 
-`dpf` makes the keys, `embedding` is what a net uses, `client` asks the two servers, over `link`s by `messages`. `table`
-is what a server holds, `integrity` the owner's signatures on rows and updates, `updating` hands those to both servers.
-
-batching/       many lookups in one inference: batch codes, a plan of them from the training data, its price and layer
-serving/        one of the two servers, its worker processes, the program over gRPC, the audit that names a liar
+dpf             keys of a distributed point function
+client          lookups by a client of the two servers
+pair            the two servers as one client sees them: same table, same state
+table_server    connections to the servers
+messages        formats of messages
+embedding       embedding layers for nets
+table           tables as servers hold them
+integrity       signatures of the table's owner on rows and updates, and of servers on answers
+updating        the owner's client, which sends updates to both servers
+batching/       many lookups in one inference: batch codes, a plan from the training data, its cost, and its layer
+serving/        one of the two servers: worker processes, updates, the program over gRPC, and the audit of a server
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
 """
@@ -21,9 +27,8 @@ if TYPE_CHECKING:
     from hummingbird.pir.client import Client
     from hummingbird.pir.embedding import PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.integrity import IntegrityError, Owner
-    from hummingbird.pir.serving.auditing import audit
     from hummingbird.pir.serving.bucket_server import plan_servers
-    from hummingbird.pir.serving.server import Server, local_servers
+    from hummingbird.pir.serving.server import Server, audit, local_servers
     from hummingbird.pir.serving.service import Service
     from hummingbird.pir.table import Source
     from hummingbird.pir.updating import Updater
@@ -41,7 +46,7 @@ _HOMES = {
     "Service": "serving.service",
     "Source": "table",
     "Updater": "updating",
-    "audit": "serving.auditing",
+    "audit": "serving.server",
     "local_servers": "serving.server",
     "plan_servers": "serving.bucket_server",
 }

@@ -1,10 +1,10 @@
-"""The client: makes a key pair for every lookup, asks both servers at the same time, and puts the rows together.
+"""The client: makes a key pair for every lookup, asks both servers at the same time, and combines their answers.
 
     xor:  row = y_0 ^ y_1        sum:  row = s * (y_0 - y_1) mod 2^width, s = +1 or -1, which the client knows
 
-The number and the sizes of its messages follow from the number of lookups and the table's facts. Equal indices, padding
-and dummies are lookups like all others; an index outside of the table is refused before anything is sent. Both answers
-must be of one state: after an update that has reached one server only, the client asks again, with new keys.
+The number and sizes of messages follow from the number of lookups and the table's facts. Equal indices, padding and
+dummies are lookups like all others; an index outside of the table is refused before anything is sent. Both answers must
+have the same state: if an update has reached only one server, the client asks again, with new keys.
 """
 
 from __future__ import annotations
@@ -27,23 +27,28 @@ from hummingbird.rpc.client import Retry
 from hummingbird.rpc.service import Tls
 
 _TRIES = 5
-_PAUSE = 0.2  # seconds until a server that is away is asked again
+_PAUSE = 0.2  # seconds before an unavailable server is asked again
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class Client:
     """Private lookups in a table that two servers hold.
 
-    servers: parties 0 and 1, addresses (HOST:PORT, unix:PATH) or servers in this process. TRUST: the two must not
-    collude: together their operators can read every index. Each alone, and a listener, learns how many lookups are made
-    and when, nothing else.
-    tls: mutual TLS, needed for other hosts. tokens: instead of a certificate, one of each server's operator; TLS then
-    takes its authority alone, `Tls(ca=...)`. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
-    servers expand keys with. timeout: seconds for each message; for as long a lookup is repeated, with new keys, while
-    a server is away or has no room. owner: the table owner's public key; rows must carry its signatures. identities:
-    both servers' public keys, in their order; answers must carry their signatures.
-    Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
-    server twice; all name the server. InputError for keys that are none, or not two.
+    TRUST: the two servers must not collude: together their operators can read every index. Each server alone, and an
+    eavesdropper, learns only how many lookups are made and when.
+
+    servers: parties 0 and 1: addresses (HOST:PORT, unix:PATH) or servers in this process.
+    tls: mutual TLS, needed for other hosts.
+    tokens: instead of a certificate, one from each server's operator; then `Tls(ca=...)` is enough.
+    decoder: `xor` or `sum`, with equal results.
+    prf: `aes` or `chacha12`, with which servers expand keys.
+    timeout: seconds for each message; a lookup is also repeated, with new keys, for this time while a server is away or
+    full.
+    owner: the table owner's public key; rows must carry its signatures.
+    identities: both servers' public keys, in order; answers must carry their signatures.
+    Raises PeerError for a server that is down or late, AgreementError if the servers differ, TrustError for the same
+    server twice; all name the server.
+    Raises InputError for invalid keys.
 
         client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
         rows = client.rows(torch.tensor([3, 14, 15]))
@@ -82,7 +87,7 @@ class Client:
 
     @property
     def state(self) -> State:
-        """The state of the table as both servers named it last."""
+        """The state of the table that both servers last reported."""
         return self._pair.state
 
     @property
@@ -91,20 +96,20 @@ class Client:
         return self._owner is not None
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the table: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
+        """Look up rows: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
 
-        One round trip for every few thousand indices; about 370 bytes for each index to each server, and a record back.
-        Raises InputError for an index outside of the table, before anything is sent, PeerError, AgreementError, and
-        IntegrityError if a server lied.
+        Takes one round trip for every few thousand indices; each index costs about 370 bytes to each server, and a
+        record back. Raises InputError for an index outside of the table, before anything is sent, PeerError,
+        AgreementError, and IntegrityError if a server lied.
         """
         return self.read(indices)[1]
 
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
-        """The state of the table, and its rows in that state, as `rows`; all of one state, however many messages.
+        """Look up rows as `rows` does; also returns the state of the table, which is the same for all rows.
 
-        For a plan's tables: numbers, int64 (n, parts), are those of the rows in each record by which their owner signed
-        them, -1 for none; by default the indices. together: keys that go into one message. Raises as `rows`, and
-        AgreementError where the table is updated all the time.
+        numbers: for a plan's tables, the row numbers in each record that the owner signed, int64 (n, parts), -1 for
+        none; default: the indices. together: keys that must be in one message.
+        Raises as `rows`, and AgreementError if the table is updated during every attempt.
         """
         places = self._checked(indices)
         numbers = places[:, None] if numbers is None else numbers
@@ -119,16 +124,16 @@ class Client:
         raise AgreementError(f"the table was updated during each of {_TRIES} lookups", where="pir.Client", hint=hint)
 
     def _numbers(self, records: list[Tensor]) -> Tensor:
-        """Rows (n, dim) of the table's type, from records without their proofs."""
+        """Convert records to rows (n, dim) of the table's type, without proofs."""
         facts, whole = self.facts, torch.cat(records)
         rows = whole.view(len(whole), facts.parts, -1)[:, :, : facts.row_bytes // facts.parts]
         return rows.contiguous().view(DTYPES[facts.dtype]).view(len(whole), facts.dim)
 
     def update(self, message: bytes) -> State:
-        """Hand an owner's signed update (`Owner.update`) to both servers; returns the new state.
+        """Send an owner's signed update (`Owner.update`) to both servers; returns the new state.
 
-        Raises PeerError and AgreementError if a server refuses it or does not answer: send it again, which a server
-        that has it already accepts.
+        Raises PeerError or AgreementError if a server refuses it or does not answer. Then send it again; a server that
+        has it already accepts it.
         """
         self._pair.update(message)
         return self.state
@@ -140,7 +145,10 @@ class Client:
     # Lookups ----------------------------------------------------------------------------------------------------------
 
     def _checked(self, indices: Tensor) -> Tensor:
-        """int64 (n,) on the CPU. The error names no index: its text may end up in a log."""
+        """Check indices; returns int64 (n,) on the CPU.
+
+        The error names no index, because its text may appear in a log.
+        """
         where = "pir.Client(indices)"
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
             raise InputError("indices are int32 or int64 of one dimension", where=where)
@@ -154,7 +162,7 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """State and records uint8 (n, record_bytes), checked, from one message each way."""
+        """Look up checked records uint8 (n, record_bytes), with one message each way; returns the state too."""
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)

@@ -1,17 +1,16 @@
 """The client's side of a distributed point function: keys for two servers.
 
 `kernels/lookups/dpf.py` has the construction, the key's format and its check. The servers' bits can be used in three
-ways: XOR of the selected rows (row = y_0 ^ y_1), their sum (row = s (y_0 - y_1)), and, where the sums stay with the
-servers, shares of s times the row (hummingbird/lookup.py). Pairs are never drawn again until s = 1: that would leak.
+ways: XOR of the selected rows (row = y_0 ^ y_1); their sum (row = s (y_0 - y_1)); or, if the sums stay at the servers,
+shares of s times the row (hummingbird/lookup.py). Do not redraw a pair until s = 1: that would leak.
 
-What a key tells its server: that it is a key, of which party, the number of rows, the PRF, a public random number. All
-keys for a table have one size. Everything else of one key alone looks random to whoever cannot break the PRF; a seed
-has 127 secret bits. AES is taken as an ideal cipher, whose public key is drawn anew for each pair, so that the number
-of pairs costs no security (Guo, Katz, Wang and Yu, "Efficient and secure multiparty computation from fixed-key block
-ciphers", IEEE S&P 2020, say which hash of a block cipher is secure, and why a fixed key is weaker). ChaCha12 is taken
-as a PRF; published key recoveries reach seven of its rounds (Aumasson et al., FSE 2008) and, since, less than eight.
-Two servers that put their keys together have alpha: they must not collude. A server can answer wrongly; nothing here
-detects it.
+A key reveals to its server the party, the number of rows, the PRF, and a public random number. All keys for a table
+have the same size. The rest of a single key looks random to anybody who cannot break the PRF; a seed has 127 secret
+bits. AES is modelled as an ideal cipher with a fresh public key for each pair, so that security does not decrease with
+the number of pairs (Guo, Katz, Wang and Yu, "Efficient and secure multiparty computation from fixed-key block ciphers",
+IEEE S&P 2020, explain which hash of a block cipher is secure, and why a fixed key is weaker). ChaCha12 is modelled as a
+PRF; published key recoveries reach seven of its rounds (Aumasson et al., FSE 2008), and later ones fewer than eight.
+Two servers that combine their keys learn alpha: they must not collude. This module does not detect wrong answers.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ from hummingbird.prg import Stream, new_seed
 
 
 def generate(alphas: Tensor, rows: int, prf: str = "aes") -> tuple[Tensor, Tensor, Tensor]:
-    """Keys for party 0 and for party 1, uint8 (B, key_bytes) each, and the signs s = t_0[alpha] - t_1[alpha].
+    """Make keys for party 0 and party 1, uint8 (B, key_bytes) each, and the signs s = t_0[alpha] - t_1[alpha].
 
-    alphas: int64 (B,) on the CPU, 0 <= alpha < rows. rows: 1 to 2^40. prf: "aes", the fastest on CPUs, or "chacha12",
-    which servers with GPUs need; they see which. signs: int64 (B,) of +1 and -1, for the client alone.
-    InputError for anything else, before any key is made, and with no index in its message.
-    Sends nothing; a key is 176 bytes and 17 more for each level of the tree: 346 for 2^20 rows.
+    alphas: int64 (B,) on the CPU, 0 <= alpha < rows.
+    rows: 1 to 2^40.
+    prf: "aes", the fastest on CPUs, or "chacha12", which GPU servers need; servers see the choice.
+    The signs, int64 (B,) of +1 and -1, are for the client only. A key has 176 bytes, and 17 more for each level of the
+    tree: 346 bytes for 2^20 rows.
+    Raises InputError for other arguments, before any key is made, without an index in its message. Sends nothing.
 
         first, second, signs = generate(torch.tensor([3, 70_000]), rows=1 << 20)
     """

@@ -1,8 +1,8 @@
-"""Embedding layers whose table is at two servers: the outputs of torch's own, bit for bit, at inference.
+"""Embedding layers whose table is at two servers; at inference their outputs equal those of torch's layers bit for bit.
 
-A lookup is made for every position, be it padding, twice the same, or of weight 0, so what the servers see follows
-from the input's shape. The rows that come back make a small table, which torch's own functions then reduce: a bag's sum
-has the same additions in the same order.
+Every position is looked up, including padding, duplicates, and positions of weight 0, so the servers' view depends on
+the input's shape only. The returned rows form a small table, which torch's own functions reduce: a bag's sum has the
+same additions in the same order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Servers = Client | Sequence["str | TableServer"]
 
 
 class _Private(nn.Module):
-    """Common parts of both layers: the client, and the table's size as torch names it."""
+    """Base of both layers: the client, and the table's size under torch's names."""
 
     def __init__(self, servers: Servers, options: dict[str, Any]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Private(nn.Module):
         self.num_embeddings, self.embedding_dim, self.dtype = facts.rows, facts.dim, DTYPES[facts.dtype]
 
     def _check_padding(self, padding_idx: int | None) -> int | None:
-        """The row of padding as torch names it: a negative one counts from the end."""
+        """Check the padding row, where a negative index counts from the end, as in torch."""
         if padding_idx is None:
             return None
         if not -self.num_embeddings <= padding_idx < self.num_embeddings:
@@ -44,7 +44,7 @@ class _Private(nn.Module):
         return padding_idx % self.num_embeddings
 
     def _check_same(self, module: nn.Embedding | nn.EmbeddingBag) -> None:
-        """The torch layer and the servers' table are of one size and type; its data are not looked at."""
+        """Raise AgreementError unless the torch layer and the servers' table have the same size and type."""
         own = tuple(module.weight.shape), module.weight.dtype
         theirs = (self.num_embeddings, self.embedding_dim), self.dtype
         if own != theirs:
@@ -53,7 +53,7 @@ class _Private(nn.Module):
 
     def _fetch(self, positions: Tensor) -> Tensor:
         if not isinstance(positions, Tensor) or positions.layout != torch.strided or positions.is_meta:
-            # The error holds no index: its text may end up in a log.
+            # The error has no index, because its text may appear in a log.
             got = f"a {positions.layout} tensor" if isinstance(positions, Tensor) else type(positions).__name__
             hint = "torch.tensor([3, 14, 15])"
             raise InputError(
@@ -62,13 +62,16 @@ class _Private(nn.Module):
         return self.client.rows(positions.reshape(-1))
 
     def extra_repr(self) -> str:
-        """Text for `print`: size and type as torch has them, and the servers."""
+        """Text for `print`: size and type, as in torch, and the servers."""
         names = ", ".join(link.name for link in self.client.links)
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.dtype}, {names}"
 
 
 def _check_module(module: nn.Module, kind: type[nn.Module], private: type[nn.Module]) -> None:
-    """`sparse` and `scale_grad_by_freq` are about gradients; `max_norm` changes the table while it is read."""
+    """Check a torch layer.
+
+    `max_norm` would change the table during lookups; `sparse` and `scale_grad_by_freq` only concern gradients.
+    """
     where = f"{private.__name__}.from_torch"
     if not isinstance(module, kind):
         raise InputError(f"expected nn.{kind.__name__}, got {type(module).__name__}", where=where)
@@ -80,20 +83,20 @@ def _check_module(module: nn.Module, kind: type[nn.Module], private: type[nn.Mod
 class PrivateEmbedding(_Private):
     """nn.Embedding over a table at two servers, which must not collude; without gradients.
 
-    servers: a Client, or two of what `Client` takes, then with its options (`tls`, `decoder`, ...). Calls take int32 or
-    int64 of any shape (*), and return (*, embedding_dim), on the input's device; the errors are those of `Client.rows`.
+    servers: a Client, or two servers as in `Client`, with its options (`tls`, `decoder`, ...). Calls take int32 or
+    int64 of any shape (*), and return (*, embedding_dim) on the input's device. Raises the errors of `Client.rows`.
 
         private = PrivateEmbedding.from_torch(embedding, ("pir0.example:7000", "pir1.example:7000"), tls=tls)
-        private(torch.tensor([[3, 14], [15, 9]]))                  # what embedding(...) gives, shape (2, 2, dim)
+        private(torch.tensor([[3, 14], [15, 9]]))                  # equals embedding(...), shape (2, 2, dim)
     """
 
     def __init__(self, servers: Servers, *, padding_idx: int | None = None, **options: Any) -> None:
         super().__init__(servers, options)
-        self.padding_idx = self._check_padding(padding_idx)  # matters for gradients only: that row is as in the table
+        self.padding_idx = self._check_padding(padding_idx)  # affects gradients only: lookups return that row
 
     @classmethod
     def from_torch(cls, embedding: nn.Embedding, servers: Servers, **options: Any) -> PrivateEmbedding:
-        """The layer in place of `embedding`, whose data are not used: it may be on the meta device.
+        """Make the layer that replaces `embedding`, whose data are not used: it may be on the meta device.
 
         Raises ConfigError for max_norm, AgreementError if the servers' table is of another size or type.
         """
@@ -110,8 +113,9 @@ class PrivateEmbedding(_Private):
 class PrivateEmbeddingBag(_Private):
     """nn.EmbeddingBag over a table at two servers, which must not collude; without gradients.
 
-    servers: as for PrivateEmbedding. mode: sum, mean or max. Calls take what torch's take: input (B, n), or (n,) with
-    offsets (B,); per_sample_weights with `sum`. Offsets and weights stay here. Returns (B, embedding_dim).
+    servers: as for PrivateEmbedding. mode: sum, mean or max. Calls take the same arguments as torch's: input (B, n), or
+    (n,) with offsets (B,); per_sample_weights with `sum`. They return (B, embedding_dim). Offsets and weights are not
+    sent.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class PrivateEmbeddingBag(_Private):
 
     @classmethod
     def from_torch(cls, bag: nn.EmbeddingBag, servers: Servers, **options: Any) -> PrivateEmbeddingBag:
-        """The layer in place of `bag`, whose data are not used: it may be on the meta device.
+        """Make the layer that replaces `bag`, whose data are not used: it may be on the meta device.
 
         Raises ConfigError for max_norm, AgreementError if the servers' table is of another size or type.
         """
@@ -147,7 +151,7 @@ class PrivateEmbeddingBag(_Private):
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         self._check_call(input, offsets, per_sample_weights)
         rows = self._fetch(input)
-        # Position i is row i of the small table; all padding is its last row, which is left out of the reduction.
+        # Position i is row i of the small table; padding is its last row, which the reduction skips.
         places = torch.arange(input.numel(), device=input.device).view(input.shape)
         if self.padding_idx is not None:
             places = torch.where(input == self.padding_idx, input.numel(), places)
@@ -164,7 +168,7 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """Refuse a call that torch would refuse, before anything is sent."""
+        """Raise InputError for a call that torch would refuse, before anything is sent."""
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
             raise InputError("input is (B, n) without offsets, or (n,) with offsets", where=where)

@@ -1,17 +1,18 @@
-"""Detecting and naming a server that lies: rows and updates signed by the table's owner, answers signed by servers.
+"""Detect and name a lying server: the table's owner signs rows and updates, servers sign answers.
 
-A record is row | version | signature, Ed25519 (RFC 8032) by the owner over table id, type, version, row number and row.
-Whatever a server adds to its answer, the record that the client puts together is then no record of the wanted row, and
-the client raises IntegrityError. An unkeyed hash would not do: servers know the rows and could hash another one.
+A record is row | version | signature, where the owner signs table id, type, version, row number and row with Ed25519
+(RFC 8032). If a server changes its answer, the client's decoded record is not a valid record of the wanted row, and the
+client raises IntegrityError. An unkeyed hash would not suffice, because servers know the rows and could hash another
+one.
 
-Which of the two lied does not follow from the record: y_0 ^ y_1 is wrong if either half is. But each half is a function
-of one key and the table, so the owner, who has the table, can evaluate one key and compare (`audit`). One key alone
-tells nothing of the row: give the owner one server's statement, never both. If that server's answer is right, the
-other one lied. With answers signed by the servers (`identities`), nobody can be framed.
+The record does not show which server lied: y_0 ^ y_1 is wrong if either half is. But each half is a function of one key
+and the table, so the owner, who has the table, can evaluate one key and compare (`audit`). One key alone reveals
+nothing about the row: give the owner one server's statement, never both. If that server's answer is right, the other
+one lied. If servers sign their answers (`identities`), nobody can be framed.
 
-What is left. A row that has been updated has two valid records, and a server which guesses the row of a query can
-return the older one: a wrong guess is noticed, a right one is not. And a client that shows when it fails tells such a
-guesser whether it was right (selective failure). So re-sign what must be fresh, and do not repeat failed lookups.
+Limits: an updated row has two valid records. A server that guesses the row of a query can return the older record; the
+client notices only a wrong guess. A client whose failures are visible also tells such a server whether its guess was
+right (selective failure). So sign again the rows that must be fresh, and do not repeat failed lookups.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _ROW, _UPDATE, _ANSWER = (f"hummingbird pir {name} 1".encode().ljust(32) for nam
 
 @dataclass(frozen=True)
 class Statement:
-    """One server's statement: the query it got, one party's keys, and its answer. It tells nothing of the rows."""
+    """One server's statement: the query that it received, with one party's keys, and its answer.
+
+    Reveals nothing about rows.
+    """
 
     party: int
     query: bytes
@@ -48,9 +52,9 @@ class Statement:
 
 
 class IntegrityError(PeerError):
-    """A server lied: a record that the owner has not signed, or an answer that its server has not.
+    """A server lied: a record is not signed by the owner, or an answer is not signed by its server.
 
-    statements: those of both servers. Give one of them to the table's owner, for `audit`. Both together tell the rows.
+    statements: of both servers. Give only one of them to the table's owner, for `audit`: both together reveal the rows.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", statements: Sequence[Statement] = ()) -> None:
@@ -59,7 +63,7 @@ class IntegrityError(PeerError):
 
 
 class Owner:
-    """The table's owner: signs rows and updates. key: 32 bytes, secret; a new one by default.
+    """The table's owner, who signs rows and updates. key: 32 secret bytes; default: a new key.
 
     owner = Owner()
     owner.sign(Source.of(embedding)).save("table.safetensors")     # for both servers
@@ -75,10 +79,10 @@ class Owner:
     def sign(
         self, source: Source, table_id: bytes | None = None, progress: Callable[[int], object] = lambda rows: None
     ) -> Source:
-        """The same table with signed records, in memory: 72 bytes and one signature (about 0.1 ms) a row more.
+        """Sign all rows; returns the table in memory. Each row costs 72 bytes and one signature (about 0.1 ms).
 
-        table_id: 16 bytes, random by default; never the same for two tables of one owner. progress: is told how many
-        rows more are signed.
+        table_id: 16 bytes, random by default; must differ between the tables of one owner. progress: called with the
+        number of newly signed rows.
         """
         if source.facts.table_id:
             raise InputError("only a plain table's rows are signed", where="pir.Owner.sign")
@@ -91,9 +95,10 @@ class Owner:
         return Source(facts, source.version, records)
 
     def update(self, facts: Facts, state: State, indices: Tensor, rows: Tensor) -> bytes:
-        """An update of some rows for both servers, signed; it applies to this state only, so it cannot be replayed.
+        """Make a signed update of some rows, for both servers. It applies to this state only, so it cannot be replayed.
 
-        indices: int64 (n,), distinct. rows: (n, dim) of the table's type. A message holds 4 MiB: make several of more.
+        indices: int64 (n,), distinct. rows: (n, dim) of the table's type. Raises InputError if they exceed one message
+        of 4 MiB.
         """
         if rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
             hint = "rows as in the table"
@@ -118,7 +123,7 @@ class Owner:
 
 
 def read_key(path: Path) -> bytes:
-    """The key, secret or public, in a file of 64 hexadecimal digits; InputError for any other."""
+    """Read a secret or public key from a file of 64 hexadecimal digits. Raises InputError for other contents."""
     try:
         key = bytes.fromhex(path.read_text().strip())
     except (OSError, ValueError):
@@ -130,7 +135,7 @@ def read_key(path: Path) -> bytes:
 
 
 def rows_in_an_update(facts: Facts) -> int:
-    """How many rows go into one update: a message of 4 MiB, of which headers and signature take less than 1 KiB."""
+    """Number of rows that fit into one update: a message of 4 MiB, with less than 1 KiB of headers and signature."""
     return (MAX_MESSAGE - 1024) // (facts.record_bytes + 8)
 
 
@@ -141,7 +146,7 @@ def _private(key: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def public_key(data: bytes, where: str) -> Ed25519PublicKey:
-    """The public key in 32 bytes; InputError for anything else."""
+    """Read a public key of 32 bytes. Raises InputError for anything else."""
     try:
         return Ed25519PublicKey.from_public_bytes(data)
     except (ValueError, TypeError):
@@ -149,7 +154,10 @@ def public_key(data: bytes, where: str) -> Ed25519PublicKey:
 
 
 def public_keys(keys: Sequence[bytes], where: str) -> list[Ed25519PublicKey]:
-    """Both servers' public keys: with one alone, the other server's answers would pass unchecked. InputError."""
+    """Read both servers' public keys.
+
+    Raises InputError for one key only, since the other answers would be unchecked.
+    """
     if isinstance(keys, bytes) or len(keys) != 2:
         hint = "give party 0's and party 1's, in this order"
         raise InputError("the public keys of both servers are needed", where=where, hint=hint)
@@ -172,10 +180,11 @@ def _verified(key: Ed25519PublicKey, signature: bytes, text: bytes) -> bool:
 
 
 def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tensor, records: Tensor) -> int:
-    """How many rows in records are not the owner's, at version `newest` or before; all are looked at.
+    """Number of rows in records without the owner's signature for a version up to `newest`; checks all rows, 0.1 ms
+    each.
 
-    numbers: int64 (n, parts), of the rows in each record, -1 for zeros. About 0.1 ms a row. The number, not the places:
-    places would say which rows fail.
+    numbers: int64 (n, parts), of the rows in each record, -1 for zeros. Returns only the number, because the positions
+    would reveal which rows fail.
     """
     one = replace(facts, dim=facts.dim // facts.parts, parts=1)
     bad, at = 0, one.row_bytes
@@ -192,7 +201,7 @@ def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tenso
 
 
 def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tensor, Tensor, bytes]) -> None:
-    """InputError unless the owner signed the update, and its records where the table's are signed."""
+    """Raise InputError unless the owner signed the update, and its records if the table's records are signed."""
     state, indices, records, signature = update
     good = _verified(key, signature, _UPDATE + pack_update(state, indices, records))
     if good and facts.table_id:
@@ -202,14 +211,14 @@ def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tenso
 
 
 class Identity:
-    """A server's own key, which signs its answers. key: 32 bytes, secret."""
+    """A server's key, which signs its answers. key: 32 secret bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._private = _private(key, "pir.Identity(key)")
         self.public = self._private.public_key().public_bytes_raw()
 
     def sign(self, party: int, query: bytes, state: State, records: Tensor) -> bytes:
-        """Signature of this answer to this query."""
+        """Sign this answer to this query."""
         return self._private.sign(_answer_text(party, query, state, records))
 
 

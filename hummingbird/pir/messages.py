@@ -6,8 +6,8 @@
     version     = 8 bytes and no frame; its answer is the update of this version to the next
     description = JSON: party, release, state, facts, whether answers are signed
 
-All tensors are uint8 where nothing else is said. A query's and an answer's size follow from the number of keys and the
-facts of the table: nothing else goes in. What a refusal says follows from the table alone, never from a key's content.
+All tensors are uint8 unless stated otherwise. The sizes of a query and an answer follow from the number of keys and the
+facts of the table. The text of a refusal depends on the table only, never on a key's contents.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hummingbird.rpc.service import MAX_MESSAGE
 from hummingbird.version import VERSION
 
 DECODERS = ("xor", "sum")
-MAX_KEYS = 4096  # in one query: bounds what a server holds for it
+MAX_KEYS = 4096  # in one query: bounds a server's memory for it
 SIGNATURE_BYTES = 64
 STATE_BYTES = 24
 _STATE = struct.Struct("<Q16s")
-_OVERHEAD = 1024  # more than the headers of any frame here
+_OVERHEAD = 1024  # bytes, an upper bound on the headers of a frame
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,33 @@ class TableDescription:
 
     @classmethod
     def unpack(cls, data: bytes) -> TableDescription:
-        """InputError for anything else than a description."""
+        """Read a description. Raises InputError for anything else."""
         found = records.read(data, cls, name="description", hint="is this a pir-server?")
         return replace(found, release=found.release[:32])
 
 
 def as_bytes(data: bytes) -> Tensor:
-    """uint8 (n,) of the same bytes."""
+    """Copy bytes to a tensor uint8 (n,)."""
     out = torch.empty(len(data), dtype=torch.uint8)
     out.numpy().data[:] = data
     return out
 
 
 def keys_in_a_query(facts: Facts) -> int:
-    """How many keys go into one message, so that the answer is one, too."""
+    """Number of keys in one query, such that query and answer each fit into one message."""
     return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(dpf.key_bytes(facts.rows), facts.record_bytes))
 
 
 def pack_query(decoder: str, keys: Tensor) -> bytes:
-    """keys: uint8 (B, key_bytes), all of one party."""
+    """Pack a query. keys: uint8 (B, key_bytes), all of one party."""
     return pack_tensors([as_bytes(bytes([DECODERS.index(decoder)])), keys])
 
 
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
-    """Decoder and keys, checked for this table and party; InputError, which tells nothing of the keys."""
+    """Read a query: decoder and keys, checked for this table and party.
+
+    Raises InputError, which reveals nothing about keys.
+    """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=2)
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
         raise InputError("malformed query", hint="a query is a decoder and keys")
@@ -93,18 +96,18 @@ def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
         raise InputError(f"a query holds 1 to {most} keys")
     try:
         dpf.check(keys, "query", facts.rows, party)
-    except InputError:  # its text tells more than is needed
+    except InputError:  # its text reveals more than needed
         hint = "both sides need the same release, and the table must not have been replaced meanwhile"
         raise InputError(f"a key is not for party {party} and {facts.text()}, or damaged", hint=hint) from None
 
 
 def pack_version(version: int) -> bytes:
-    """version: 0 or more."""
+    """Pack a version, 0 or more."""
     return version.to_bytes(8, "little")
 
 
 def unpack_version(data: bytes) -> int:
-    """InputError for anything else than a version."""
+    """Read a version. Raises InputError for anything else."""
     if len(data) != 8:
         raise InputError("malformed version", hint="both sides need the same release")
     return int.from_bytes(data, "little")
@@ -119,13 +122,13 @@ def _unpack_state(part: Tensor) -> State:
 
 
 def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -> bytes:
-    """records: uint8 (B, record_bytes)."""
+    """Pack an answer. records: uint8 (B, record_bytes)."""
     tail = [] if signature is None else [as_bytes(signature)]
     return pack_tensors([_pack_state(state), records, *tail])
 
 
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
-    """State, records and signature; InputError unless they have exactly the expected shapes."""
+    """Read an answer: state, records and signature. Raises InputError unless they have exactly the expected shapes."""
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
     shapes = [(STATE_BYTES,), (count, facts.record_bytes), *([(SIGNATURE_BYTES,)] if signed else [])]
     if [(part.dtype, tuple(part.shape)) for part in parts] != [(torch.uint8, shape) for shape in shapes]:
@@ -134,13 +137,18 @@ def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[
 
 
 def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes = b"") -> bytes:
-    """indices: int64 (n,); records: uint8 (n, record_bytes). Without a signature: what the owner signs."""
+    """Pack an update; without a signature, the text that the owner signs.
+
+    indices: int64 (n,). records: uint8 (n, record_bytes)."""
     tail = [as_bytes(signature)] if signature else []
     return pack_tensors([_pack_state(state), indices, records, *tail])
 
 
 def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:
-    """State, indices, records, signature; InputError unless the indices are distinct rows of the table."""
+    """Read an update: state, indices, records, signature.
+
+    Raises InputError unless the indices are distinct rows of the table.
+    """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=4)
     kinds = [(part.dtype, part.dim()) for part in parts]
     if kinds != [(torch.uint8, 1), (torch.int64, 1), (torch.uint8, 2), (torch.uint8, 1)]:

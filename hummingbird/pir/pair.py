@@ -1,6 +1,6 @@
-"""The two servers of a table as one client sees them: asked at the same time, and held to one table in one state.
+"""The two servers of a table as one client sees them: asked at the same time; they must have the same table and state.
 
-After an update that has reached one server only, the client waits for the other, two seconds at most.
+If an update has reached only one server, the client waits for the other, at most two seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PAUSE = 0.05
 
 
 class Pair:
-    """Both servers, in order, once they have told the same facts and state.
+    """Both servers, in order, after they have reported the same facts and state.
 
-    servers, tls, timeout, tokens: as `Client` takes them. identified: whether answers must be signed by their servers;
-    owned: whether rows must be signed by their owner. signs: whether each server signs. Raises what `Client` raises.
+    servers, tls, timeout, tokens: as in `Client`. identified: whether servers must sign answers. owned: whether the
+    owner must sign rows. signs: for each server whether it signs. Raises the errors of `Client`.
     """
 
     def __init__(
@@ -50,11 +50,17 @@ class Pair:
             raise
 
     def ask(self, messages: Sequence[bytes], method: str = "Answer") -> list[bytes]:
-        """Both answers; sent at the same time. PeerError names every server that failed."""
+        """Ask both servers at the same time; returns both answers.
+
+        Raises PeerError, naming every server that failed.
+        """
         return ask(self.links, messages, method, "pir.Client")
 
     def unpacked(self, answers: Sequence[bytes], count: int) -> list[tuple[State, Tensor, bytes | None]]:
-        """State, records and signature of both answers to `count` keys; PeerError for a malformed one."""
+        """Read both answers to `count` keys: state, records and signature of each.
+
+        Raises PeerError if one is malformed.
+        """
         parts = []
         for link, answer, signs in zip(self.links, answers, self.signs, strict=True):
             try:
@@ -64,28 +70,31 @@ class Pair:
         return parts
 
     def update(self, message: bytes) -> None:
-        """Hand an update to both, whose new state is then `state`; AgreementError if they are of two states."""
+        """Send an update to both servers, and set `state` to the new state.
+
+        Raises AgreementError if their states differ.
+        """
         zero, one = updated(self.links, message, "pir.Client")
         self.check_states(zero.state, one.state)
         self.state = zero.state
 
     def renew(self) -> None:
-        """Ask for the state again; AgreementError if the servers hold another table than before."""
+        """Ask for the state again. Raises AgreementError if the servers hold another table than before."""
         facts, self.state = self._agree()
         if facts != self.facts:
             hint = "make a new client for the new table"
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """The time in which two states can be an update on its way, for `wait`."""
+        """The deadline for `wait`: for this time, different states may mean an update in progress."""
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
     def wait(self, settling: Retry, zero: State, one: State) -> None:
-        """Wait a little for an update to reach both; AgreementError when that time is over."""
+        """Wait briefly for an update to reach both servers. Raises AgreementError after the deadline."""
         time.sleep(settling.failed(disagreement(self.links, "contents", zero, one)))
 
     def check_states(self, zero: State, one: State) -> None:
-        """AgreementError unless the two are equal."""
+        """Raise AgreementError unless both states are equal."""
         if zero != one:
             raise disagreement(self.links, "contents", zero, one)
 
@@ -94,7 +103,7 @@ class Pair:
         disconnect(self.links)
 
     def _agree(self) -> tuple[Facts, State]:
-        """The facts and the state that both servers name."""
+        """Ask both servers for the facts and the state; waits until they agree."""
         settling = self.settling()
         while True:
             zero, one = descriptions(self.links, "pir.Client")
@@ -114,7 +123,10 @@ class Pair:
 
 
 def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescription]:
-    """The descriptions of both servers: of this release, in their order, of one table. AgreementError, PeerError."""
+    """Ask for the descriptions of both servers.
+
+    Raises AgreementError unless they are of this release, in order, and of one table; PeerError.
+    """
     found = described(links, [b"", b""], "Describe", where)
     for party, (link, description) in enumerate(zip(links, found, strict=True)):
         if description.party != party:
@@ -132,7 +144,7 @@ def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescript
 def described(
     links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
 ) -> list[TableDescription]:
-    """The descriptions that both servers answer to a message with."""
+    """Send messages to both servers, which answer with their descriptions."""
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
         found.append(_description(link, answer))
@@ -147,12 +159,14 @@ def _description(link: TableServer, answer: bytes) -> TableDescription:
 
 
 def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
-    """The descriptions of both servers after an update, which both have before party 0 makes it, and then party 1.
+    """Update both servers: first both receive the update, then party 0 makes it, then party 1.
 
-    So they differ for the time of one short message, however long the update takes to arrive. A server that holds it no
-    more, for another one was offered meanwhile or it was started again, is sent it once more. Nothing is made where one
-    of them does not take it. Of two updates for one version, of two programs that have the owner's key, party 0 makes
-    one, and the other program stops there: at the same time each server could make another one.
+    Returns both descriptions.
+    So the servers differ only for the time of one short message, however long the update takes to arrive. If one of
+    them refuses the update, neither makes it. A server that no longer holds it, because another one was offered or it
+    restarted, receives it again. If two programs with the owner's key send different updates for one version, party 0
+    makes one of them, and the other program stops there; if both parties switched at the same time, each could make a
+    different one.
     """
     described(links, [message, message], "Offer", where)
     digest = hashlib.sha256(message).digest()
@@ -160,7 +174,7 @@ def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[Ta
 
 
 def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State) -> AgreementError:
-    """The error for servers that hold different `what`; it names both."""
+    """The error for servers that hold different `what`, naming both."""
     texts = [
         side.text() if isinstance(side, Facts) else f"version {side.version}, digest {side.digest.hex()[:8]}"
         for side in sides
@@ -173,5 +187,5 @@ def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State)
 
 
 def malformed(link: TableServer, error: InputError) -> PeerError:
-    """The error for a server whose message is malformed, to be raised in place of the parser's."""
+    """The error for a server with a malformed message, in place of the parser's error."""
     return PeerError(error.what, where=link.name, hint=error.hint)

@@ -1,8 +1,8 @@
-"""Tables as servers hold them: records as bytes, where they come from, and the facts both servers must share.
+"""Tables as servers hold them: records as bytes, their files, and the facts that both servers must share.
 
-A record is a row's bytes as torch stores them; a signed table's carries its proof behind (`integrity`).
-Files: .npy of two dimensions, and .safetensors. Both are mapped into memory, so a table may be larger than what is free
-there. The safetensors header is read here: eight bytes of length, then JSON with names, types, shapes and offsets.
+A record is a row's bytes as torch stores them; in a signed table the proof follows (`integrity`). Files are
+two-dimensional .npy, and .safetensors. Both are mapped into memory, so a table may be larger than the free memory. The
+safetensors header is read here: eight bytes of length, then JSON with names, types, shapes and offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_RECORD = 1 << 20
 _HEADER_LIMIT = 16 << 20
 _NPY = b"\x93NUMPY"
 _DIGEST = 16
-# What parsers raise over damaged bytes, numpy's (which runs Python's tokenizer) included.
+# Errors that parsers raise for damaged bytes, including numpy's, which runs Python's tokenizer.
 _DAMAGED = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, RecursionError),
     *(SyntaxError, tokenize.TokenError),
@@ -56,10 +56,10 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 
 @dataclass(frozen=True)
 class Facts:
-    """The fixed facts of a served table: rows, dim (numbers in a row), dtype (torch's name).
+    """The fixed facts of a served table: rows, dim (values in a row), dtype (torch's name).
 
-    table_id: 32 hexadecimal digits for a table of signed records, else "". parts: rows in a record, each
-    with its own proof; dim counts the numbers of all (a plan's row and its companions).
+    table_id: 32 hexadecimal digits for a table of signed records, else "". parts: number of rows in a record, each with
+    its own proof (a plan's row and its companions); dim counts the values of all parts.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -89,16 +89,16 @@ class Facts:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a record: what a server holds and sends for one row."""
+        """Bytes of a record, which a server stores and sends for one row."""
         return self.row_bytes + (self.parts * PROOF_BYTES if self.table_id else 0)
 
     @property
     def word_bits(self) -> int:
-        """Width of the words that the `sum` decoder adds: a number of the row, whatever it means."""
+        """Width of the words that the `sum` decoder adds: the size of the dtype."""
         return 8 * DTYPES[self.dtype].itemsize
 
     def text(self) -> str:
-        """Text for errors: `1,000 rows of 64 float32`."""
+        """Description for errors: `1,000 rows of 64 float32`."""
         extra = f" ({self.parts} rows in one)" if self.parts > 1 else ""
         extra += " signed" if self.table_id else ""
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
@@ -113,19 +113,19 @@ def _is_hex(text: str) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """The contents a server answers from: the number of updates made, and a digest of table and updates."""
+    """The state of a table: the number of updates made, and a digest of table and updates."""
 
     version: int = field(records.whole())
     digest: bytes = field(records.hexadecimal(_DIGEST))
 
     def after(self, digest: bytes) -> State:
-        """The state that an update leads to. digest: SHA-256 of the message as its owner signed it."""
+        """The state after an update. digest: SHA-256 of the update's message."""
         return State(self.version + 1, _hash(self.digest, digest))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table to serve: its facts, its version, and its records, uint8 (rows, record_bytes), perhaps a mapped file."""
+    """A table to serve: its facts, version, and records, uint8 (rows, record_bytes), in memory or a mapped file."""
 
     facts: Facts
     version: int
@@ -133,7 +133,7 @@ class Source:
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
-        """The rows of a tensor (rows, dim) or of an nn.Embedding or nn.EmbeddingBag; memory on the CPU is shared."""
+        """Use a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag as a table; shares memory on the CPU."""
         weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta or weight.layout != torch.strided:
             hint = "give an nn.Embedding, an nn.EmbeddingBag or a dense tensor (rows, dim) that has data"
@@ -145,9 +145,9 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], tensor: str | None = None) -> Source:
-        """A table in a .npy or .safetensors file, mapped. tensor: its name, where the file holds several.
+        """Map a table in a .npy or .safetensors file. tensor: its name, if the file holds several.
 
-        InputError for a file that cannot be read or is no table.
+        Raises InputError for a file that cannot be read or is no table.
         """
         path = Path(path)
         try:
@@ -164,9 +164,9 @@ class Source:
         raise InputError("unknown kind of file", where=str(path), hint="tables are .npy or .safetensors files")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a .safetensors file that `open` reads: records, facts and version; complete, or not at all.
+        """Write a .safetensors file that `open` reads, with records, facts and version, completely or not at all.
 
-        A file of this name is replaced at the end, so that a table can be saved over the one that it is mapped from.
+        Replaces an existing file at the end, so a table can be saved to the file that it is mapped from.
         """
         entry = {"dtype": "U8", "shape": list(self.records.shape), "data_offsets": [0, self.records.size]}
         own = json.dumps({"version": self.version, **records.plain(self.facts)})
@@ -176,19 +176,21 @@ class Source:
         disk.save(Path(path), chain([struct.pack("<Q", len(header)), header], rows))
 
     def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
-        """Records first..last-1 in pieces of about `size` bytes, whole leaves each; with where a piece begins."""
+        """Yield records first..last-1 in pieces of whole leaves, of about `size` bytes, with the first row of each
+        piece.
+        """
         step = max(1, size // self.facts.record_bytes // LEAF_ROWS) * LEAF_ROWS
         for start in range(first, last, step):
             yield start, self.records[start : min(last, start + step)]
 
 
 def leaf_digests(records: np.ndarray) -> list[bytes]:
-    """A digest of each leaf's records; the records begin with a leaf."""
+    """A digest of each leaf's records; the first record must begin a leaf."""
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
-    """The state of a table as it was loaded, from the digests of all its leaves in order."""
+    """The state of a freshly loaded table, from the digests of all its leaves in order."""
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 
 

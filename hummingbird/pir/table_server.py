@@ -1,4 +1,4 @@
-"""Servers as their clients see them: in this process, or connected over gRPC; both of them asked at the same time."""
+"""Servers as clients see them: in this process, or over gRPC; both are asked at the same time."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from hummingbird.rpc import service
 from hummingbird.rpc.service import Tls
 from hummingbird.rpc.status import explain
 
-_CALLS = 64  # under way at a time
+_CALLS = 64  # in progress at a time
 _GRACE = 5.0  # seconds; a call ends by its own deadline
 
 
 class TableServer(Protocol):
-    """The interface of one server to its clients; `Remote` and `Server` have it."""
+    """Interface of one server to its clients; `Remote` and `Server` implement it."""
 
     name: str
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message; the result waits for what comes back. Methods: Describe, Answer, Offer,
-        Switch, Update, PastUpdate."""
+        """Send a message; returns a function that waits for the answer.
+
+        Methods: Describe, Answer, Offer, Switch, Update, PastUpdate.
+        """
 
 
 class Remote:
-    """A server at an address, connected. timeout: seconds, to connect and for each message. token: who asks.
+    """A connected server at an address. timeout: seconds, to connect and for each message. token: of the caller.
 
-    Raises the errors of `service.connect`; its methods raise PeerError, which names the server.
+    Raises the errors of `service.connect`; its methods raise PeerError, naming the server.
     """
 
     def __init__(self, name: str, address: str, tls: Tls | None, timeout: float, token: str | None = None) -> None:
@@ -50,7 +52,7 @@ class Remote:
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message, as `TableServer.begin` does; one more method is Metrics."""
+        """Send a message, as `TableServer.begin` does; there is one more method, Metrics."""
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)
 
@@ -73,7 +75,7 @@ class Remote:
             return service.call(self._channel, method, message, timeout=self.timeout)
         except grpc.RpcError as error:
             raise explain(error, self.name) from None
-        except ValueError:  # what gRPC says of a closed channel
+        except ValueError:  # gRPC's error for a closed channel
             raise PeerError("the client is closed", where=self.name, hint="make a new one") from None
 
 
@@ -84,10 +86,10 @@ def connected(
     where: str,
     tokens: Sequence[str] | None = None,
 ) -> list[TableServer]:
-    """Both servers, parties 0 and 1, those at addresses connected to within `timeout` seconds; where: of the errors.
+    """Connect to both servers, parties 0 and 1, within `timeout` seconds; servers in this process stay as they are.
 
-    tokens: of the caller, one for each. ConfigError unless there are two servers, and two tokens, TrustError for one
-    server or token twice, and the errors of `Remote`.
+    tokens: of the caller, one for each server. where: location in errors. Raises ConfigError unless there are two
+    servers and two tokens, TrustError if both servers or tokens are the same, and the errors of `Remote`.
     """
     both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
     if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
@@ -123,7 +125,9 @@ def disconnect(links: Sequence[TableServer]) -> None:
 
 
 def ask(links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str) -> list[bytes]:
-    """All answers; sent at the same time. PeerError names every server that failed; where: if both did."""
+    """Ask all servers at the same time; returns their answers.
+
+    where: location in the error if both fail. Raises PeerError, naming every server that failed."""
     waiting = [link.begin(message, method) for link, message in zip(links, messages, strict=True)]
     answers: list[bytes] = []
     errors: list[HummingbirdError] = []
@@ -135,7 +139,7 @@ def ask(links: Sequence[TableServer], messages: Sequence[bytes], method: str, wh
     if len(errors) == 2:
         what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(links, errors, strict=True))
         passing = all(isinstance(error, (OverloadError, UnavailableError)) for error in errors)
-        kind = UnavailableError if passing else PeerError  # both may be back
+        kind = UnavailableError if passing else PeerError  # both may come back
         raise kind(f"neither server answers: {what}", where=where, hint=errors[0].hint)
     if errors:
         raise errors[0]

@@ -1,7 +1,7 @@
-"""The owner's end of updates: new rows to both servers, and a server that has missed some brought up to the other.
+"""The owner's client: sends new rows to both servers, and brings a server that missed updates up to date.
 
-A server keeps the updates that the owner has signed. So the owner needs no memory: what has reached one server only is
-asked back from it, checked, and handed to the other, before anything new is sent.
+A server keeps the updates that the owner has signed, so the owner keeps none. Before it sends new rows, it fetches the
+updates that reached only one server, checks them, and sends them to the other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Progress = Callable[[int], object]
 
 
 class Updater:
-    """Both servers, as the owner of their table updates them.
+    """The owner's connection to both servers of its table.
 
-    servers, tls, tokens, timeout: as `Client` takes them; of a plan, the servers of its full table. table: from a
-    server's facts those of the whole table (`Plan.table`), by default the same. Raises the errors of `Client`.
+    servers, tls, tokens, timeout: as in `Client`; for a plan, the servers of its full table. table: maps a server's
+    facts to those of the whole table (`Plan.table`); default: the same facts. Raises the errors of `Client`.
 
         with Updater(owner, ("pir0.example:7000", "pir1.example:7000"), tls=tls) as updater:
             updater.bring_up()
@@ -59,14 +59,14 @@ class Updater:
         self.close()
 
     def describe(self) -> list[TableDescription]:
-        """The descriptions of both servers as they are now."""
+        """The current descriptions of both servers."""
         return descriptions(self.links, _WHERE)
 
     def bring_up(self, progress: Progress = lambda updates: None) -> int:
-        """Hand the updates that one server has missed to it, from the other; returns how many.
+        """Send the updates that one server missed from the other server to it; returns their number.
 
-        progress: is told of each. AgreementError, which names both, where the servers hold different tables, or have
-        made different updates; PeerError where one does not answer, or an update is not kept any more.
+        progress: called with 1 after each. Raises AgreementError, naming both, if the servers hold different tables or
+        made different updates; PeerError if one does not answer, or no longer keeps an update.
         """
         zero, one = (description.state for description in self.describe())
         if zero.version == one.version and zero != one:
@@ -90,7 +90,7 @@ class Updater:
         return last - first
 
     def check(self, indices: Tensor, rows: Tensor) -> None:
-        """InputError unless they are distinct rows of the table, int64 (n,), and what they become, (n, dim)."""
+        """Raise InputError unless indices, int64 (n,), are distinct rows of the table, and rows, (n, dim), fit it."""
         where, facts = "pir.Updater(rows)", self.facts
         flat = indices.dtype == torch.int64 and indices.dim() == 1 and bool(indices.numel())
         if not flat or rows.shape != (len(indices), facts.dim):
@@ -104,11 +104,11 @@ class Updater:
             raise InputError("an index is outside of the table, or there twice", where=where, hint=hint)
 
     def update(self, indices: Tensor, rows: Tensor, progress: Progress = lambda rows: None) -> State:
-        """Send rows to both servers, as many as fit into an update at a time; returns the new state.
+        """Send new rows to both servers, in updates of one message each; returns the new state.
 
-        indices: int64 (n,), distinct; rows: (n, dim) of the table's type. progress: is told how many rows more both
-        have. Raises as `check`, before anything is sent, and PeerError, which says how many updates both have: send all
-        again, after `bring_up`.
+        indices: int64 (n,), distinct. rows: (n, dim) of the table's type. progress: called with the number of newly
+        updated rows. Raises as `check`, before anything is sent; and PeerError, naming the version that both servers
+        have: then call `bring_up`, and send all rows again.
         """
         self.check(indices, rows)
         zero, one = (description.state for description in self.describe())

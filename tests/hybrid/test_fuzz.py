@@ -20,7 +20,7 @@ import torch
 
 from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
-from hummingbird.hybrid import description, messages, proxy_view, session, store
+from hummingbird.hybrid import messages, plan_json, proxy_view, session, store
 from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.message_stream import MessageStream, Outgoing, both
 from hummingbird.hybrid.model_side import ModelSide
@@ -220,13 +220,13 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
     secret = bfv.Secret.new()
     keys = bytes.fromhex(service.digest) + keys_of(secret, bfv.Secret.new().public().to_bytes())
     service.close()
-    text = description.describe(made, seed)
+    text = plan_json.describe(made, seed)
     return {
         "opening": (
             [messages.OnlineOpening(plan=DIGEST, session="ab" * 16, slot=3).pack()],
             lambda data: messages.read_opening(data, DIGEST, "us", "them", messages.OnlineOpening),
         ),
-        "description": ([text], description.read),
+        "description": ([text], plan_json.read_description),
         "ends": ([proxy_view.proxy_view(made.plan, DIGEST)], proxy_view.read_proxy_view),
         "header": ([whole[header]], lambda data: opened(header, data)),
         "header, signed": ([whole[header]], lambda data: opened(header, signed_header(data))),

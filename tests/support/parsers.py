@@ -43,7 +43,7 @@ from hummingbird.pir import messages as pir
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Identity, Statement, public_key, read_key
-from hummingbird.pir.serving.auditing import audit
+from hummingbird.pir.serving.server import audit
 from hummingbird.prg import CIPHERS
 from hummingbird.rpc import service
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors

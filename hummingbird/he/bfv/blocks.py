@@ -1,9 +1,9 @@
-"""How many tiles, channels and outputs share a polynomial: the choice that sends least.
+"""Choose how many tiles, channels and outputs share a polynomial, so that the fewest bytes are sent.
 
-With planes of P places, C of them in an input polynomial and O outputs in a reply, a product has room where
-O C P <= N (Huang et al., Cheetah, 2022, section 3). Many channels in an input are few inputs, but few outputs in a
-reply. An input sends one polynomial modulo four primes; a reply one modulo two, and the values that are read, which are
-as many whatever the blocks. So an input costs as much as two replies.
+With planes of P coefficients, C of them in an input polynomial, and O outputs in a reply, a product fits if O C P <= N
+(Huang et al., Cheetah, 2022, section 3). More channels in an input polynomial mean fewer inputs, but also fewer outputs
+in a reply. An input sends one polynomial modulo four primes. A reply sends one modulo two, and the coefficients with
+outputs, whose number does not depend on the blocks. So an input costs as much as two replies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hummingbird.he.bfv.layer import LayerShape
 
 
 class Blocks(NamedTuple):
-    """Outputs of a tile, down and across; input planes in an input polynomial, outputs in a reply."""
+    """Height and width of a tile, in outputs; planes in an input polynomial; outputs in a reply."""
 
     height: int
     width: int
@@ -27,9 +27,9 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """The blocks that send least, then multiply least, then reply least.
+    """Choose the blocks with the fewest bytes; ties: with the fewest products, then with the fewest replies.
 
-    InputError where even the window of a single output has more than `degree` places.
+    Raises InputError if even the window of a single output has more than `degree` values.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -40,7 +40,7 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
     for height, width, room in tiles_of(layer, degree):
         tiles = -(-rows.outputs // height) * -(-columns.outputs // width)
         if best and 3 * tiles > least[0]:
-            continue  # an input and a reply for each tile is more than the best sends
+            continue  # even one input and one reply for each tile send more than the best
         for count in counts[: bisect_right(counts, degree // room)]:
             block = _largest_even(outputs, degree // (room * count))
             inputs, replies = -(-planes // count), -(-outputs // block)
@@ -51,12 +51,12 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
             price = (sent, products, tiles * replies)
             if not best or price < least:
                 best, least = Blocks(height, width, count, block), price
-    assert best  # there is a tile, and one plane and one output fit it
+    assert best  # tiles_of returns at least one tile, and one plane and one output fit it
     return best
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """Which input polynomials, of `count` planes each, have one for each reply, of `block` outputs."""
+    """For each reply of `block` outputs, the input polynomials of `count` planes that it depends on."""
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []
     for first in range(0, outputs, block):
@@ -67,9 +67,9 @@ def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[ra
 
 
 def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
-    """Heights and widths of tiles, and places of a plane, where these are at most `degree`; the largest first.
+    """List (height, width, coefficients of a plane) of all tiles whose plane fits `degree`, largest first.
 
-    InputError where there is none.
+    Raises InputError if there is none.
     """
     axes = layer.rows, layer.columns
     heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in axes)
@@ -87,14 +87,14 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """The sizes that cut `total` into parts as even as can be, ascending: about 2 sqrt(total) of them."""
+    """Sizes that cut `total` into parts as even as possible, ascending: about 2 sqrt(total) sizes."""
     sizes, parts = [total], 1
     while sizes[-1] > 1:
-        parts = -(-total // (sizes[-1] - 1))  # the least with a smaller size
+        parts = -(-total // (sizes[-1] - 1))  # the fewest parts that have a smaller size
         sizes.append(-(-total // parts))
     return sizes[::-1]
 
 
 def _largest_even(total: int, most: int) -> int:
-    """The size up to `most` of the fewest parts of `total`, as even as can be."""
+    """Size of the parts when `total` is cut evenly into the fewest parts of at most `most`."""
     return -(-total // -(-total // most))

@@ -1,29 +1,100 @@
-"""The secret: encryption and decryption.
+"""Keys: the secret, encryption and decryption; and switching keys, which lead from one secret to another.
 
 With the ternary secret s, a fresh ciphertext of x is (round(Q x / 2^k) + e - a s, a), for a uniform a from a seed and a
 centred binomial e (kernels/ciphertexts/sampling.py). A public key is a fresh ciphertext of 0.
 
-The same a for two messages would give away their difference. So no seed is an argument: each encryption draws its own
+Two messages under the same a would reveal their difference. So no function takes a seed: each encryption draws its own
 from the operating system.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from hummingbird import prg
-from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply
-from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, decode
-from hummingbird.he.bfv.switching import SwitchingKey
+from hummingbird.cost import bfv_switching_key
+from hummingbird.errors import InputError
+from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply, as_tensor, check_length
+from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, decode, encrypted_zeros
 from hummingbird.he.scheme.ckks import expand
-from hummingbird.kernels.ciphertexts import accumulate, add, compose, encode, noise, phase, ternary
+from hummingbird.kernels.ciphertexts import accumulate, add, compose, encode, noise, pack, phase, ternary, unpack
+
+# Key switching: the server turns Enc_user(x) into Enc_other(x) without learning x -------------------------------------
+#
+# With c_1 = sum_j [c_1]_{q_j} g_j, where g_j is 1 mod q_j and 0 modulo the other primes, and with each residue split
+# into two centred digits of 13 bits,
+#
+#     c_0 + c_1 s = c_0 + sum_{j,h} d_{j,h} 2^(13h) g_j s,    |d| <= 2^12.
+#
+# So c_0 plus the sum of d_{j,h} times an encryption of 2^(13h) g_j s under the other's public key is a ciphertext of
+# the same phase under the other's secret (Brakerski and Vaikuntanathan 2011; residues as digits: Bajard, Eynard, Hasan
+# and Zucca 2016). Its noise is a sum of 8 N products of a digit and an error, of deviation 2^26.6 (noise.py). The user
+# makes the 8 encryptions from its secret and the other's public key, and sends them to the server only: whoever holds
+# the other's secret could decrypt them to the user's secret.
+
+_DIGIT = 13  # bits
+_PRIMES = len(RING.primes)
+_KEYS = 2 * _PRIMES
+
+
+@dataclass(frozen=True)
+class SwitchingKey:
+    """Encryptions of 2^(13h) g_j s for four primes j and h = 0, 1: int32 (8, 2, 4, N), transformed."""
+
+    parts: Tensor
+
+    @staticmethod
+    def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
+        """Encrypt a secret, int32 (4, N), transformed. Users call `Secret.switching_key` instead."""
+        parts = encrypted_zeros(public.parts, _KEYS)
+        for number in range(_KEYS):
+            prime, half = divmod(number, 2)
+            message = torch.zeros_like(secret)
+            message[prime] = secret[prime]
+            parts[number, 0] = add(RING, parts[number, 0], message, 1 << _DIGIT * half)
+        return SwitchingKey(parts)
+
+    def to_bytes(self) -> bytes:
+        """851,968 bytes."""
+        return pack(RING, self.parts).numpy().tobytes()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> SwitchingKey:
+        """Read a key. Raises InputError for another length, or for a value that is not below its prime."""
+        check_length(data, bfv_switching_key(), "he.bfv.SwitchingKey.from_bytes(data)")
+        return SwitchingKey(unpack(RING, as_tensor(data, 0), (_KEYS, 2, _PRIMES, DEGREE)))
+
+
+def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
+    """Switch ciphertexts to the secret of the key's target: int32 (n, 2, 4, N), `Fresh.parts`, to the same shape.
+
+    Give the result to `evaluate` with the public key for which the switching key was made. Raises InputError for
+    another type or shape.
+    """
+    RING.check(x, "he.bfv.switch_key(x)", 4)
+    if x.shape[1] != 2:
+        raise InputError(f"{x.shape[1]} parts", where="he.bfv.switch_key(x)", hint="ciphertexts have two parts")
+    out = torch.empty_like(x)
+    pairs = torch.stack([torch.arange(_KEYS), torch.zeros(_KEYS, dtype=torch.int64)], 1)
+    for number, (first, second) in enumerate(x):  # one by one: its digits are 512 KiB
+        residues = RING.intt(second)
+        high = residues + (1 << _DIGIT - 1) >> _DIGIT
+        digits = torch.stack([residues - (high << _DIGIT), high], 1).view(_KEYS, 1, DEGREE)
+        values = RING.ntt(digits.expand(-1, _PRIMES, -1))
+        out[number] = accumulate(RING, values, key.parts, pairs, 1)[0]
+        out[number, 0] = add(RING, out[number, 0], first)
+    return out
+
+
+# The secret -----------------------------------------------------------------------------------------------------------
 
 
 class Secret:
-    """A ternary secret; it never leaves the object. One serves any number of ciphertexts.
+    """A ternary secret, which never leaves the object. One secret serves any number of ciphertexts.
 
     secret = Secret.new()
     reply = evaluate(secret.public(), products(secret.encrypt(r, 20).parts(), weights, pairs, 3), masks, 20, used)
@@ -40,13 +111,13 @@ class Secret:
         return cls(RING.ntt(drawn.expand(len(RING.primes), -1)))
 
     def public(self) -> PublicKey:
-        """Make a public key, a new one at each call."""
+        """Make a public key; each call makes a new one."""
         return PublicKey(self.encrypt(torch.zeros(1, DEGREE, dtype=torch.int64), 1))
 
     def encrypt(self, polys: Tensor, k: int) -> Fresh:
-        """Encrypt polynomials mod 2^k: int64 (n, N), of which the low k bits count, to n ciphertexts.
+        """Encrypt polynomials mod 2^k: int64 (n, N), whose low k bits are used, to n ciphertexts.
 
-        All randomness is drawn here. InputError for another type or shape, or for k outside 1 .. 32.
+        Randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
         """
         where = "he.bfv.Secret.encrypt"
         check_bits(k, f"{where}(k)")
@@ -57,14 +128,14 @@ class Secret:
         return Fresh(seed, add(RING, plain, masks, -1))
 
     def _times(self, a: Tensor) -> Tensor:
-        """a s of each a: int32 (n, 4, N), transformed."""
+        """Multiply each a by s: int32 (n, 4, N), transformed."""
         pairs = torch.stack([torch.zeros(len(a), dtype=torch.int64), torch.arange(len(a))], 1)
         return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
         """Decrypt a reply: int64 (n, N), 0 .. 2^k - 1 in the coefficients that were sent, 0 in all others.
 
-        InputError for k outside 1 .. 32. A reply of another k gives other values.
+        A reply for another k decrypts to wrong values. Raises InputError for k outside 1 .. 32.
         """
         check_bits(k, "he.bfv.Secret.decrypt(k)")
         parts = reply.parts()
@@ -75,7 +146,10 @@ class Secret:
         return out.view(x.shape)
 
     def switching_key(self, public: PublicKey) -> SwitchingKey:
-        """Make the key that leads ciphertexts of this secret to that of a public key; for the server alone."""
+        """Make the key that switches ciphertexts from this secret to that of a public key.
+
+        Send it to the server only.
+        """
         return SwitchingKey.of(self._values, public)
 
     def __repr__(self) -> str:

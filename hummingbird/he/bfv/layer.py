@@ -1,4 +1,4 @@
-"""A convolution or a linear layer by its shapes, checked: what every packing starts from."""
+"""Checked shapes of a convolution or a linear layer, from which every packing starts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.axis import Axis
+from hummingbird.he.bfv.planes import Axis
 
-MOST_LENGTH = 1 << 14  # of a padded dimension: what is tried for a layer takes no longer than some tenths of a second
+MOST_LENGTH = 1 << 14  # of a padded dimension: then the search for a layer's packing takes some tenths of a second
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Shapes of the input, the weights and the output of one image, as torch has them; both dimensions, and groups.
+    """Shapes of the input, weights and output for one image, as in torch; the axes of both dimensions, and groups.
 
-    What has one spatial dimension, or none, has one of 1 before it in `rows`, and in `columns`.
+    A layer of one spatial dimension has `rows` of length 1; a linear layer has `rows` and `columns` of length 1.
     """
 
     input_shape: tuple[int, ...]
@@ -39,7 +39,8 @@ class LayerShape:
     ) -> LayerShape:
         """Check a layer: (C, H, W), (C, L) or (features,) with weights as torch has them.
 
-        stride, padding, dilation: one number, or one for each dimension. InputError where these do not fit each other.
+        stride, padding, dilation: one number, or one for each dimension. Raises InputError if the arguments do not fit
+        each other.
         """
         where = "he.bfv.Layer.of"
         inputs, weights = _sizes("input_shape", input_shape), _sizes("weight_shape", weight_shape)
@@ -69,13 +70,13 @@ class LayerShape:
         return LayerShape(inputs, weights, output_shape, groups, *axes)
 
     def channels(self, outputs: Tensor) -> Tensor:
-        """The input channels of some outputs' weights: int64 (n,) to (n, C / groups)."""
+        """Input channels that the weights of these output channels read: int64 (n,) to (n, C / groups)."""
         every, count = self.weight_shape[:2]
         return (outputs // (every // self.groups) * count)[:, None] + torch.arange(count)
 
 
 def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
-    """InputError unless the tensor is int64 of this shape."""
+    """Raise InputError unless the tensor is int64 of this shape."""
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.shape != tuple(shape):
         got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         what = f"expected torch.int64 {tuple(shape)}, got {got}"
@@ -83,7 +84,7 @@ def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
 
 
 def check_degree(degree: int, where: str) -> None:
-    """InputError unless the degree is a power of two."""
+    """Raise InputError unless the degree is a power of two."""
     if type(degree) is not int or degree < 1 or degree & degree - 1:
         raise InputError(f"degree {degree!r}", where=f"{where}(degree)", hint="a power of two")
 

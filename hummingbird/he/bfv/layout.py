@@ -1,4 +1,4 @@
-"""Where the values of a convolution or a linear layer stand in polynomials, whose products are the layer.
+"""Map the values of a convolution or a linear layer to polynomials, so that the layer is a product of polynomials.
 
 With C planes of R rows and S columns in an input polynomial and O outputs in a reply, O C R S <= N,
 
@@ -6,9 +6,10 @@ With C planes of R rows and S columns in an input polynomial and O outputs in a 
     w = sum K[o, c, a, b] X^(o C R S + (C - 1 - c) R S + (h - 1 - a) S + (v - 1 - b))
 
 for a kernel of h x v, and output (o, i, j) is the coefficient of X^(o C R S + (C - 1) R S + (i + h - 1) S + j + v - 1)
-in x w: Huang et al., Cheetah, 2022, section 3. Two terms of x w meet there only if they belong together, as their
-distance is below O C R S. planes.py sees to that within a plane, and to strides, tiles and padding; blocks.py chooses
-C, O and the tiles. A linear layer is a convolution of 1 x 1 images. All of this is public: shapes in, places out.
+in x w: Huang et al., Cheetah, 2022, section 3. A term of x w reaches this coefficient only if it belongs to this
+output; the exponents of all terms differ by less than O C R S. planes.py ensures the same within a plane, and handles
+strides, tiles and padding; blocks.py chooses C, O and the tiles. A linear layer is a convolution of 1 x 1 images. The
+mapping depends on shapes only, so it is public.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _WHERE = "he.bfv.Layout"
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of one layer's values, made by `Layout.of`.
+    """The mapping of one layer's values to polynomials. `Layout.of` makes it.
 
-    Polynomials of inputs and replies come tile by tile, as many for each: `pairs` and the weights serve every tile.
+    Polynomials of inputs and of replies are ordered by tile. Each tile has equally many: `pairs` and the weights are
+    the same for all tiles.
     """
 
     layer: LayerShape
@@ -53,10 +55,11 @@ class Layout:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Layout:
-        """Lay out a layer for least bytes: (C, H, W), (C, L) or (features,) with weights as torch has them.
+        """Lay out a layer so that it sends the fewest bytes.
 
-        stride, padding, dilation: one number, or one for each dimension, as in torch. degree: N, a power of two.
-        InputError where the shapes do not fit each other, or the kernel spans more than N values.
+        input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
+        or one for each dimension, as in torch. degree: N, a power of two. Raises InputError if the shapes do not fit
+        each other, or the kernel spans more than N values.
 
             Layout.of((64, 32, 32), (64, 64, 3, 3), padding=1)
         """
@@ -68,7 +71,7 @@ class Layout:
 
     @cached_property
     def planes(self) -> Planes:
-        """Planes of a channel, and tiles."""
+        """Geometry of the planes and tiles."""
         return Planes(self.layer.rows, self.layer.columns, self.blocks.height, self.blocks.width)
 
     @property
@@ -93,7 +96,7 @@ class Layout:
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of the message with all inputs, encrypted; N is `DEGREE`."""
+        """Bytes of the message with all encrypted inputs; N is `DEGREE`."""
         return cost.bfv_fresh(self.inputs)
 
     @property
@@ -103,7 +106,7 @@ class Layout:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """Products of a tile: its input and its reply for each weight polynomial, replies ascending; int64 (n, 2)."""
+        """Products of a tile, int64 (n, 2): the input and the reply of each weight polynomial, ordered by reply."""
         of_replies = blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs)
         return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
@@ -117,10 +120,13 @@ class Layout:
             [products(part, weights, self.pairs, self.replies // self.tiles) for part in x.chunk(self.tiles)]
         )
 
-    # ---- places
+    # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Lay an input into polynomials: int64 of `input_shape` to int64 (inputs, N). InputError for another shape."""
+        """Pack an input into polynomials: int64 of `input_shape` to int64 (inputs, N).
+
+        Raises InputError for another shape.
+        """
         layer, count = self.layer, self.blocks.planes
         check(x, layer.input_shape, f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
@@ -128,12 +134,12 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Lay weights into polynomials: int64 of `weight_shape` to int64 (n, N), one for each of `pairs`."""
+        """Pack weights into polynomials: int64 of `weight_shape` to int64 (n, N), one for each of `pairs`."""
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()
         polys = torch.zeros(len(self.pairs) * self.degree, dtype=torch.int64)
-        for reply, part in enumerate(weights.split(block)):  # some at a time: indices take as much memory as weights
+        for reply, part in enumerate(weights.split(block)):  # by reply: indices take as much memory as weights
             output = torch.arange(len(part))
             plane = layer.channels(output + reply * block)[..., None, None] * self.planes.phases + self.planes.phase
             first = int(torch.searchsorted(targets, reply))  # of the reply's products, whose inputs follow each other
@@ -146,7 +152,7 @@ class Layout:
         return polys.view(-1, self.degree)
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Read the outputs out of the replies' polynomials: int64 (replies, N) to int64 of `output_shape`."""
+        """Extract the outputs from the replies' polynomials: int64 (replies, N) to int64 of `output_shape`."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         outputs = self.layer.output_shape[0]
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
@@ -155,20 +161,20 @@ class Layout:
 
     @cached_property
     def used(self) -> tuple[Tensor, ...]:
-        """The coefficients of each reply that are outputs, ascending; int64 (values,) for each reply."""
+        """For each reply the coefficients that hold outputs, ascending: int64 (values,)."""
         outputs, block = self.layer.output_shape[0], self.blocks.outputs
         return tuple(
             places[: outputs - first].flatten() for places in self._places for first in range(0, outputs, block)
         )
 
     def norms(self, weights: Tensor) -> int:
-        """The largest ||w||_1 of a reply: of all the weights that are multiplied into it, which its noise grows by."""
+        """The largest ||w||_1 of a reply, over all weights multiplied into it: the factor by which its noise grows."""
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return max(int(self.planes.kept(part).abs().sum()) for part in weights.split(self.blocks.outputs))
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """Where the outputs of each tile stand in a reply: int64 (O, height, width)."""
+        """Coefficients of each tile's outputs in a reply: int64 (O, height, width)."""
         count, block = self.blocks.planes, self.blocks.outputs
         first = (torch.arange(block) * count + count - 1) * self.planes.size
         return [first[:, None, None] + self.planes.places(tile) for tile in self.planes.tiles]

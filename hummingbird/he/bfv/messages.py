@@ -1,8 +1,9 @@
 """Ciphertexts as they are sent, and their bytes: fresh ones and public keys to the server, replies to the client.
 
-Fresh ciphertexts are the seed of their uniform parts a, 16 bytes, and c_0 of each, values of the transform: 26-bit
-residues modulo four primes, 53,248 bytes. A reply has two primes left. Its c_1 is sent whole, 26,624 bytes, and of c_0
-the coefficients that somebody reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on no other of c_0.
+Fresh ciphertexts are sent as one 16-byte seed of their uniform parts a, and c_0 of each in the transformed domain:
+26-bit residues modulo four primes, 53,248 bytes. A reply has two primes left. It consists of c_1, 26,624 bytes, and the
+coefficients of c_0 that the client reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on coefficient
+i of c_0 only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SECOND = packed_bytes((_LEFT, DEGREE))  # c_1 of a reply
 
 @dataclass(frozen=True)
 class Fresh:
-    """Ciphertexts of a secret's owner: the seed of all a, 16 bytes, and c_0, int32 (n, 4, N), transformed."""
+    """Fresh ciphertexts of a secret's owner: the 16-byte seed of all a, and c_0, int32 (n, 4, N), transformed."""
 
     seed: bytes
     body: Tensor
@@ -44,7 +45,10 @@ class Fresh:
 
     @staticmethod
     def from_bytes(data: bytes, count: int) -> Fresh:
-        """Read `count` ciphertexts; InputError for another length, or for a value that is no residue."""
+        """Read `count` ciphertexts.
+
+        Raises InputError for another length, or for a value that is not below its prime.
+        """
         check_length(data, bfv_fresh(count), "he.bfv.Fresh.from_bytes(data)")
         body = unpack(RING, as_tensor(data, prg.SEED_BYTES), (count, _PRIMES, DEGREE))
         return Fresh(bytes(data[: prg.SEED_BYTES]), body)
@@ -67,15 +71,16 @@ class PublicKey:
 
     @staticmethod
     def from_bytes(data: bytes) -> PublicKey:
-        """Read a key; InputError as `Fresh.from_bytes`."""
+        """Read a key. Raises InputError as `Fresh.from_bytes`."""
         return PublicKey(Fresh.from_bytes(data, 1))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Answers: of n polynomials c_1, int32 (n, 2, N), and what is read of c_0, int32 (2, values); coefficients.
+    """Answers, as coefficients: c_1 of n polynomials, int32 (n, 2, N), and the used part of c_0, int32 (2, values).
 
-    places: of the values in the polynomials, (n, N) flattened; int64 (values,). Both sides know them.
+    places: positions of the used coefficients in the polynomials, (n, N) flattened; int64 (values,). Both sides know
+    them.
     """
 
     first: Tensor
@@ -84,16 +89,17 @@ class Reply:
 
     @staticmethod
     def of(parts: Tensor, used: Sequence[Tensor]) -> Reply:
-        """Keep what is sent of int32 (n, 2, 2, N): of c_0 what is `used`, int64 (values of it,) for each of n.
+        """Keep c_1 and the used coefficients of c_0 of int32 (n, 2, 2, N).
 
-        InputError for another number of `used`, or a place outside.
+        used: for each of the n the coefficients to send, int64 (values,). Raises InputError for another number of
+        lists, or a coefficient out of range.
         """
         places = places_of(used, len(parts))
         first = parts[:, 0].transpose(0, 1).flatten(1)
         return Reply(first[:, places], parts[:, 1].contiguous(), places)
 
     def parts(self) -> Tensor:
-        """c_0, 0 where nobody reads it, and c_1: int32 (n, 2, 2, N)."""
+        """c_0, with zeros for unused coefficients, and c_1: int32 (n, 2, 2, N)."""
         first = torch.zeros(_LEFT, len(self.second) * DEGREE, dtype=torch.int32)
         first[:, self.places] = self.first
         return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)
@@ -107,7 +113,10 @@ class Reply:
 
     @staticmethod
     def from_bytes(data: bytes, used: Sequence[Tensor]) -> Reply:
-        """Read the reply that has these coefficients; InputError for another length, or a value that is no residue."""
+        """Read a reply with these used coefficients.
+
+        Raises InputError for another length, or a value not below its prime.
+        """
         where, count = "he.bfv.Reply.from_bytes(data)", len(used)
         values = sum(len(places) for places in used)
         check_length(data, bfv_reply(count, values), where)
@@ -121,7 +130,10 @@ class Reply:
 
 
 def places_of(used: Sequence[Tensor], count: int) -> Tensor:
-    """Places in polynomials (count, N), flattened; InputError unless there is int64 (values,) in 0 .. N-1 for each."""
+    """Positions in polynomials (count, N), flattened.
+
+    Raises InputError unless each of `used` is int64 (values,) in 0 .. N-1.
+    """
     where, hint = "he.bfv.Reply(used)", f"int64 (values,) for each polynomial, each from 0 to {DEGREE - 1}"
     if len(used) != count:
         raise InputError(f"{len(used)} lists of coefficients, {count} polynomials", where=where, hint=hint)
@@ -136,7 +148,7 @@ def places_of(used: Sequence[Tensor], count: int) -> Tensor:
 
 
 def check_length(data: bytes, wanted: int, where: str) -> None:
-    """InputError for another number of bytes."""
+    """Raise InputError unless there are exactly `wanted` bytes."""
     if len(data) != wanted:
         hint = "the data is cut short, or of another layer"
         raise InputError(f"expected {wanted} bytes, got {len(data)}", where=where, hint=hint)

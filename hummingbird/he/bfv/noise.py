@@ -1,17 +1,18 @@
-"""Bounds of the noise: results are exact, and what hides a server's weights is measured here.
+"""Noise bounds: they show that results are exact, and how well answers hide the server's weights.
 
-In a coefficient of the phase of a sum of products with weights w, all outputs' polynomials together of norm ||w||_1,
+A coefficient of the phase of a sum of products, whose weight polynomials have the norm ||w||_1 together, has the noise
 
-    ||w||_1 (21 + 1/2)        the error of encryption, and that of rounding Q r / 2^k
-    21 (2N + 1) + 1/2         the encryption of zero u pk + (e_1, e_2), whose phase is u e + e_1 + e_2 s, and the mask's
-                              rounding; u and s are ternary, and each e is at most 21
+    ||w||_1 (21 + 1/2)        from the errors of encryption and of rounding Q r / 2^k
+    21 (2N + 1) + 1/2         from the encryption of zero u pk + (e_1, e_2), whose phase is u e + e_1 + e_2 s, and from
+                              rounding the mask; u and s are ternary, and each e is at most 21
 
-are at most 21.5 ||w||_1 + 2^18 in all. A ciphertext that was switched to another key has an error of 8 N terms, digit
-times error of the key: deviation 2^11.2 by 2^7.9, 2^26.6 in all, so that 2^32 is 40 deviations.
+which is at most 21.5 ||w||_1 + 2^18. A ciphertext that was switched to another key also has an error of 8 N terms, each
+a digit (deviation 2^11.2) times an error of the key (2^7.9): a deviation of 2^26.6, so that 2^32 is 40 deviations.
 
-Then the server adds a flood, uniform in [-2^F, 2^F) with F = floor(log2 Q - k - 2), half of the room Q / 2^(k+1) that
-decryption has, or less. Shifted by a noise e, it is another by |e| / 2^(F+1) in statistical distance: what a client
-sees of a layer is within (values sent) (bound) / 2^(F+1) of what the values alone give (noise flooding: Gentry 2009).
+Then the server adds a flood, uniform in [-2^F, 2^F) with F = floor(log2 Q - k - 2): at most half of Q / 2^(k+1), the
+largest noise that decrypts correctly. The statistical distance between the flood and the flood plus a noise e is
+|e| / 2^(F+1). So the client's view of a layer is within (values sent) (bound) / 2^(F+1) of a view simulated from the
+values alone (noise flooding: Gentry 2009).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hummingbird.he.bfv.scheme import DEGREE, PARAMETERS, REST, check_bits
 from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.he.scheme.masking import added
 
-MOST_DISTANCE = 2.0**-30  # of what a client sees for an image from what it may see
-SWITCHED = 1 << 32  # noise of a ciphertext that was switched to another key
+MOST_DISTANCE = 2.0**-30  # statistical distance of a client's view, for one image, from one that hides the weights
+SWITCHED = 1 << 32  # bound on the noise of a ciphertext that was switched to another key
 _Q, _REST = PARAMETERS.modulus(4), math.prod(REST.primes)
 
 
@@ -36,16 +37,16 @@ def flood_bits(k: int) -> int:
 
 
 def before_flood(norm: int, switched: bool = False) -> Fraction:
-    """The most that the noise of an output can be before the flood; norm: the sum of ||w||_1 of its polynomials.
+    """Bound on the noise of an output before the flood; norm: the sum of ||w||_1 of its polynomials.
 
-    switched: of a ciphertext that was switched to another key first, where it is no more with overwhelming probability.
+    switched: the input was switched to another key first; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)
     return norm * sent + added(DEGREE, 2) + Fraction(1, 2)
 
 
 def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
-    """How far, in statistical distance, `values` coefficients that are sent are from ones that hide all weights."""
+    """Statistical distance between `values` sent coefficients and ones that hide all weights."""
     return float(values * before_flood(norm, switched) / (2 << flood_bits(k)))
 
 
@@ -55,7 +56,7 @@ def distance_bits(norm: int, k: int, values: int) -> float:
 
 
 def check_distance(total: float, where: str) -> None:
-    """ConfigError where the distances of all layers for an image sum up to more than 2^-30."""
+    """Raise ConfigError if the distances of all layers, for one image, sum to more than 2^-30."""
     if not total <= MOST_DISTANCE:
         raise ConfigError(
             f"answers would be 2^{math.log2(total):.1f} from ones that hide the weights, at most 2^-30 is allowed",
@@ -65,9 +66,10 @@ def check_distance(total: float, where: str) -> None:
 
 
 def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
-    """The most that the noise of a reply can be: with the flood, divided by two primes and rounded.
+    """Bound on the noise of a reply: with the flood, divided by two primes and rounded.
 
-    The rounding of a polynomial is at most 1/2 in each coefficient for each prime, and s is ternary: (N + 1) / 2.
+    Rounding for one prime changes each polynomial's coefficients by at most 1/2, and s is ternary: (N + 1) / 2 in the
+    phase.
     """
     dropped, rounding = PARAMETERS.primes[2:], Fraction(DEGREE + 1, 2)
     noise = before_flood(norm, switched) + (1 << flood_bits(k))
@@ -77,5 +79,5 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
 
 
 def room_bits(norm: int, k: int, switched: bool = False) -> float:
-    """log2 of the room of decryption, Q' / 2^(k+1), over the most that noise can be: results are exact above 0."""
+    """log2 of the largest noise that decrypts correctly, Q' / 2^(k+1), over the bound: above 0, results are exact."""
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

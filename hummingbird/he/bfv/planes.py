@@ -1,20 +1,119 @@
-"""Images of one channel and phase as rows of a polynomial: tiles, the gaps between lines, and where outputs stand.
+"""The geometry of a convolution in polynomials: axes with phases and tiles, and planes of values with gaps.
 
-A plane has R rows of S places, the value (y, z) of a tile at y S + z. A weight of the tap (a, b) stands at
-(shift - offset_a) S + shift' - offset_b', so that its product with a plane has output (i, j) at the place that `places`
-says. axis.py has the rules of either dimension.
+A plane is one channel of one image in one phase, cut to one tile and laid out as R rows of S coefficients: the value
+(y, z) is coefficient y S + z. The weight of the tap (a, b) is coefficient (shift - offset_a) S + shift' - offset_b',
+so in its product with a plane the output (i, j) is the coefficient that `Planes.places` returns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hummingbird.he.bfv.axis import Axis, Tile
+# One dimension --------------------------------------------------------------------------------------------------------
+#
+# Tap a of output i reads x[stride i + dilation a - padding] = x_phase[i + offset], with x_phase[y] = x[stride y +
+# phase]. With every phase as a channel of its own, a correlation of stride 1 remains. Taps that read only padding for
+# every output (all but the centre of a 3 x 3 kernel on one pixel) are dropped.
+#
+# A tile is a run of outputs together with the inputs that they read, stored from position 0 on. The padding's zeros are
+# not stored; a gap of zeros between two lines serves as the padding behind the first and before the second.
+
+
+class Tap(NamedTuple):
+    """A position `place` of the kernel: output i reads `phase` at i + `offset`."""
+
+    place: int
+    phase: int
+    offset: int
+
+
+class Tile(NamedTuple):
+    """Outputs first .. first + outputs - 1, which read positions start .. start + kept - 1 of each phase, and zeros."""
+
+    first: int
+    outputs: int
+    start: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension: lengths of the input and the kernel, stride, zeros on each side, dilation."""
+
+    size: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def outputs(self) -> int:
+        """Length of the output; less than 1 where the kernel is longer than the padded input."""
+        return (self.size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
+
+    @cached_property
+    def taps(self) -> tuple[Tap, ...]:
+        """The taps that some output reads within the input."""
+        taps = []
+        for place in range(self.kernel):
+            offset, phase = divmod(self.dilation * place - self.padding, self.stride)
+            length = -(-(self.size - phase) // self.stride)  # of the phase
+            if 1 - self.outputs <= offset < length:
+                taps.append(Tap(place, phase, offset))
+        return tuple(taps)
+
+    @cached_property
+    def phases(self) -> tuple[int, ...]:
+        """The phases that taps read, ascending."""
+        return tuple(sorted({tap.phase for tap in self.taps}))
+
+    @property
+    def length(self) -> int:
+        """Length of the longest phase; shorter phases are padded with zeros at their end."""
+        return -(-(self.size - self.phases[0]) // self.stride)
+
+    @cached_property
+    def offsets(self) -> tuple[int, int]:
+        """The smallest and the largest offset of a tap."""
+        offsets = [tap.offset for tap in self.taps]
+        return min(offsets), max(offsets)
+
+    def tiles(self, most: int) -> tuple[Tile, ...]:
+        """Cut the outputs into tiles of `most` outputs; the last tile may have fewer."""
+        least, largest = self.offsets
+        tiles = []
+        for first in range(0, self.outputs, most):
+            outputs = min(most, self.outputs - first)
+            start = min(max(first + least, 0), self.length)
+            stop = min(max(first + outputs + largest, start), self.length)
+            tiles.append(Tile(first, outputs, start, stop - start))
+        return tuple(tiles)
+
+    def shift(self, most: int) -> int:
+        """Shift of outputs: output i is at i - start + shift of a tile, and a tap's weight at shift - offset >= 0."""
+        return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
+
+    def room(self, most: int) -> int:
+        """Length of a line with its gap: the smallest length for which consecutive lines do not mix.
+
+        For output i, input y and any tap, i - y + offset must be within (-room, room); it is 0 if the tap multiplies
+        this input for this output. The line must also hold all outputs.
+        """
+        (least, largest), shift, room = self.offsets, self.shift(most), 1
+        for first, outputs, start, kept in self.tiles(most):
+            before = start - (first + least)  # zeros that the tile's first output reads, if positive
+            behind = first + outputs + largest - (start + kept)
+            room = max(room, kept + max(before, behind, 0), first + outputs - start + shift)
+        return room
+
+
+# Planes ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -28,17 +127,17 @@ class Planes:
 
     @property
     def phases(self) -> int:
-        """Planes of a channel."""
+        """Number of planes of a channel."""
         return len(self.rows.phases) * len(self.columns.phases)
 
     @cached_property
     def room(self) -> tuple[int, int]:
-        """R and S."""
+        """R and S: rows of a plane, and coefficients of a row."""
         return self.rows.room(self.height), self.columns.room(self.width)
 
     @property
     def size(self) -> int:
-        """Places of a plane."""
+        """Coefficients of a plane."""
         return self.room[0] * self.room[1]
 
     @cached_property
@@ -48,7 +147,7 @@ class Planes:
         return tuple((row, column) for row in down for column in across)
 
     def split(self, images: Tensor) -> Tensor:
-        """Cut images (C, H, W) into (tiles, C phases, size); the phases of a channel stand beside each other."""
+        """Cut an image (C, H, W) into planes (tiles, C * phases, size); the phases of a channel are adjacent."""
         rows, columns = self.rows, self.columns
         phases = [
             _to(images[:, row :: rows.stride, column :: columns.stride], rows.length, columns.length)
@@ -63,7 +162,7 @@ class Planes:
         return torch.stack([_to(part, *self.room) for part in parts]).flatten(2)
 
     def places(self, tile: tuple[Tile, Tile]) -> Tensor:
-        """Where the outputs of a tile stand in a plane: int64 (height, width)."""
+        """Coefficients of a tile's outputs in a plane: int64 (height, width)."""
         lines = [
             torch.arange(part.outputs) + part.first - part.start + axis.shift(most)
             for part, axis, most in zip(tile, (self.rows, self.columns), (self.height, self.width), strict=True)
@@ -78,14 +177,14 @@ class Planes:
         return out
 
     def kept(self, weights: Tensor) -> Tensor:
-        """The weights of the taps that are read, of (O, C, h, w) or what reshapes to it."""
+        """Select the weights of the taps in use; weights: (O, C, h, w), or a shape that reshapes to it."""
         full = weights.reshape(*weights.shape[:2], self.rows.kernel, self.columns.kernel)
         down, across = ([tap.place for tap in axis.taps] for axis in (self.rows, self.columns))
         return full[:, :, down][..., across]
 
     @cached_property
     def exponents(self) -> Tensor:
-        """Where the weights that are kept stand in a plane: int64 (taps down, taps across)."""
+        """Coefficient of each tap's weight in a plane: int64 (taps down, taps across)."""
         down, right = (
             torch.tensor([axis.shift(most) - tap.offset for tap in axis.taps])
             for axis, most in ((self.rows, self.height), (self.columns, self.width))
@@ -94,7 +193,7 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """Which plane of its channel each of these weights reads: int64 (taps down, taps across)."""
+        """Plane, within its channel, that each tap's weight reads: int64 (taps down, taps across)."""
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)
         )
@@ -102,5 +201,5 @@ class Planes:
 
 
 def _to(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Planes with zeros below and to the right, up to this size."""
+    """Pad planes with zeros below and to the right, up to this size."""
     return F.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

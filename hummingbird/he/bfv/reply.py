@@ -1,15 +1,15 @@
-"""Replies: a server's sums of products, made to show the client their masked values and nothing else.
+"""Replies: a server's sums of products, which reveal to the client their masked values and nothing else.
 
-The client knows s and what it sent, and would read the weights off a sum of products: c_1 is w a, and it knows a. So
-the server adds, to each sum,
+The client knows s and what it sent. From a plain sum of products it could compute the weights, because c_1 is w a and
+it knows a. So the server adds to each sum
 
     u pk + (e_1, e_2)         an encryption of 0: u ternary, e_i binomial. c_1 + u a + e_2 looks uniform, for u a + e_2
                               is a sample of ring learning with errors, of degree N and modulus Q, under the secret u
     round(Q (-mask) / 2^k)    in ALL coefficients: the values, w r - mask mod 2^k, are uniform
-    flood                     uniform in [-2^F, 2^F): it hides the noise of the phase, which hangs on w; noise.py
+    flood                     uniform in [-2^F, 2^F): it hides the noise of the phase, which depends on w; noise.py
 
-c_0 follows from the phase and c_1. Two primes are dropped after that: what is left is a function of the parts, and
-tells no more than they do. A mask is for one reply: of two replies with one mask the client has w (r - r').
+c_0 follows from the phase and c_1. Then two primes are dropped: the result is a function of the parts, so it reveals no
+more than they do. A mask serves one reply: two replies with one mask would reveal w (r - r').
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
 def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
     """Turn sums of products into a reply, from which the client decrypts values - masks mod 2^k.
 
-    sums: int32 (n, 2, 4, N), of `products`. masks: int64 (n, N), `draw_masks`, for this reply alone. used: for each sum
-    the coefficients that are sent, int64 (values,). The noise of a sum must keep the bounds of noise.py. Randomness is
-    drawn here. InputError for other types, shapes, k, or places.
+    sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of noise.py.
+    masks: int64 (n, N), from `draw_masks`, for this reply only.
+    used: for each sum the coefficients to send, int64 (values,).
+    Randomness is drawn here. Raises InputError for other types, shapes, k, or coefficients.
     """
     where = "he.bfv.evaluate"
     check_bits(k, f"{where}(k)")
@@ -55,7 +56,7 @@ def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Seque
 
 
 def dropped(parts: Tensor) -> Tensor:
-    """Divide by two primes: int32 (n, 2, 4, N), coefficients, to (n, 2, 2, N)."""
+    """Divide by two primes and round: int32 (n, 2, 4, N), coefficients, to (n, 2, 2, N)."""
     rows = parts.view(-1, 1, *parts.shape[2:])
     for primes in range(len(RING.primes), len(REST.primes), -1):
         rows = switch(RING.take(primes), rows, "mixed")

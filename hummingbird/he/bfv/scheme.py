@@ -1,15 +1,15 @@
 """BFV modulo t = 2^k: the parameters, and sums of products of a server's polynomials with ciphertexts.
 
-A ciphertext of the polynomial x, of coefficients mod 2^k, is (c_0, c_1) with the phase
+A ciphertext of the polynomial x, with coefficients mod 2^k, is (c_0, c_1) with the phase
 
     c_0 + c_1 s = round(Q x / 2^k) + noise mod Q,
 
-so a product with a polynomial w of small integers has the phase of w x mod 2^k, and ||w||_1 times the noise (Brakerski
-2012; Fan and Vercauteren, ePrint 2012/144). There are no products of ciphertexts, so nothing is relinearised, and t
-need not be prime: values lie in coefficients (Huang, Lu, Hong and Ding, Cheetah, USENIX Security 2022).
+so its product with a polynomial w of small integers is a ciphertext of w x mod 2^k, with ||w||_1 times the noise
+(Brakerski 2012; Fan and Vercauteren, ePrint 2012/144). Ciphertexts are not multiplied with each other, so nothing is
+relinearised. Values are coefficients, so t need not be prime (Huang, Lu, Hong and Ding, Cheetah, USENIX Security 2022).
 
 N = 4096 and the four largest primes of 26 bits: log2 Q is just below 104, and both tables of scheme/params.py allow it.
-A reply keeps two of the primes. Residues are values of the transform until a reply is made.
+A reply keeps two of the primes. Residues stay in the transformed (NTT) domain until a reply is built.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PARAMETERS = choose(DEGREE, 4)
 RING = PARAMETERS.ring
 REST = RING.take(2)  # of a reply
 MOST_BITS = 32  # of the plaintext ring
-MOST_WEIGHT = 1 << 25  # of a coefficient of w: what a transform takes
+MOST_WEIGHT = 1 << 25  # bound on a coefficient of w, from the transform
 
 
 def check_bits(k: int, where: str) -> None:
-    """InputError unless 1 <= k <= 32."""
+    """Raise InputError unless 1 <= k <= 32."""
     if not isinstance(k, int) or not 1 <= k <= MOST_BITS:
         raise InputError(f"k = {k!r}", where=where, hint=f"values are ring elements mod 2^k, k from 1 to {MOST_BITS}")
 
 
 def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
-    """InputError unless x is int64 (count, N), of any count if it is None."""
+    """Raise InputError unless x is int64 (count, N); a count of None allows any."""
     right = isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2 and x.shape[1] == DEGREE
     if not right or count not in (None, x.shape[0]):
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -50,7 +50,8 @@ def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
 def transform(polys: Tensor) -> Tensor:
     """Transform a server's polynomials for `products`: int64 (n, N), |w| <= 2^25, to int32 (n, 4, N).
 
-    64 KiB each, which may be kept for all clients. InputError for another type, shape or magnitude.
+    A transformed polynomial has 64 KiB and can be reused for all clients. Raises InputError for another type, shape or
+    magnitude.
     """
     where = "he.bfv.transform"
     check_polynomials(polys, where)
@@ -64,8 +65,8 @@ def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
     """Sum products: phase o of the result is the sum of weights[p] times phase i of x over all pairs p of (i, o).
 
     x: int32 (inputs, 2, 4, N), `Fresh.parts`. weights: int32 (P, 4, N), of `transform`. pairs: int64 (P, 2), at most
-    4,096 of one output. Returns int32 (outputs, 2, 4, N), for `evaluate`: the noise grows by the sum of the ||w||_1 of
-    an output. InputError for anything else.
+    4,096 of one output. Returns int32 (outputs, 2, 4, N), for `evaluate`: the noise of an output grows by the sum of
+    its ||w||_1. Raises InputError for anything else.
     """
     return accumulate(RING, weights, x, pairs, outputs)
 
@@ -76,13 +77,14 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
     u = RING.ntt(u.expand(-1, len(RING.primes), -1))
     errors = noise(prg.fresh(), 2 * count, DEGREE).view(2, count, DEGREE)
     nothing = torch.zeros_like(errors[0])
-    # The kernel of encryption, m + e - a s, with u for a and minus the key for s.
+    # The encryption kernel computes m + e - a s; here a is u and s is minus the key.
     return torch.stack([encrypt_ntt(RING, nothing, e, u, -part) for e, part in zip(errors, public, strict=True)], 1)
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
     """Round phases of a reply, float64, |x| < Q'/2, to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
 
-    The product is below 2^31 and has an error of two roundings, 2^-21: less than what noise.py leaves free.
+    The product is below 2^31, and two roundings make an error of at most 2^-21: within the slack that noise.py
+    leaves.
     """
     return (phases * ((1 << k) / math.prod(REST.primes))).round().long() & ((1 << k) - 1)

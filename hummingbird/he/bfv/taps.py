@@ -1,11 +1,11 @@
-"""A convolution tap by tap: for weights of which most are zero, and several inferences at once.
+"""A convolution tap by tap: for weights that are mostly zero, and several inferences at once.
 
-A polynomial holds one plane, one channel and phase, of as many images as fit: N / (R S). An output is a sum over the
-weights that are not zero, each times its input channel moved by a monomial (kernels/ciphertexts/monomials.py), so the
-work is in proportion to these weights, where the products of layout.py cost the same for all weights (Choi et al.,
-Impala, 2022: sparse convolution). Images stand apart by a plane with its gaps, as channels do in layout.py.
+A polynomial holds one plane (one channel and phase) of as many images as fit, N / (R S). An output is a sum over the
+nonzero weights, each times its input channel shifted by a monomial (kernels/ciphertexts/monomials.py). So the work is
+proportional to the number of nonzero weights, while the products of layout.py cost the same for any weights (Choi et
+al., Impala, 2022: sparse convolution). Each image takes a plane with its gaps, as each channel does in layout.py.
 
-How many weights are zero shows in the time that an answer takes.
+The time of an answer reveals how many weights are zero.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHERE = "he.bfv.Taps"
 
 
 class Terms(NamedTuple):
-    """Arguments of `kernels.ciphertexts.taps` for the polynomials of a tile: int64, see there."""
+    """Arguments of `kernels.ciphertexts.taps` for the polynomials of a tile, int64."""
 
     first: Tensor
     inputs: Tensor
@@ -41,9 +41,9 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class Taps:
-    """The places of a layer's values for `images` inferences, made by `Taps.of`.
+    """The mapping of a layer's values, for `images` inferences, to polynomials. `Taps.of` makes it.
 
-    Polynomials come tile by tile; in a tile there is one for each plane of the input, one for each output channel.
+    Polynomials are ordered by tile. A tile has one for each plane of the input, and one reply for each output channel.
     """
 
     layer: LayerShape
@@ -60,7 +60,7 @@ class Taps:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Taps:
-        """Lay out a layer of fewest polynomials for each image; arguments and errors as those of `Layout.of`.
+        """Lay out a layer with the fewest polynomials for each image; arguments and errors as for `Layout.of`.
 
         taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
         """
@@ -96,7 +96,7 @@ class Taps:
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of the message with all inputs, encrypted, for all images; N is `DEGREE`."""
+        """Bytes of the message with all encrypted inputs, for all images; N is `DEGREE`."""
         return cost.bfv_fresh(self.inputs)
 
     @property
@@ -105,7 +105,7 @@ class Taps:
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Lay inputs into polynomials: int64 (images, *input_shape) to int64 (inputs, N)."""
+        """Pack inputs into polynomials: int64 (images, *input_shape) to int64 (inputs, N)."""
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
@@ -113,7 +113,7 @@ class Taps:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def terms(self, weights: Tensor) -> Terms:
-        """The terms of the weights that are not zero, for the polynomials of any tile: int64 of `weight_shape`."""
+        """Terms of the nonzero weights, the same for every tile; weights: int64 of `weight_shape`."""
         layer, planes = self.layer, self.planes
         check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
         kept = planes.kept(weights)
@@ -125,15 +125,15 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Sum the terms of encrypted inputs, tile by tile: int32 (inputs, 2, 4, N), `Fresh.parts`, to (replies, ...).
+        """Sum the terms of encrypted inputs: int32 (inputs, 2, 4, N), `Fresh.parts`, to (replies, 2, 4, N).
 
-        What returns is transformed as x is, for `evaluate`. N is `DEGREE`.
+        The result is transformed, as x is, and goes to `evaluate`. N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Read the outputs out of the replies' polynomials: int64 (replies, N) to int64 (images, *output_shape)."""
+        """Extract the outputs from the replies' polynomials: int64 (replies, N) to int64 (images, *output_shape)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
         out = self.planes.join([part[:, places] for part, places in tiles])
@@ -141,16 +141,16 @@ class Taps:
 
     @cached_property
     def used(self) -> tuple[Tensor, ...]:
-        """The coefficients of each reply that are outputs, ascending; int64 (values,) for each reply."""
+        """For each reply the coefficients that hold outputs, ascending: int64 (values,)."""
         return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
 
     def norms(self, weights: Tensor) -> int:
-        """The largest ||w||_1 of an output, which its noise grows by."""
+        """The largest ||w||_1 of an output: the factor by which its noise grows."""
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """Where the outputs of each tile stand in a reply: int64 (images, height, width)."""
+        """Coefficients of each tile's outputs in a reply: int64 (images, height, width)."""
         first = torch.arange(self.images)[:, None, None] * self.planes.size
         return [first + self.planes.places(tile) for tile in self.planes.tiles]

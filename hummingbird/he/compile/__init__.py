@@ -1,1 +1,1 @@
-"""From a traced net to a plan: who computes which step, how large its values are, and at which scales."""
+"""Compiler from a traced net to a plan: which role computes each step, bounds of its values, and scales."""

@@ -1,8 +1,8 @@
-"""How large a net's values can be for any input of |x| <= R: interval arithmetic, in the form centre and radius.
+"""Bounds on a net's values for any input of |x| <= R: interval arithmetic with centres and radii.
 
-A linear step takes the centre to its own value and the radius to that of the same step with absolute weights and no
-bias (Rump 1999, section 3). Bounds grow with every layer, as the worst case takes all signs together; where that leaves
-no room, largest values that were seen, with a margin, take their place.
+A linear step maps the centre as usual, and the radius with absolute weights and no bias (Rump 1999, section 3). Bounds
+grow with every layer, because the worst case assumes all signs. If they grow too large, the largest measured values
+with a margin replace them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
 from hummingbird.he.compile.magnitudes import Magnitude
 
-MARGIN = 4.0  # of largest values seen: 2 bits
+MARGIN = 4.0  # factor on the largest measured values: 2 bits
 _Interval = tuple[Tensor, Tensor]
 _LINEAR = frozenset(
     "conv conv_transpose linear affine scale_last avg_pool adaptive_avg_pool mean sum neg pad cat stack flatten "
     "reshape permute transpose squeeze unsqueeze expand unbind chunk split getitem roll flip pixel_shuffle "
     "pixel_unshuffle channel_shuffle output".split()
 )
-# |f(x)| <= max(|x|, 1, |bounds|), but for a steep LeakyReLU.
+# |f(x)| <= max(|x|, 1) times the largest attribute (bounds of a clamp, a slope), at least 1.
 _WITHIN = frozenset(
     "relu leaky_relu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu softmax max_pool adaptive_max_pool abs "
     "maximum minimum greater edge_pad root_scale resize".split()
@@ -33,12 +33,12 @@ _WITHIN = frozenset(
 
 
 def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
-    """Bounds from largest values: no guarantee."""
+    """Bounds from the largest measured values, which are no guarantee."""
     return [0.0 if size is None else MARGIN * size.peak for size in sizes]
 
 
 def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[float]:
-    """The largest absolute value that each step's value can have for inputs of |x| <= bound."""
+    """Upper bounds on the absolute value of each step for inputs of |x| <= bound; infinite where none is known."""
     centres: list[Any] = []
     radii: list[Any] = []
     for step in steps:
@@ -59,7 +59,7 @@ def _largest(centre: Any, radius: Any) -> float:
 
 
 def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
-    """Centre and radius of a value from those of its inputs: c, r, tuples."""
+    """Centre and radius of a step's value, from the tuples c and r of its inputs' centres and radii."""
     a, op = step.attrs, OPS[step.op]
     if step.op in _LINEAR or (step.op in ("add", "sub", "mul") and "value" in a):
         if step.op in ("add", "sub"):
@@ -75,8 +75,8 @@ def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
         if step.op == "square":
             low = torch.where(c.abs() <= r, 0.0, (c.abs() - r).square())
         return (low + high) / 2, (high - low) / 2
-    value, top = op(a, *c), math.inf  # who needs a bound is told that there is none
-    if step.op in _WITHIN and a.get("mode") != "bicubic":  # which overshoots
+    value, top = op(a, *c), math.inf  # infinite: no bound is known
+    if step.op in _WITHIN and a.get("mode") != "bicubic":  # bicubic overshoots
         one = max([1.0, *(abs(a[name]) for name in ("low", "high", "slope", "value") if name in a)])
         pairs = zip(c, r, strict=True)
         top = max([1.0, *(_largest(x, y) for x, y in pairs if isinstance(x, Tensor))]) * one
@@ -84,12 +84,12 @@ def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
 
 
 def _absolute(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Absolute weights and no constants."""
+    """Attributes with absolute weights and without constants."""
     out = dict(attrs)
     for name in ("weight", "scale"):
         if isinstance(out.get(name), Tensor):
             out[name] = out[name].abs()
-    if "value" in out:  # a factor, or what is padded
+    if "value" in out:  # a factor, or a padding value
         out["value"] = 0.0 if "pads" in out else abs(out["value"])
     if out.get("bias") is not None:
         out["bias"] = None

@@ -1,7 +1,7 @@
-"""Common parts of both builders of plans: errors from step to step, lines of the report, weights as whole numbers.
+"""Common parts of both plan builders: error propagation, lines of the report, integer weights.
 
-An error is a root mean square, as are the values it is compared with (magnitudes.py). A step passes on those of its
-inputs by its gains; the builders add what encryption makes.
+Errors are root mean squares, like the sizes of values (magnitudes.py). A step multiplies its inputs' errors by its
+gains; the builders add the errors of encryption.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hummingbird.he.compile.placement import CLIENT, FREE, Placement
 from hummingbird.he.runtime.operations import Linear, Operation
 from hummingbird.he.runtime.program import ReportLine
 from hummingbird.he.runtime.spec_json import REMOTE
-from hummingbird.he.scheme import noise
+from hummingbird.he.scheme import ckks
 from hummingbird.kernels.ciphertexts import Ring
 
 EXACT = 1 << 53
 _MOST_PARTS = 1 << 10
-_FACTOR_BITS = 20  # of whole factors that bring values to one unit
+_FACTOR_BITS = 20  # of integer factors that bring values to a common unit
 
 
 class PlanBuilder:
-    """Errors and lines of a plan under construction. Steps are `prepared`, all magnitudes known."""
+    """Errors and report lines of a plan under construction. Its steps are `prepared`, and all magnitudes are known."""
 
     def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
         self.placement, self.steps, self.sizes = placement, placement.steps, sizes
@@ -45,27 +45,27 @@ class PlanBuilder:
         return found
 
     def read(self, index: int) -> list[int]:
-        """The steps that a step reads, one as often as it does."""
+        """The steps that a step reads; a step that it reads twice is listed twice."""
         return [ref.index for ref in refs(self.steps[index].inputs)]
 
     def passed_on(self, index: int) -> float:
-        """The error of a step's value that comes from those of its inputs."""
+        """The error of a step's value that its inputs' errors cause."""
         found = self.sizes[index]
-        if found is None:  # the parts of a chunk: as the whole
+        if found is None:  # the parts of a chunk have the error of the whole
             return max(self.error(i) for i in self.read(index))
         return math.sqrt(sum((gain * self.error(i)) ** 2 for i, gain in found.gains.items()))
 
     def error(self, index: int) -> float:
-        """The error of a step's value; where nobody computes it, as it only reshapes, that of its inputs."""
+        """The error of a step's value; a free step, which is not computed, has the error of its inputs."""
         if index not in self.errors:
             self._note(index, self.passed_on(index), FREE, self.placement.places[index].turn)
         return self.errors[index]
 
     def client_steps(self, turn: int) -> None:
-        """Errors of what the client computes before a turn."""
+        """Record the errors of the steps that the client computes before a turn."""
         for index in self.placement.client[turn]:
             rms = 0.0 if self.sizes[index] is None else self.size(index).rms
-            error = math.hypot(self.passed_on(index) if self.steps[index].inputs else 0.0, rms * noise.FLOAT32)
+            error = math.hypot(self.passed_on(index) if self.steps[index].inputs else 0.0, rms * ckks.FLOAT32)
             self._note(index, error, FREE if self.placement.places[index].side == FREE else CLIENT, turn)
 
     def _note(self, index: int, error: float, side: str, turn: int) -> None:
@@ -78,19 +78,19 @@ class PlanBuilder:
 
 
 def public_steps(placement: Placement) -> tuple[Step, ...]:
-    """The client's steps as they are, all others without what they are."""
+    """The client's steps, and all others as `REMOTE` steps that reveal only their name."""
     known = {index for steps in placement.client for index in steps}
     return tuple(step if i in known else Step(step.name, REMOTE) for i, step in enumerate(placement.steps))
 
 
 def exact_norm(ring: Ring) -> int:
-    """The largest sum of |weights| of a row that float64 adds up exactly: times (q - 1)/2, plus q, at most 2^53."""
+    """The largest row sum r of |weights| that float64 adds exactly: r (q - 1)/2 + q is at most 2^53."""
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)
 
 
 def margin(ring: Ring, operation: Operation) -> float | None:
-    """Bits between the largest row sum of |weights| and the exactness bound; None for what is no `Linear`."""
+    """Bits between the largest row sum of |weights| and the exactness bound; None unless it is a `Linear`."""
     if not isinstance(operation, Linear):
         return None
     norm = max(float(part.abs().sum(2).max()) for part in operation.parts)
@@ -98,7 +98,7 @@ def margin(ring: Ring, operation: Operation) -> float | None:
 
 
 def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
-    """Whole weights at scale 2^bits, float64 (G, rows, K), or (G, rows, K + 1) with those of the bias."""
+    """Integer weights at scale 2^bits: float64 (G, rows, K), or (G, rows, K + 1) with the bias as last column."""
     if linear.weights is None:
         return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
     whole = (linear.weights * 2.0**bits).round()
@@ -108,8 +108,9 @@ def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
 
 
 def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
-    """Cut along K into the fewest equal parts whose row sums of |weights| are at most `most`; ModelError where even
-    single weights are larger. name: the layer's.
+    """Cut weights along K into the fewest equal parts whose row sums of |weights| are at most `most`.
+
+    name: of the layer. Raises ModelError if even single weights are larger.
     """
     for count in range(1, _MOST_PARTS):
         cut = weights.chunk(count, 2)
@@ -120,19 +121,21 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
 
 
 def rounded(size: float) -> float:
-    """A size that the client is told, rounded up to five significant bits, by at most a 16th."""
+    """Round a size up to five significant bits, by at most a 16th, before the client sees it."""
     mantissa, exponent = math.frexp(size)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
 
 
 def log2(unit: Fraction) -> float:
-    """log2 |unit|, of units beyond a float's range too."""
+    """log2 |unit|, also for units outside the range of a float."""
     return math.log2(abs(unit.numerator)) - math.log2(unit.denominator)
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
-    """A unit u and whole factors f_i, of at most 20 significant bits, with f_i u = units[i], and the largest relative
-    error in that. The integers of values of these units, times their factors, can be added up.
+    """Find a common unit u and integer factors f_i of at most 20 significant bits with f_i u = units[i].
+
+    Returns u, the factors, and the largest relative error of f_i u. Integers in these units can be added after
+    multiplication by their factors.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None
@@ -149,7 +152,7 @@ def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
 
 
 def _short(x: Fraction) -> int:
-    """The nearest whole number of 20 significant bits."""
+    """The nearest integer with at most 20 significant bits."""
     whole = round(x)
     shift = max(0, whole.bit_length() - _FACTOR_BITS)
     return round(x / (1 << shift)) << shift

@@ -1,15 +1,16 @@
-"""Scales of client-aided inference: one multiplication by weights between two visits to the client.
+"""Plans of client-aided inference: one multiplication by weights in each turn.
 
-In a turn the client encrypts x 2^s and the constant 2^s, the server multiplies with whole weights w 2^t, bias included
-as a weight on the constant, and the client divides by 2^(s+t). It chooses s for every image from its max|x|, which the
-server therefore need not know, such that no integer can leave its modulus (the constant is a ciphertext like the
-others, of a slot for every image, so what one image holds does not coarsen another):
+In a turn the client encrypts x 2^s and the constant 2^s. The server multiplies with integer weights w 2^t, where the
+bias is a weight on the constant, and the client divides by 2^(s+t). The client chooses s for every image from its
+max|x|, which the server never learns, such that no integer can overflow its modulus. The encrypted constant has a slot
+for every image, so one image's scale does not affect another's:
 
     ||w 2^t||_1 (max|x| 2^s + 1/2 + 21) + |b 2^t| (2^s + 21) < Q/2.
 
-t is fixed here, for each layer the one of the smallest predicted error: fine weights leave less room for the input.
-Pools and sums follow for free, their divisors go into the unit. Before sending back, the server divides by all primes
-but the first where the rounding (noise.py) is small beside a typical value: half the bytes.
+The plan fixes t, for each layer the one with the smallest predicted error: finer weights leave less room for the input.
+Pools and sums need no multiplication; their divisors become part of the unit. Before sending a result, the server
+divides it by all primes but the first if the rounding error (ckks.switch_error) is small beside a typical value: that
+halves the bytes.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.operations import Form, Linear, Operation, WeightedSum
 from hummingbird.he.runtime.program import Plan, Program, ReportLine
 from hummingbird.he.runtime.rounds import EncryptedInput, Return, Round
-from hummingbird.he.scheme import noise
+from hummingbird.he.scheme import ckks
 from hummingbird.he.scheme.params import PRIME_BITS, Parameters
 
 PRIMES = 2
-HEADROOM = 2  # times the largest value measured: a full batch reaches further than a few images
+HEADROOM = 2  # times the largest measured value: a full batch has larger values than a few images
 _BITS = range(60, -61, -1)  # candidates for t
-_Gains = tuple[list[int], int]  # of a register's integers: by send, and of the constant
+_Gains = tuple[list[int], int]  # gains of a register's integers: of each send, and of the constant
 
 
 class AidedBuilder(PlanBuilder):
-    """Builds the plan turn by turn, as errors go from one to the next."""
+    """Builds the plan turn by turn, since the errors of a turn affect the next."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class AidedBuilder(PlanBuilder):
         self.parameters, self.packing, self.bound, self.basis = parameters, packing, bound, basis
 
     def build(self) -> Plan:
-        """The plan of all turns."""
+        """Build the plan of all turns."""
         built = []
         for number in range(len(self.placement.served)):
             self.client_steps(number)
@@ -93,7 +94,7 @@ class AidedBuilder(PlanBuilder):
 
 
 class _TurnBuilder:
-    """One turn: registers, their gains, and what is sent back."""
+    """Builds one turn: registers, their gains, and the returned values."""
 
     def __init__(self, whole: AidedBuilder, number: int) -> None:
         self.whole, self.number = whole, number
@@ -105,14 +106,14 @@ class _TurnBuilder:
         self.ring = self.parameters.ring
         self.most = exact_norm(self.ring)
         self.registers = Registers(Form(self.firsts[-1] + self.one, 2, PRIMES))
-        self.gains: list[_Gains] = []  # of the operations' results
+        self.gains: list[_Gains] = []  # one for each operation's result
         self.located: dict[int, Located] = {}
         self.maps: dict[int, Map] = {}
         self.bits: dict[int, int] = {}
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
     def build(self) -> tuple[Round, Program]:
-        """The turn as the client is told it, and the server's program."""
+        """Build the turn as the client sees it, and the server's program."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(1))
@@ -143,25 +144,27 @@ class _TurnBuilder:
     # ---- weights
 
     def _weight_bits(self, index: int) -> int:
-        """t: of those for which the sums are exact, the one with the smallest predicted error."""
+        """t of a layer: the one with the smallest predicted error among those for which float64 adds exactly."""
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
         ones, bias = linear.weights.abs().sum(2).flatten(), _bias(linear)
         largest, both = float(ones.max()), float((ones + bias).max())
         room = self.parameters.modulus(PRIMES) / 2 / max(largest * HEADROOM * size.peak + float(bias.max()), 2.0**-200)
-        coarse = _rms(linear.weights.square().sum(2).sqrt()) * noise.fresh(self.whole.packing, self.parameters.degree)
+        coarse = _rms(linear.weights.square().sum(2).sqrt()) * ckks.fresh_error(
+            self.whole.packing, self.parameters.degree
+        )
         terms = linear.gather.taps.numel()
 
         def error(bits: int) -> float:
             input_scale = min(room * 2.0**-bits, 2.0**29 if self.one else math.inf)
-            return math.hypot(coarse / input_scale, math.sqrt(terms * noise.ROUNDING) * size.rms * 2.0**-bits)
+            return math.hypot(coarse / input_scale, math.sqrt(terms * ckks.ROUNDING) * size.rms * 2.0**-bits)
 
         # Rounding adds at most 1/2 to each of the weights and the bias.
         allowed = [bits for bits in _BITS if both * 2.0**bits + terms / 2 + 1 <= self.most]
         return min(allowed, key=error) if allowed else _BITS[-1]
 
     def _agree(self) -> None:
-        """Layers whose results are added get one scale, the coarsest of theirs."""
+        """Give layers whose results are added a common scale, the coarsest of theirs."""
         behind: dict[int, set[int]] = {}
         for index in self.served:
             if is_weighted(self.steps[index]):
@@ -172,7 +175,7 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """The server's step behind free ones."""
+        """Follow free steps back to the server's step that computes the value."""
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
         return index
@@ -186,11 +189,11 @@ class _TurnBuilder:
         terms, has_bias = linear.gather.taps.numel(), linear.bias is not None
         taken, bias = weights[..., :terms], weights[..., terms:]
         gains = [0] * len(self.sends)
-        last = int(source.max())  # a layer reads one send
+        last = int(source.max())  # a layer reads a single send
         gains[next((i for i in range(len(gains)) if last < self.firsts[i + 1]), 0)] = int(taken.abs().sum(2).max())
-        coarse = _rms(taken.square().sum(2).sqrt()) * noise.fresh(self.whole.packing, degree)
-        coarse = math.hypot(coarse, _rms(bias) * noise.fresh(self.whole.packing, degree)) * 2.0**-bits
-        own = math.sqrt(noise.ROUNDING * (terms * self.whole.size(self.whole.read(index)[0]).rms ** 2 + has_bias))
+        coarse = _rms(taken.square().sum(2).sqrt()) * ckks.fresh_error(self.whole.packing, degree)
+        coarse = math.hypot(coarse, _rms(bias) * ckks.fresh_error(self.whole.packing, degree)) * 2.0**-bits
+        own = math.sqrt(ckks.ROUNDING * (terms * self.whole.size(self.whole.read(index)[0]).rms ** 2 + has_bias))
         self.own[index] = coarse, own * 2.0**-bits
         cut = parts(weights, self.most, self.steps[index].name)
         operation = Linear(0, linear.gather, cut, self.firsts[-1] if has_bias else None, None)
@@ -206,7 +209,7 @@ class _TurnBuilder:
         self._made(index, operation, gains, located.unit / Fraction(linear.divisor))
 
     def _sum(self, index: int) -> None:
-        """a + b or a - b, of any shapes that broadcast."""
+        """Plan a + b or a - b, of shapes that broadcast."""
         shape = self.whole.size(index).shape
         a, b = (self._spread(self._locate(ref.index), shape) for ref in self.steps[index].inputs)
         unit, (f, g), _ = common([a.unit, b.unit if self.steps[index].op == "add" else -b.unit])
@@ -216,7 +219,7 @@ class _TurnBuilder:
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
-        """The value as a register of its own, broadcast to `shape`."""
+        """Give the value its own register, broadcast to `shape`."""
         own = self.registers.own(located, shape)
         if own.register != located.register:
             self.gains.append(self.gains[located.register - 1])
@@ -227,7 +230,7 @@ class _TurnBuilder:
         shape = self.whole.size(index).shape
         self.located[index] = self.registers.add(operation, shape, unit, self.maps.get(index))
 
-    # ---- what goes back
+    # ---- returned values
 
     def _return(self, index: int) -> Return:
         located = self.located[index]
@@ -239,7 +242,7 @@ class _TurnBuilder:
         return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Round, program: Program) -> Round:
-        """Predicted errors, at the input scale that the measured sizes would give; fewer primes for what goes back."""
+        """Predict errors at the input scale that fits the measured sizes, and drop primes of returned values."""
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
         fitted = turn.fit(torch.tensor(peaks, dtype=torch.float64)[:, None], self.parameters, whole.packing)
@@ -262,16 +265,16 @@ class _TurnBuilder:
                 error=whole.errors[index],
             )
         dropped = math.prod(self.parameters.primes[1:])
-        rounding = noise.switch(whole.packing, self.parameters.degree, 2) * dropped * 2.0**-scale
+        rounding = ckks.switch_error(whole.packing, self.parameters.degree, 2) * dropped * 2.0**-scale
         backs = []
         for back in turn.returns:
             error, added = whole.errors[back.value], rounding * abs(float(back.unit))
             (coarse, own), rms = self._made_here(back.value), whole.size(back.value).rms
             integers = coarse / abs(float(back.unit))
-            if added <= max(error, rms * 2.0**-noise.PRECISION):
+            if added <= max(error, rms * 2.0**-ckks.PRECISION):
                 back = replace(back, primes=1, unit=back.unit * dropped)
                 whole.errors[back.value] = error = math.hypot(error, added)
-                integers = math.hypot(integers / dropped, noise.switch(whole.packing, self.parameters.degree, 2))
+                integers = math.hypot(integers / dropped, ckks.switch_error(whole.packing, self.parameters.degree, 2))
             back = replace(back, noise=rounded(integers), relative=rounded(own / max(rms, 2.0**-200)))
             backs.append(back)
             line = whole.lines[back.value]
@@ -281,7 +284,7 @@ class _TurnBuilder:
         return replace(turn, returns=tuple(backs), usual=scale)
 
     def _made_here(self, index: int) -> tuple[float, float]:
-        """Errors of a value that this turn makes: of fresh ciphertexts, times 2^-s, and of rounded weights."""
+        """Errors that this turn adds to a value: of fresh ciphertexts, in units of 2^-s, and of rounded weights."""
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))
         size = self.whole.sizes[index]
@@ -299,6 +302,6 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """A gain rounded up to five significant bits, by at most a 16th, for the client is told it."""
+    """Round a gain up to five significant bits, by at most a 16th, because the client sees it."""
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift

@@ -1,12 +1,12 @@
-"""A trained net to one that runs on encrypted images: `he.convert_model(net, input_shape)`.
+"""Convert a trained net to one that runs on encrypted images: `he.convert_model(net, input_shape)`.
 
     model = he.convert_model(net, (1, 28, 28))
-    print(model.report())                             # what is encrypted, what it costs, how precise it will be
+    print(model.report())                             # layers, cost and predicted precision
     logits = model(images)                            # float32, any number of images; both roles in this process
 
-One walk for all converters (hummingbird.graph): canonical steps, batch norms folded. The steps are measured on a few
-inputs (magnitudes.py) and placed (placement.py); client_aided.py or non_interactive.py then chooses integers, scales
-and primes. Nothing is converted unless everything can be: ModelError lists every problem, by qualified name.
+All converters share the trace (hummingbird.graph): canonical steps, batch norms folded. The steps are measured on a few
+inputs (magnitudes.py) and placed (placement.py); then client_aided.py or non_interactive.py chooses integers, scales
+and primes. A net is converted completely or not at all: ModelError lists every problem, by qualified name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hummingbird.he.runtime.program import Plan
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.params import check_degree, choose, most_primes
 
-RANGE = 4.0  # of inputs, where nothing else is said
+RANGE = 4.0  # default bound on |input|
 _AIDED_DEGREE = 2048
 _MOST_RANGE = 2.0**64  # of inputs
 _MOST_SIZE = 1 << 31  # of a dimension
@@ -53,16 +53,18 @@ def convert_model(
     samples: Tensor | None = None,
     device: str = "cpu",
 ) -> HEModel:
-    """The net on encrypted images; the net itself is left as it is and used as in eval mode.
+    """Convert a net to run on encrypted images; the net itself does not change, and is used as in eval mode.
 
-    input_shape: of one image, (1, 28, 28); forward() may ask for it. mode: "client-aided", the client computes
-    everything but layers with weights and sees their results, any net; or "polynomial", one exchange, the server
-    computes everything, for nets of layers, sums and products. packing: None for the best, or one of
-    he.packing.PACKINGS. degree: of the ring, None for the smallest that is secure and has room. input_range: bound on
-    |input|, checked before anything is encrypted, 4.0 if not given; in client-aided mode only where given, as there the
-    client fits each batch's range. samples: images (2 or more, *input_shape) like those to come; they make predictions
-    precise, and in polynomial mode replace bounds that hold for all inputs by the largest values seen, with 2 bits of
-    margin. device: where both roles then compute, "cpu" or "cuda"; plans are made on the CPU.
+    input_shape: of one image, such as (1, 28, 28); forward() may read it.
+    mode: "client-aided", for any net: the client computes everything but the layers with weights, and sees their
+    results; or "polynomial", for nets of layers, sums and products: one exchange, and the server computes everything.
+    packing: "coefficients", "complex" or "real"; None for the best.
+    degree: of the ring; None for the smallest that is secure and has enough primes.
+    input_range: bound on |input|, checked before anything is encrypted. Default: 4.0 in polynomial mode, none in
+    client-aided mode, where the client fits a scale to each image.
+    samples: images (n, *input_shape), n >= 2, like those to come. They make predictions precise; in polynomial mode,
+    bounds are then the largest measured values with 2 bits of margin, and no longer hold for all inputs.
+    device: where both roles compute, "cpu" or "cuda"; plans are made on the CPU.
     Raises ModelError with all problems, ConfigError for options, InputError for shapes and samples.
     """
     return HEModel(make_plan(net, input_shape, mode, packing, degree, input_range, samples), device)
@@ -77,7 +79,7 @@ def make_plan(
     input_range: float | None = None,
     samples: Tensor | None = None,
 ) -> Plan:
-    """The plan behind `convert_model`: all that a server needs."""
+    """Make the plan behind `convert_model`, which is all that a server needs; arguments and errors as there."""
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}", where="mode", hint=f"one of {', '.join(MODES)}")
     if packing is not None:
@@ -147,7 +149,7 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
-    """The inputs that the net is measured on, float64, and a description of them in words."""
+    """The inputs on which the net is measured, float64, and their description for the report."""
     if samples is None:
         bound = bound or RANGE
         words = f"{magnitudes.PATTERN} pseudo-random inputs of |x| <= {bound:g}, not samples= of your data"

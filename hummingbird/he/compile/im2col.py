@@ -1,11 +1,10 @@
-"""One form for every linear step: weights, and the input value that each of them multiplies.
+"""A common form of all linear steps: weights, and the index of the input value that each weight multiplies.
 
     out[g rows + r, p] = sum_k weights[g, r, k] input[flat[groups[g] + places[p] + taps[k]]] + bias[g rows + r]
 
-`flat` lists positions of an array of ciphertexts, -1 for a zero: the input's own positions in its own order, so that
-reshaping, slicing, padding and dilation before a layer cost nothing but another list. Convolutions, linear layers,
-affine ones and pools differ in the offsets only (im2col, Chellapilla et al. 2006, of indices). A table of indices is
-made for a few places at a time.
+`flat` lists the input's positions in an array of ciphertexts, -1 for a zero. So reshaping, slicing, padding and
+dilation before a layer only change this list. Convolutions, linear layers, affine layers and pools differ in the
+offsets only (im2col, Chellapilla et al. 2006, applied to indices). Index tables are built for a few places at a time.
 """
 
 from __future__ import annotations
@@ -46,8 +45,11 @@ def has_bias(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class Map:
-    """weights: float64 (G, rows, K), or None: all ones, the sum then to be divided by `divisor`. bias: float64
-    (G rows,) or None. shape: of the output for one image. last: rows are its last dimension, else they come first.
+    """A linear step in this form.
+
+    weights: float64 (G, rows, K); None for all ones, with the sum divided by `divisor`. bias: float64 (G rows,) or
+    None.
+    shape: of the output for one image. last: whether rows are its last dimension; otherwise they come first.
     """
 
     gather: Gather
@@ -68,17 +70,17 @@ class Map:
 
 
 def linear_map(step: Step, index: Tensor) -> Map:
-    """The map of a step, one that `is_weighted` or of `SUMS`.
+    """The map of a step that `is_weighted`, or is one of `SUMS`.
 
-    index: int64, of the shape of an input for one image: positions of its values, -1 for a zero.
+    index: int64, in the shape of the input for one image: positions of its values, -1 for a zero.
     """
     return _MAPS[step.op](step, index)
 
 
 def view(step: Step, *indices: Any) -> Any:
-    """The positions that a step of `VIEWS`, or a pad, leaves where: int64, a tuple of them for chunk, split and unbind.
+    """Apply a step of `VIEWS`, or a pad, to positions: returns int64, or a tuple of int64 for chunk, split and unbind.
 
-    indices: of its inputs, and of the parts that a getitem picks one from.
+    indices: positions of the inputs; for a getitem of parts, a tuple.
     """
     batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
@@ -88,7 +90,7 @@ def view(step: Step, *indices: Any) -> Any:
 
 
 def _batched(index: Any) -> Any:
-    """Positions with a batch of one, and 0 for a zero: what a pad fills in."""
+    """Positions with a batch dimension of 1, shifted so that 0 means a zero, which is the value that a pad inserts."""
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
 
@@ -99,14 +101,14 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Positions of the values of a map's output, whose array is (rows, places): int64 of this shape."""
+    """Positions of a map's output values in its array (rows, places): int64 of this shape."""
     count = math.prod(shape)
     index = torch.arange(count)
     return (index.view(rows, -1).t() if last else index).reshape(tuple(shape))
 
 
 def _offsets(*parts: Tensor) -> Tensor:
-    """All sums of one number from each part, the last part fastest."""
+    """All sums of one number from each part; the last part varies fastest."""
     return reduce(lambda a, b: (a[:, None] + b).flatten(), parts, torch.zeros(1, dtype=torch.int64))
 
 
@@ -126,7 +128,7 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """A convolution with the kernel turned round, of the input with zeros between its values."""
+    """A convolution with the flipped kernel, of the input with zeros between its values."""
     a = step.attrs
     weight, groups, dims = a["weight"].double(), a["groups"], len(a["stride"])
     wide = index.new_full(
@@ -207,7 +209,7 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Average pools: windows listed dimension by dimension, cut at the edges; the divisors from torch's own pool."""
+    """Average pools: windows listed for each dimension, cut at the edges; divisors come from torch's own pool."""
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
     sides = []
@@ -231,7 +233,7 @@ def _pool(step: Step, index: Tensor) -> Map:
     taps = where.flatten(dims).flatten(0, -2)  # (places, K)
     planes = index.flatten(1)
     table = torch.where(taps < 0, -1, planes[:, taps.clamp(min=0)]).flatten(0, 1)
-    divisors = ((taps >= 0).sum(1) / ones.flatten()).round().repeat(index.shape[0])  # whole, but for the division
+    divisors = ((taps >= 0).sum(1) / ones.flatten()).round().repeat(index.shape[0])  # integers, up to rounding
     return _sum(table, divisors, (index.shape[0], *ones.shape))
 
 
@@ -246,7 +248,7 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Sums of the rows of a table of positions; divisors that differ make weights."""
+    """Sums of the rows of a table of positions; unequal divisors become weights."""
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):
         gather = Gather(_flat(table), _range(1), _range(count, terms), _range(terms))

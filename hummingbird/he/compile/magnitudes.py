@@ -1,10 +1,10 @@
-"""How large a net's values are and how it passes errors on, from running it in the clear on a few inputs.
+"""Measure the size of a net's values, and how it propagates errors, by running it in the clear on a few inputs.
 
-A plan needs typical sizes: how fine weights and inputs have to be is a matter of the errors they cause. Each step is
-run once on the inputs and once more for each value it reads, with that value moved a little at random, so one rule
-prices convolutions, pools and softmaxes: the root mean square of what comes out over what went in is the gain of errors
-that are independent. The inputs are the caller's, or a fixed pseudo-random pattern; neither is secret from the server,
-and nothing here is random where it has to be.
+A plan needs typical sizes, because the errors that weights and inputs may have depend on them. Each step runs once on
+the inputs, and once more for each value that it reads, with small random changes to that value. So one rule serves
+convolutions, pools and softmaxes: the gain of independent errors is the root mean square of the result's change over
+that of the input's. The inputs are the caller's samples, or a fixed pseudo-random pattern; neither is secret from the
+server. The pseudo-random changes protect nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hummingbird.graph import OPS, Interpreter, Ref, Step
 from hummingbird.graph.steps import map_refs, refs
 
 PATTERN = 4  # inputs of the pattern
-_MOVED = 4  # inputs whose values are moved
-_SMALL = 2.0**-12  # by how much, of a value's root mean square
+_MOVED = 4  # inputs whose values are changed
+_SMALL = 2.0**-12  # size of a change, relative to a value's root mean square
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Magnitude:
 
 
 def pattern(shape: Sequence[int], bound: float) -> Tensor:
-    """Inputs that look like normal numbers of deviation bound / 4, cut at the bound: float64 (PATTERN, *shape)."""
-    words = prg.Stream(bytes(prg.SEED_BYTES)).words(PATTERN, *shape)  # a fixed key: this is no secret
+    """Pseudo-random normal inputs of deviation bound / 4, clamped to the bound: float64 (PATTERN, *shape)."""
+    words = prg.Stream(bytes(prg.SEED_BYTES)).words(PATTERN, *shape)  # a fixed key: the pattern is not secret
     uniform = (words >> 11).double() * 2.0**-52  # in [-1, 1)
     return (torch.erfinv(uniform) * (math.sqrt(2) * bound / 4)).clamp(-bound, bound)
 
@@ -47,7 +47,7 @@ def pattern(shape: Sequence[int], bound: float) -> Tensor:
 def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] | None], list[Problem]]:
     """The shape of every tensor for one image, None for other values; and the steps that mix the images of a batch.
 
-    inputs: float64 (2 or more, *input_shape). InputError where the net cannot take them.
+    inputs: float64 (n, *input_shape), n >= 2. Raises InputError if the net cannot take them.
     """
     values, alone = _run(steps, inputs), _run(steps, inputs[:1])
     found = [
@@ -59,16 +59,16 @@ def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] 
 
 
 def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> int:
-    """Bytes of all values that `measure` keeps for `images` images: from shapes alone, on the meta device.
+    """Bytes of all values that `measure` keeps for `images` images, computed on the meta device.
 
-    InputError where the net cannot take inputs of this shape.
+    Raises InputError if the net cannot take inputs of this shape.
     """
     values = _run(steps, torch.empty(images, *shape, dtype=torch.float64, device="meta"))
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
 
 
 def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
-    """The magnitude of every step whose value is a tensor; `inputs` as for `shapes`."""
+    """Measure every step whose value is a tensor. inputs: as for `shapes`."""
     values = _run(steps, inputs)
     return [
         _magnitude(step, value, values) if isinstance(value, Tensor) else None
@@ -77,7 +77,10 @@ def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
 
 
 def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
-    """The value of every step, as `graph.run_all` has them; InputError, naming the step, where there is none."""
+    """Compute the value of every step.
+
+    Raises InputError, naming the step, if a step does not run or its value has NaN.
+    """
 
     def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
         try:
@@ -104,14 +107,14 @@ def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
 def _by_image(value: Tensor, single: Tensor, images: int) -> bool:
     if value.dim() == 0 or value.shape[0] != images or single.shape != (1, *value.shape[1:]):
         return False
-    # float64, in another order of summation at most: far below 2^-30
+    # float64; at most the order of summation differs: far below 2^-30
     slack = 2.0**-30 * (value.double().abs().max() if value.numel() else 0)
     return bool(((value[:1].double() - single.double()).abs() <= slack).all())
 
 
 def _magnitude(step: Step, value: Tensor, values: list[Any]) -> Magnitude:
     number = value.double()
-    number = number[number.isfinite()]  # what a pool is padded with is not
+    number = number[number.isfinite()]  # a max pool pads with -inf
     gains = {}
     for ref in dict.fromkeys(refs(step.inputs)) if value.is_floating_point() else ():
         gains[ref.index] = _gain(step, value, values, ref)
@@ -121,7 +124,7 @@ def _magnitude(step: Step, value: Tensor, values: list[Any]) -> Magnitude:
 
 def _gain(step: Step, value: Tensor, values: list[Any], ref: Ref) -> float:
     source = values[ref.index]
-    if isinstance(source, tuple):  # a part of what chunk or split gave
+    if isinstance(source, tuple):  # a part of a chunk or split
         return 1.0
     if not isinstance(source, Tensor) or not source.is_floating_point():
         return 0.0
@@ -139,7 +142,7 @@ def _gain(step: Step, value: Tensor, values: list[Any], ref: Ref) -> float:
     if isinstance(out, tuple):
         return 1.0
     moved_by = out - value[:_MOVED]
-    moved_by = moved_by[moved_by.isfinite()]  # the root of a zero that was moved below it is none
+    moved_by = moved_by[moved_by.isfinite()]  # the root of a negative change of zero is NaN
     return float(moved_by.square().mean().sqrt()) / size if moved_by.numel() else 0.0
 
 

@@ -1,19 +1,19 @@
-"""Plans of polynomial nets: one exchange, the server multiplies ciphertexts, nobody helps.
+"""Plans of polynomial nets: one exchange, in which the server multiplies ciphertexts and the client computes no layer.
 
-`build` gives the plan of the smallest degree that has room for it; `PlanAttempt` plans at given parameters, or says how
-many primes would do. Values are bounded for all inputs in range, or by the largest ones seen, with a margin
-(bounds.py). Where values cancel, so that answers have fewer than _WANTED bits, inputs and weights are held finer by as
-many bits as lack, as long as that helps.
+`build` returns the plan with the smallest degree that has enough primes. `PlanAttempt` plans at given parameters, or
+reports how many primes would suffice. Bounds on values hold for all inputs in range, or are the largest values seen,
+with a margin (bounds.py). If values cancel, so that answers have fewer than _WANTED bits, inputs and weights get as
+many more bits as are missing, as long as that helps.
 
-A value is an integer times a unit, a fraction that is followed exactly: 2^-s for an input, u 2^-t after weights at
-scale 2^t, u^2 after a square. s and t are the smallest that keep each kind of error below 2^-12 of a typical value
-(noise.py), or `finer` bits less where values cancel later; s may be negative, for values of 2^30 and more. Products are
-not relinearised, sizes go 2, 3, 5, 9. No scale is lowered before the answer is masked, so that nothing is rounded and
-an answer's error tells nothing of the weights (masking.py); the flood is the largest that leaves the answer 13 bits,
-and where that hides too little the answer's scale is raised first. Behind the mask the answer is divided by as many
-primes as leave the rounding below 2^-14 of a typical value.
+A value is an integer times a unit. The unit is an exact fraction: 2^-s for an input, u 2^-t after weights at scale 2^t,
+u^2 after a square. s and t are the smallest that keep each kind of error below 2^-12 of a typical value
+(ckks.PRECISION), or `finer` bits less if values cancel later; s may be negative, for values of 2^30 and more. Products
+are not relinearised, so ciphertexts have 2, 3, 5, 9 components. No scale is lowered before the answer is masked:
+nothing is rounded, and an answer's error reveals nothing about the weights (masking.py). The flood is the largest that
+leaves the answer 13 bits; if it hides too little, the answer's scale is raised first. After masking, the answer is
+divided by as many primes as keep the rounding error below 2^-14 of a typical value.
 
-No integer may leave its modulus: |value| <= bound (bounds.py), and an error of 8 deviations on top.
+No integer may overflow its modulus: |value| is at most its bound (bounds.py) plus an error of 8 standard deviations.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from hummingbird.he.runtime.operations import Form, Linear, Product, WeightedSum
 from hummingbird.he.runtime.precision import LEAST
 from hummingbird.he.runtime.program import Plan, ReportLine
 from hummingbird.he.runtime.rounds import MOST_SCALE, EncryptedInput, Return, Round
-from hummingbird.he.scheme import masking, noise
+from hummingbird.he.scheme import ckks, masking
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.masking import Mask
 from hummingbird.he.scheme.packing import spread
 from hummingbird.he.scheme.params import DEGREES, PRIME_BITS, Parameters, choose, most_primes
 
-_WANTED = noise.PRECISION - 3  # bits of a typical answer
-_SPARE = 2  # bits below noise.PRECISION for what lowering a scale may add
-_FLOOD = noise.PRECISION + 1  # bits by which a typical answer is above its flood
-_MOST_PARTS = 8  # of a factor of a product: what kernels.multiply adds up exactly
-_WEIGHTS = 24  # bits of a row sum of whole weights above 26, at most
-_HOPELESS = 1e4  # bits
-_PEAK = 8  # deviations that an error may reach
+_WANTED = ckks.PRECISION - 3  # bits of a typical answer
+_SPARE = 2  # bits below ckks.PRECISION for the error that dropping primes adds
+_FLOOD = ckks.PRECISION + 1  # bits by which a typical answer exceeds its flood
+_MOST_PARTS = 8  # components of a product's factor: kernels.multiply adds up at most these exactly
+_WEIGHTS = 24  # bits by which a row sum of integer weights may exceed 26
+_HOPELESS = 1e4  # cap on the missing bits, which may be infinite
+_PEAK = 8  # standard deviations that an error may reach
 
 
 class TooLarge(Exception):
-    """A value does not fit; `primes` would do."""
+    """A value does not fit the modulus; `primes` primes would suffice."""
 
     def __init__(self, name: str, primes: int) -> None:
         super().__init__(name)
@@ -78,12 +78,12 @@ def is_product(step: Step) -> bool:
 
 
 def _is_whole(weights: Tensor, most: int) -> bool:
-    """Whether weights are whole numbers as they are, and none above `most`."""
+    """Whether all weights are integers of at most `most` in absolute value."""
     return bool((weights == weights.round()).all()) and float(weights.abs().max()) <= most
 
 
 class PlanAttempt(PlanBuilder):
-    """The plan for given parameters, or NoRoom."""
+    """Builds the plan for given parameters. `plan` raises TooLarge if they have too few primes."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class PlanAttempt(PlanBuilder):
     ) -> None:
         super().__init__(placement, sizes)
         self.parameters, self.packing, self.limits = parameters, packing, limits
-        self.precision = noise.PRECISION + finer
-        self.bits: dict[int, float] = {}  # of a typical value that is sent back, above its error: once planned
+        self.precision = ckks.PRECISION + finer
+        self.bits: dict[int, float] = {}  # of a typical returned value above its error; filled by `plan`
         self.ring, self.degree = parameters.ring, parameters.degree
         self.located: dict[int, Located] = {}
         self.maps: dict[int, Map] = {}
@@ -106,11 +106,11 @@ class PlanAttempt(PlanBuilder):
         self.registers = Registers(Form(received, 2, len(parameters.primes)))
 
     def plan(self, bound: float, basis: str) -> Plan:
-        """The plan; `bound` and `basis` are for the client and for people."""
+        """Build the plan. bound: on |input|, which the client checks. basis: where sizes come from, for the report."""
         self.client_steps(0)
         scale = self._input_scale()
         first = 0
-        fresh = noise.fresh(self.packing, self.degree) * 2.0**-scale
+        fresh = ckks.fresh_error(self.packing, self.degree) * 2.0**-scale
         for send in self.sends:
             positions = torch.arange(first, first + send.count).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(2) ** -scale)
@@ -148,8 +148,10 @@ class PlanAttempt(PlanBuilder):
         return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
 
     def _input_scale(self) -> int:
-        """s: fresh errors below 2^-precision of a typical input; a message stays below 2^30, for the kernel's int32."""
-        fresh = noise.fresh(self.packing, self.degree)
+        """s: fresh errors stay below 2^-precision of a typical input, and messages below 2^30, for the kernel's
+        int32.
+        """
+        fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
         largest = packings.peak(self.packing) * max(self.limits[send.value] for send in self.sends)
         room = math.floor(29 - math.log2(max(largest, 2.0**-30)))
@@ -158,7 +160,7 @@ class PlanAttempt(PlanBuilder):
     # ---- where ciphertexts are, and whether they fit
 
     def _check(self, index: int) -> None:
-        """NoRoom unless the value's integers, with their errors, stay below half of the modulus they are kept by."""
+        """Raise TooLarge unless the value's integers, with their errors, stay below half of their modulus."""
         located = self.located[index]
         primes = self.registers.form(located).primes
         largest = packings.peak(self.packing) * self.limits[index] + _PEAK * self.error(index)
@@ -169,7 +171,7 @@ class PlanAttempt(PlanBuilder):
             raise TooLarge(self.steps[index].name, len(self.parameters.primes) + more)
 
     def _locate(self, index: int) -> Located:
-        """The value's ciphertexts; for a free step those of its inputs."""
+        """Locate the value's ciphertexts; a free step has those of its inputs."""
         if index not in self.located:
             self.error(index)
             self.located[index] = self._free(index)
@@ -190,7 +192,9 @@ class PlanAttempt(PlanBuilder):
         return replace(before, index=view(step, before.index))
 
     def _joined(self, index: int) -> Located:
-        """cat and stack: another list of positions where all parts are in one register, else copied to one."""
+        """cat and stack: a new list of positions if all parts share a register and a unit; otherwise a copy of all
+        parts.
+        """
         step, read = self.steps[index], self.read(index)
         places = [self._locate(i) for i in read]
         if len({(place.register, place.unit) for place in places}) == 1:
@@ -205,9 +209,9 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """How many primes remain, the unit then, and the error that dividing adds."""
+        """How many primes remain, the unit after dividing by the others, and the error that dividing adds."""
         count, added = form.primes, 0.0
-        rounding = noise.switch(self.packing, self.degree, form.size)
+        rounding = ckks.switch_error(self.packing, self.degree, form.size)
         while count > 1:
             larger = unit * self.parameters.primes[count - 1]
             now = math.hypot(added, rounding * abs(float(larger)))
@@ -250,18 +254,18 @@ class PlanAttempt(PlanBuilder):
         )
 
     def _linear(self, index: int) -> float:
-        """Weights, pools and sums; returns the error of rounding the weights and what is added."""
+        """Plan weights, pools and sums; returns the error of rounding the weights and the bias."""
         source = self.read(index)[0]
         located = self._locate(source)
         linear = linear_map(self.steps[index], located.index)
         bits, own = 0, 0.0
         most = exact_norm(self.ring)
         if linear.weights is not None and not _is_whole(linear.weights, most):
-            wrong = math.sqrt(linear.gather.taps.numel() * noise.ROUNDING) * self.size(source).rms
+            wrong = math.sqrt(linear.gather.taps.numel() * ckks.ROUNDING) * self.size(source).rms
             rms = max(self.size(index).rms, 2.0**-200)
             norm = max(float(linear.weights.abs().sum(2).max()), 2.0**-200)
             wanted = self.precision + math.log2(max(wrong, 2.0**-200) / rms)
-            single = max(float(linear.weights.abs().max()), 2.0**-200)  # the fewest terms that can be added up exactly
+            single = max(float(linear.weights.abs().max()), 2.0**-200)  # the smallest row sum: of a single weight
             exact = min(PRIME_BITS + _WEIGHTS - math.log2(norm), math.log2(most - 1) - math.log2(single))
             bits = min(math.ceil(wanted), math.floor(exact))
             own = wrong * 2.0**-bits
@@ -277,7 +281,7 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Constants as whole numbers of a unit, centred residues: int32 (n, L); and the largest error of one."""
+        """Constants as integers in a unit, as centred residues int32 (n, L); and the largest rounding error."""
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
         wrong = float(max(abs((x - value) * unit) for x, value in zip(whole, exact, strict=True)))
@@ -298,7 +302,7 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """a + b or a - b, of any shapes that broadcast, at a common unit and form; returns the error of that unit."""
+        """Plan a + b or a - b, of shapes that broadcast, in a common unit and form; returns the error of that unit."""
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
         forms = self.registers.form(a), self.registers.form(b)
@@ -310,7 +314,7 @@ class PlanAttempt(PlanBuilder):
         return wrong * max(self.size(i).rms for i in self.read(index))
 
     def _shift(self, index: int) -> float:
-        """A number of the net's code added, or padded; returns the error of rounding it."""
+        """Plan adding or padding with a number from the net's code; returns the error of rounding it."""
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":
@@ -323,7 +327,10 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
-        """An answer: masked, then divided by as many primes as precision allows. answers: ciphertexts of the plan's."""
+        """Plan an answer: masked, then divided by as many primes as precision allows.
+
+        answers: ciphertexts of all answers.
+        """
         located, shape, rms = self.located[index], self.size(index).shape, self.size(index).rms
         rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.degree)
         form = self.registers.form(located)
@@ -342,7 +349,7 @@ class PlanAttempt(PlanBuilder):
         return back, mask
 
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
-        """The largest flood that leaves a typical value 2^_FLOOD times its size, and a lift where that is too small."""
+        """The largest flood below 2^-_FLOOD of a typical value; with a lift if that flood hides too little."""
         room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
         flood = math.floor(math.log2(room / masking.deviation(0)))
         hidden = masking.distance_bits(flood, self.degree, size, answers)
@@ -359,9 +366,9 @@ def build(
     calibrated: bool,
     basis: str,
 ) -> Plan:
-    """The plan of the smallest degree that has room, or of the given one.
+    """Build the plan with the smallest degree that has enough primes, or with the given degree.
 
-    ConfigError where none has; ModelError where less than LEAST bits of a typical answer would be right.
+    Raises ConfigError if no degree has enough; ModelError if less than LEAST bits of a typical answer would be right.
     """
     steps = placement.steps
     multiplies = [steps[i] for i in placement.served[0] if is_product(steps[i])]
@@ -370,7 +377,7 @@ def build(
         what = f"packing={packing!r}, and {multiplies[0].name!r} multiplies ciphertexts"
         raise ConfigError(what, where="packing", hint="leave packing out: products need the real packing")
     if calibrated:
-        limits = [bound, *bounds.seen(sizes)[1:]]  # the client sees to the input's
+        limits = [bound, *bounds.seen(sizes)[1:]]  # the client checks the input's bound
         basis = f"{basis}; ranges: largest values seen, 2 bits of margin, no proof"
     else:
         shape = placement.shapes[0]
@@ -411,7 +418,7 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """ModelError unless typical answers have LEAST bits above their errors."""
+    """Raise ModelError unless typical answers have LEAST bits above their errors."""
     steps = attempt.steps
     found = [
         Problem(

@@ -1,19 +1,19 @@
-"""Who computes which step, and in which turn: the client on plain values, or the server on ciphertexts.
+"""Placement of steps: the turn of each step, at the client on plain values or at the server on ciphertexts.
 
-Parameters are the server's, so every step with parameters is its own; everything else is done where the values are. A
-value the client knows is plain there, and steps without parameters on it are exact and free. On a value that the server
-has computed:
+The server has the parameters, so it computes every step with parameters. Other steps run where their inputs are. If the
+client knows the inputs, it computes steps without parameters exactly and at no cost. If the server has computed the
+inputs:
 
-client-aided: pools with one divisor and sums of values of the same turn stay with the server, as they make the answer
-smaller; all other steps are the client's, which is sent the value at the end of the turn. A layer straight after a
-layer needs a refresh: the client decrypts and encrypts again. A sum with a value that the client knows is the client's
-(it could subtract that value anyway), as is one of values of different turns, whose scales have nothing in common.
+client-aided: the server computes pools with a single divisor and sums of values of the same turn, because they make the
+answer smaller. The client computes all other steps; it receives the value at the end of the turn. A layer directly
+after a layer needs a refresh: the client decrypts and encrypts again. The client computes a sum with a value that it
+knows (it could subtract that value anyway), and a sum of values of different turns, whose scales are unrelated.
 
-polynomial: there is one turn. The server does everything that polynomials can express; what cannot be is the client's
-if only such steps follow, as for a last softmax, and else a problem.
+polynomial: there is one turn. The server computes every step that polynomials can express. Other steps run at the
+client if all later steps do too, such as a last softmax; otherwise they are a problem.
 
-Reshaping, and in polynomial mode also signs and factors, are "free": they change what is known about ciphertexts, not
-the ciphertexts, and whoever needs the result does them.
+Reshaping, and in polynomial mode also signs and factors, is "free": it changes the description of ciphertexts but not
+the ciphertexts, and is applied by the role that needs the result.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from hummingbird.he.compile.im2col import SUMS, VIEWS, is_weighted, linear_map
 CLIENT, SERVER, FREE = "client", "server", "free"
 Shapes = Sequence[Any]  # of every step for one image; None for tuples and sizes
 
-_MOST_POWER = 64  # no parameters have room for more
+_MOST_POWER = 64  # no parameters have enough primes for a higher power
 _HINT = 'use x * x, or mode="client-aided", where the client computes it on plain values'
 
 
 def _power(step: Step) -> int:
-    """n for a step x ** n with a whole n of 2 or more, else 0."""
+    """The exponent n of a step x ** n with an integer n from 2 to _MOST_POWER; 0 for other steps."""
     if step.op != elementwise.OP or step.attrs["function"] != "pow" or len(step.inputs) != 2:
         return 0
     base, exponent = step.inputs
@@ -49,14 +49,14 @@ def _power(step: Step) -> int:
 
 
 def is_view(step: Step) -> bool:
-    """Whether the step's values are those of its inputs, and zeros, in another order."""
+    """Whether the step only reorders its inputs' values, perhaps with added zeros."""
     return step.op in VIEWS or (step.op == "pad" and step.attrs["value"] == 0)
 
 
 def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
-    """The steps without arithmetic on sizes, and with a PReLU as relu(x) - slope relu(-x), whose slope is the server's.
+    """Rewrite the steps: no arithmetic on sizes; a PReLU as relu(x) - slope relu(-x), where the slope is the server's.
 
-    In polynomial mode whole powers become products.
+    In polynomial mode integer powers become products.
     """
     out: list[Step] = []
     number: dict[int, int] = {}
@@ -68,7 +68,7 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
     for index, step in enumerate(steps):
         inputs = map_refs(step.inputs, lambda ref: Ref(number[ref.index]))
         x = inputs[0] if inputs else None
-        if step.op == "reshape":  # a size may stand for the batch; the rest of the shape is known
+        if step.op == "reshape":  # a size may be the batch's; the rest of the shape is known
             emit(step.name, "reshape", x, -1, *shapes[index])
         elif step.op == "expand":
             emit(step.name, "expand", x, -1, *shapes[index])
@@ -93,7 +93,10 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class StepPlace:
-    """side: CLIENT, SERVER or FREE. turn: the server's turn; for the client, the turn before which it has the value."""
+    """Place of a step.
+
+    side: CLIENT, SERVER or FREE. turn: the server's turn; for the client, the turn before which it has the value.
+    """
 
     side: str
     turn: int
@@ -101,10 +104,11 @@ class StepPlace:
 
 @dataclass
 class Placement:
-    """places: of every step. After `demand`: what is computed where, as numbers of steps, in order.
+    """The placement of a net. places: of every step. `demand` fills in the lists below, numbers of steps in order.
 
-    client: the client's steps by turn, the last entry after the last turn. sends: what it encrypts, by turn. served:
-    the server's steps by turn. returns: those that it sends back.
+    client: the client's steps, by turn; the last entry is after the last turn.
+    sends: values that the client encrypts, by turn. served: the server's steps, by turn.
+    returns: values that the server sends back, by turn.
     """
 
     steps: Sequence[Step]
@@ -121,9 +125,9 @@ class Placement:
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Whether the ciphertexts of a value are those of its inputs, in another order or under another scale.
+        """Whether a value's ciphertexts are those of its inputs, in another order or with another scale.
 
-        What the client only reshapes or pads is left to the server, so that no zeros are encrypted.
+        A value that the client would only reshape or pad is left to the server, so that no zeros are encrypted.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:
@@ -134,7 +138,7 @@ class Placement:
         return before is not None and math.prod(before) <= math.prod(self.shapes[index])
 
     def demand(self) -> None:
-        """Fill in what the last step needs."""
+        """Find the steps that the output needs, and fill in client, sends, served and returns."""
         turns = max(self.known(len(self.steps) - 1), 0)
         client, sends, served, returns = (set[int]() for _ in range(4))
         seen: set[tuple[int, int]] = set()
@@ -173,7 +177,7 @@ class Placement:
 
 
 def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, list[Problem]]:
-    """Sides and turns of `prepared` steps, and every step that the mode cannot express."""
+    """Place `prepared` steps; returns the placement, and a problem for every step that the mode cannot express."""
     decide = _aided if mode == "client-aided" else _polynomial
     placement, found = Placement(steps, shapes, []), _misplaced(steps)
     if found:
@@ -194,7 +198,7 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
 
 
 def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
-    """The problem of a step that only the client can compute and a server's reads; of a PReLU's parts, the PReLU's."""
+    """The problem of a client-only step whose result a server step reads; a PReLU's parts are reported as the PReLU."""
     step = steps[index]
     name, op = step.name, step.attrs.get("function", step.op)
     whole = name.removesuffix(".relu_minus").removesuffix(".relu")
@@ -205,7 +209,7 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:
-    """Parameters where only the client computes: it must not have them."""
+    """Problems of steps with parameters in operations that only the client computes, which must not know them."""
     return [
         Problem(
             step.name, f"{step.op} of a tensor that the net holds", "add it, multiply by it, or put it into a layer"
@@ -243,7 +247,7 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """The steps on the way to step `index` that the server could not do even on encrypted values."""
+    """The steps on the way to step `index` that the server cannot compute on encrypted values."""
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

@@ -1,4 +1,4 @@
-"""Where values are while a turn of the server is planned: register 0 is received, every operation makes the next."""
+"""Registers of a server's turn during planning: register 0 is received, and each operation makes the next one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Where the ciphertexts of a value are: positions in a register, int64 of the value's shape, -1 for zero.
+    """Location of a value's ciphertexts: positions in a register, int64 in the value's shape, -1 for zero.
 
-    The value is an integer times unit; in a client-aided turn also times 2^-s, for the client's scale s.
+    The value is an integer times `unit`; in a client-aided turn also times 2^-s, for the client's scale s.
     """
 
     register: int
@@ -27,7 +27,7 @@ class Located:
     unit: Fraction
 
     def is_whole(self, count: int) -> bool:
-        """Whether the value is all of its register of `count` ciphertexts, in order."""
+        """Whether the value is its whole register of `count` ciphertexts, in order."""
         flat = self.index.reshape(-1)
         return flat.numel() == count and bool((flat == torch.arange(count)).all())
 
@@ -48,7 +48,7 @@ class Registers:
         return self.program().forms()[located.register]
 
     def add(self, operation: Operation, shape: Sequence[int], unit: Fraction, linear: Map | None = None) -> Located:
-        """One more operation, and where its result is, a value of this shape; linear: the map that it computes."""
+        """Add an operation; returns the location of its result, of this shape. linear: the map that it computes."""
         self.operations.append(operation)
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         return Located(len(self.operations), natural(shape, rows, last), unit)
@@ -57,7 +57,9 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Ciphertexts copied from registers in a row to one of their own; the largest size, the fewest primes."""
+        """Copy ciphertexts from concatenated registers to a new one, by default of the largest size and fewest
+        primes.
+        """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]
         size, primes = size or max(form.size for form in forms), primes or min(form.primes for form in forms)
@@ -65,7 +67,7 @@ class Registers:
         return self.add(operation, index.shape, unit)
 
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
-        """The value as a register of its own, of its shape broadcast, and of this form; as it is where that is one."""
+        """Give the value its own register, broadcast to `shape`, in this form; without a copy if it already has one."""
         spread = replace(located, index=located.index.expand(tuple(shape)))
         form = self.form(located)
         same = size in (0, form.size) and primes in (0, form.primes)

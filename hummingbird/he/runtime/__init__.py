@@ -1,1 +1,1 @@
-"""A plan at work: the client, who has the key, the server, who has the weights, and all that crosses between them."""
+"""Execution of a plan: the client, which has the key, the server, which has the weights, and their messages."""

@@ -1,4 +1,4 @@
-"""The client of encrypted inference, as pure computation: who moves the slices is up to the caller.
+"""The client of encrypted inference, as pure computation: the caller transports the slices.
 
     server = Server(plan)                          # the net's weights; no key, ever (server.py)
     client = Client(server.public)                 # draws a key
@@ -11,8 +11,8 @@
             batch.receive(back)
     logits = batch.result()                        # float32 (images, *output)
 
-Slices come in order, and one that does not is an InputError, as is a tensor of another shape or type; that residues are
-below their primes is for whoever read them from bytes to see to (kernels.ciphertexts.unpack).
+Slices must come in order: a slice out of order, or a tensor of another shape or type, is an InputError. The parser of
+the bytes has checked that residues are below their primes (kernels.ciphertexts.unpack).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.steps import refs
 from hummingbird.he.runtime.client_spec import Public, client_steps
-from hummingbird.he.runtime.placing import moved
 from hummingbird.he.runtime.precision import PLANNED, SMALL, TIMES, Precision, Shadow, least_bits, named
+from hummingbird.he.runtime.program import moved
 from hummingbird.he.runtime.rounds import MOST_MESSAGE, Download, Return, Round, Upload, check_body
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import Coins, SecretKey
@@ -39,10 +39,10 @@ from hummingbird.structure import places
 
 
 class Client:
-    """Holds the secret key, and works by `public` alone.
+    """The owner of the secret key; needs only the public part of a plan.
 
-    device: where it encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and what is sent are the same.
-    InputError for a device that is not there.
+    device: where the client encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and messages do not
+    depend on it. Raises InputError for a missing device.
     """
 
     def __init__(self, public: Public, device: str = "cpu") -> None:
@@ -51,7 +51,7 @@ class Client:
         self._key = SecretKey(public.parameters, self.device)
 
     def batches(self, images: Tensor) -> list[ClientBatch]:
-        """Start on any number of images, float (n, *input_shape), n >= 1, in batches of `slots`, as `begin` does."""
+        """Split images, float (n, *input_shape), n >= 1, into batches of `slots`, and `begin` each."""
         shape = self.public.input_shape
         if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
@@ -63,9 +63,9 @@ class Client:
         return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
 
     def begin(self, images: Tensor, first: int = 0) -> ClientBatch:
-        """Start on images, float (1 .. slots, *input_shape). first: the number of the first one, for errors.
+        """Begin a batch of images, float (1 .. slots, *input_shape). first: number of the first image, for errors.
 
-        InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
+        Raises InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
         """
         public, where = self.public, "images"
         if not isinstance(images, Tensor) or not images.is_floating_point():
@@ -91,13 +91,13 @@ class Client:
 
 
 class ClientBatch:
-    """One batch at the client: the plain values it knows, turn by turn.
+    """One batch at the client: its plain values, turn by turn.
 
-    Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
-    as (images, *shape). One is dropped when nothing later reads it; what a turn sends stays until the turn is complete,
-    so that a turn whose connection broke can be repeated.
+    Values are stored as (values of an image, images), the order of encryption; the net's steps see them as (images,
+    *shape). A value is dropped once no later step reads it. The values that a turn sends stay until the turn is
+    complete, so that a turn can be repeated after a lost connection.
 
-    images: how many. precision: of the values that have come back so far, image by image.
+    images: number of images. precision: of the values that came back so far, for each image.
     """
 
     def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int, device: torch.device) -> None:
@@ -106,16 +106,16 @@ class ClientBatch:
         self._shadow: Shadow | None = None
         self._steps = client_steps(public)
         self._values: dict[int, Any] = self._steps.start(images.float())
-        self._turn, self._arrived = 0, 0  # the turn that is next; where the tensor that is coming back began
+        self._turn, self._arrived = 0, 0  # the next turn; first ciphertext of the tensor that is being received
         self._waiting: Iterator[tuple[int, int, Return]] = iter(())
         self._order: dict[int, Tensor] = {}
         self._scales = torch.zeros(len(images), dtype=torch.int64, device=device)
-        self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside what is typical
+        self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside typical images
 
     def uploads(self, number: int) -> Iterator[Upload]:
-        """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete.
+        """Generate the slices of turn `number`, encrypted on demand; the turn before must be complete.
 
-        Asked once more for the turn that is under way, they are encrypted anew, and what has come back is forgotten.
+        A second call for the current turn encrypts again and discards the answers received so far.
         """
         public, turn = self.public, self.public.turns[number]
         if number == self._turn - 1:
@@ -145,7 +145,7 @@ class ClientBatch:
         self._arrived = 0
 
     def receive(self, back: Download) -> None:
-        """Decrypt a slice; they come in order."""
+        """Decrypt the next slice of the answer. Raises InputError for a slice out of order."""
         expected = next(self._waiting, None)
         if expected is None or (back.turn, back.first) != (self._turn - 1, expected[0]):
             place = f"slice {back.first} of turn {back.turn}"
@@ -177,15 +177,15 @@ class ClientBatch:
                 self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
 
     def result(self) -> Any:
-        """The net's outputs (images, *output), in the structure that the net gives them in, from `parts`."""
+        """The net's outputs (images, *output), in the structure of the net's results, from `parts`."""
         return self.public.joined([self.parts()])
 
     def parts(self) -> list[Tensor]:
-        """The net's outputs in order, on the CPU, float32 unless they are indices, after the last turn."""
+        """The net's outputs in order, after the last turn, on the CPU; float32 unless they are indices."""
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
-            for index in back:  # places tell nothing of the values' errors
+            for index in back:  # argmax indices say nothing about the values' errors
                 self._check_errors(index, self._values[index], self.public.steps[index].name)
             self._shadow = None
         self._steps.run(self._values, self._compute, last)
@@ -199,7 +199,10 @@ class ClientBatch:
         return [output.contiguous().cpu() for output in outputs]
 
     def _expect(self, number: int) -> None:
-        """Go on after the last turn; InputError where it is not complete, or another than `number` comes after it."""
+        """Finish the turn before `number`.
+
+        Raises InputError if it is not complete, or if `number` is not the next turn.
+        """
         if number != self._turn or next(self._waiting, None) is not None:
             what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
             raise InputError(what, where="ClientBatch", hint="all slices up, all slices down, then the next turn")
@@ -207,7 +210,7 @@ class ClientBatch:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
 
     def _forget(self, turn: Round) -> None:
-        """Be as before the first answer of a turn."""
+        """Return to the state before the first answer of a turn."""
         for back in turn.returns:
             self._values.pop(back.value, None)
         self._order.clear()
@@ -229,7 +232,7 @@ class ClientBatch:
 
     @staticmethod
     def _flat(value: Tensor) -> Tensor:
-        """(images, *shape) to (values, images); no copy where it came that way."""
+        """(images, *shape) to (values, images); without a copy if the memory has that order."""
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
@@ -241,13 +244,13 @@ class ClientBatch:
             self._shadow.check(index, value, name, least)
 
     def _check_finite(self, wrong: Tensor, where: str) -> None:
-        """InputError naming the images of which a value is not finite: wrong, bool (images,)."""
+        """Raise InputError naming the images marked in `wrong`, bool (images,): their values are not finite."""
         if bool(wrong.any()):
             what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Find the images that are small beside those that a fixed scale was made for."""
+        """Find the images whose values are small beside the typical values of the plan's fixed scale."""
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
             energy = torch.linalg.vector_norm(part, dim=0, dtype=torch.float64) / len(part) ** 0.5
@@ -255,7 +258,7 @@ class ClientBatch:
         self._small = small
 
     def _input_scales(self, turn: Round, flat: list[Tensor]) -> Tensor:
-        """log2 of every image's scale: int64 (images,)."""
+        """log2 of the scale of each image: int64 (images,). Raises InputError for images that no scale fits."""
         ends = [(part.amin(0), part.amax(0)) for part in flat]
         peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
         names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
@@ -280,10 +283,10 @@ class ClientBatch:
         return scales
 
     def _messages(self, turn: Round, flat: list[Tensor], start: int, stop: int) -> Tensor:
-        """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
+        """Plaintexts of ciphertexts start .. stop - 1 of the stream: int32 (stop - start, N)."""
         public, out, first = self.public, [], 0
         degree, scales = public.parameters.degree, torch.ldexp(torch.ones_like(self._scales).float(), self._scales)
-        last = torch.full((1, self.images), float(turn.one), device=self._device)  # the one, or a zero
+        last = torch.full((1, self.images), float(turn.one), device=self._device)  # the constant 1, or a zero
         for part in (*flat, last)[: len(flat) + (turn.one or turn.zero)]:
             rows = part[max(0, start - first) : max(0, stop - first)]
             if len(rows):

@@ -1,15 +1,15 @@
-"""The part of a plan that a client knows: parameters, its own steps, and what crosses in every turn. JSON, no weights.
+"""The part of a plan that a client knows: parameters, its own steps, and the messages of every turn. JSON, no weights.
 
-Inference goes in turns. In turn t the client runs its steps (plain torch on plain values), encrypts the tensors of
-`Round.sends`, one after the other, and where `Round.one` a last ciphertext of the constant 1: one stream of
-`Round.sent` ciphertexts. The server answers with one stream of `Round.returned` ciphertexts, those of `Round.returns`
-one after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
+Inference proceeds in turns. In a turn the client runs its steps (plain torch on plain values) and encrypts the tensors
+of `Round.sends`, one after another, with a last ciphertext of the constant 1 if `Round.one`: one stream of `Round.sent`
+ciphertexts. The server answers with one stream of `Round.returned` ciphertexts, the tensors of `Round.returns` one
+after another, and keeps nothing of the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
 
-Public, and so known to the client: shapes and operations, numbers written in the net's code (a LeakyReLU's slope, the
-bounds of a clamp), and for every linear layer one power of two, the largest row sum of |weights| and the predicted
-errors (of the rows' root mean square, and of rounding weights), rounded up by at most a 16th. Not public: parameters
-and buffers. The values that it decrypts tell it more: client-aided activations show it every
-pre-activation, and enough of them determine a layer.
+Public, and so known to the client: shapes and operations; numbers in the net's code (a LeakyReLU's slope, the bounds of
+a clamp); and for every linear layer one power of two, the largest row sum of |weights|, and the predicted errors (of
+the rows' root mean square, and of rounding weights), each rounded up by at most a 16th. Not public: parameters and
+buffers. The values that a client decrypts reveal more: with client-aided activations it sees every pre-activation, and
+enough of them determine a layer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from hummingbird.prg import SEED_BYTES
 from hummingbird.structure import TENSOR, Structure, read, rebuild, tensors
 
 MODES = spec_json.MODES
-# What a description may ask of a client, as it may come from anybody. The largest net in the benchmarks, MobileNetV2 at
-# 224 x 224, has tensors of 2^20 values and 2^23 ciphertexts in all.
+# Limits on a description, which may come from anybody. The largest net in the benchmarks, MobileNetV2 at 224 x 224, has
+# tensors of 2^20 values and 2^23 ciphertexts in all.
 _MOST = 1 << 24  # values of one tensor, for one image: a ciphertext each
 _MOST_CROSSING = 1 << 26  # ciphertexts of all turns
 _MOST_PARTS = 1 << 12  # tensors that a chunk or split makes
@@ -46,11 +46,11 @@ _MOST_UNIT = 4096  # bits of a unit, and of what it divides
 
 @dataclass(frozen=True)
 class Public:
-    """A plan as a client knows it.
+    """The public part of a plan, which the client knows.
 
-    steps: the net's canonical ones; in place of the server's, `REMOTE` without inputs or weights. last: numbers of the
-    steps that the client runs after the last turn, the output among them. input_range: the bound on |input| that the
-    plan was made for; None: the client sees to the range of every batch.
+    steps: the net's canonical steps; a server's step is `REMOTE`, without inputs or weights.
+    last: numbers of the steps that the client runs after the last turn, including the output.
+    input_range: bound on |input| that the plan assumes; None if the client fits a scale to the range of each image.
     """
 
     mode: str
@@ -79,7 +79,7 @@ class Public:
         return found
 
     def joined(self, batches: Sequence[Sequence[Tensor]]) -> Any:
-        """The results of batches, each its tensors in order, as one in the structure that the net gives."""
+        """Join the results of batches, each a list of tensors, in the structure of the net's results."""
         return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
@@ -101,7 +101,7 @@ class Public:
         return sum(up for up, _ in turns), sum(down for _, down in turns)
 
     def to_json(self) -> str:
-        """Plain numbers, names and shapes; the same on every machine."""
+        """The JSON text: numbers, names and shapes; the same on every machine."""
         text = ClientText(
             mode=self.mode,
             packing=self.packing,
@@ -117,8 +117,9 @@ class Public:
 
     @staticmethod
     def from_json(text: str | bytes) -> Public:
-        """From `to_json`; it may come from anybody. InputError for anything malformed or that does not fit together,
-        ConfigError for parameters that are not secure.
+        """Read and check the text of `to_json`, which may come from anybody.
+
+        Raises InputError if it is malformed or its parts do not fit together, ConfigError for insecure parameters.
         """
         found = spec_json.load(text)
         try:
@@ -132,9 +133,9 @@ class Public:
         return public
 
     def check(self) -> None:
-        """ValueError unless everything fits together: a client that goes by it meets values of these shapes only.
+        """Raise ValueError unless the parts fit together: then a client only meets values of these shapes.
 
-        The client's steps run once on tensors without memory (torch's meta device).
+        Runs the client's steps once on tensors without memory (torch's meta device).
         """
         values: dict[int, Any] = {}
         if [index for index, step in enumerate(self.steps) if step.op == "input"] != [0]:
@@ -184,9 +185,9 @@ class Public:
             raise ValueError(f"the return of {self.steps[back.value].name!r}")
 
     def meta(self, step: Step, given: tuple[Any, ...]) -> Any:
-        """The value of a client's step for one image, on the meta device; ValueError where it is none of a net.
+        """Run a client's step for one image on the meta device. Raises ValueError for a step that no net has.
 
-        given: its arguments; the input has none.
+        given: the step's arguments; the input has none.
         """
         if step.op == "input":
             return torch.empty(1, *self.input_shape, device="meta")
@@ -204,10 +205,10 @@ class Public:
 
 
 def client_steps(public: Public) -> Interpreter[Step]:
-    """The client's steps, in the order of its turns.
+    """An interpreter of the client's steps, in the order of the turns.
 
-    A step of its own, number len(public.steps) + t, reads what turn t sends, after those of the turn: values live until
-    they are encrypted. It is not run; `drop` says that it is over.
+    After the steps of turn t, a pseudo-step with number len(public.steps) + t reads the values that the turn sends, so
+    that they live until they are encrypted. It does not run; `drop` marks it as done.
     """
     first = len(public.steps)
     sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]
@@ -216,7 +217,7 @@ def client_steps(public: Public) -> Interpreter[Step]:
 
 
 def _check_work(step: Step, given: Sequence[Any]) -> None:
-    """ValueError for a step that makes too many tensors, before it runs."""
+    """Raise ValueError for a step that would make too many tensors, before it runs."""
     if step.op == "chunk":
         parts = step.attrs["chunks"]
     elif step.op == "split" and isinstance(step.attrs["sizes"], int):

@@ -1,8 +1,9 @@
-"""The most memory a run takes, predicted: registers at the server, plain values at the client, slices on their way.
+"""Predicted peak memory of a run: registers at the server, plain values at the client, slices in transit.
 
-The client's values are followed as `client.Batch` keeps them, float32 for every image of a full batch; a view shares
-the memory of what it shows. Both roles in one process need, in each turn, the larger of two moments: all received while
-the client still holds what it sends, and the server at its largest while the client collects the answer.
+The client's values are tracked as `client.ClientBatch` stores them, in float32 for a full batch; a view shares memory
+with its base. When both roles run in one process, a turn has two candidates for the peak: the server has received
+everything while the client still holds the values that it sent; or the server is at its peak while the client collects
+the answer.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.rounds import SLICE
 
-_GPU_ROOM = 2 << 30  # bytes of a GPU: CUDA's own, and what kernels work in (1.2 GB; kernels/reference/ciphertexts)
-_SHARING = VIEWS | {"output"}  # whose result shares the memory of their first input
+_GPU_ROOM = 2 << 30  # GPU bytes for CUDA itself, and for the kernels' workspace (1.2 GB; kernels/reference/ciphertexts)
+_SHARING = VIEWS | {"output"}  # operations whose result shares the memory of their first input
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: at a server for one turn, at a client, and for both in one process."""
+    """Peak bytes: at a server for one turn, at a client, and for both in one process."""
 
     server: int
     client: int
@@ -36,7 +37,7 @@ class Memory:
 
 
 def predicted(plan: Plan) -> Memory:
-    """The most memory that a plan takes at each role, for full batches."""
+    """Predict the peak memory of a plan at each role, for full batches."""
     degree, moving = plan.public.parameters.degree, _moving(plan.public)
     *moments, last = _moments(plan.public)
     most_server, most = 0, last[0]
@@ -48,13 +49,13 @@ def predicted(plan: Plan) -> Memory:
 
 
 def at_client(public: Public) -> int:
-    """Bytes at a client, for a full batch: by what a server has told, which need not be honest."""
+    """Peak bytes at a client for a full batch, from the server's description, which may be dishonest."""
     *moments, last = _moments(public)
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
 
 
 def installed(device: torch.device | str = "cpu") -> int:
-    """Bytes of memory that this machine has, or a GPU for ciphertexts; all that can be counted where none tells."""
+    """Bytes of memory of this machine, or of a GPU for ciphertexts; `sys.maxsize` if the system does not report it."""
     device = torch.device(device)
     if device.type == "cuda":
         return max(0, int(torch.cuda.mem_get_info(device)[1]) - _GPU_ROOM)
@@ -65,13 +66,13 @@ def installed(device: torch.device | str = "cpu") -> int:
 
 
 def _moving(public: Public) -> int:
-    """Bytes of a slice and of all that is made from it: message, error, a, c0, c1, and room to work."""
+    """Bytes of a slice in transit and of its intermediate tensors: message, error, a, c0, c1, and workspace."""
     parameters = public.parameters
     return 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
 
 
 def _moments(public: Public) -> Iterator[tuple[int, int]]:
-    """Bytes of a client's values in each turn: while it sends, while it receives; and after the last, at most."""
+    """Peak bytes of a client's values: while it sends and while it receives in each turn; then after the last turn."""
     client = _Client(public)
     for number, turn in enumerate(public.turns):
         client.run(turn.steps)
@@ -84,22 +85,22 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
 
 
 class _Client:
-    """Live values of a client and the bytes behind them."""
+    """The live values of a client and the bytes of their storage."""
 
     def __init__(self, public: Public) -> None:
         self.public, self.steps = public, client_steps(public)
         self.values = self.steps.start(torch.empty(1, *public.input_shape, device="meta"))
-        self.storage: dict[int, int] = {}  # of a value, the value that owns its memory
+        self.storage: dict[int, int] = {}  # value: the value that owns its memory
         self.bytes: dict[int, int] = {}
         self.most = 0
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Bytes of all live values, and of values just made."""
+        """Bytes of all live values, and of the new values `made`."""
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Bytes of the copy that puts the images of a value last; only the net's input is not kept that way."""
+        """Bytes of the copy that makes the images the last dimension; only the net's input needs it."""
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 
     def run(self, steps: Iterable[int]) -> None:
@@ -109,7 +110,7 @@ class _Client:
     def _compute(self, index: int, step: Step, given: tuple[Any, ...]) -> Any:
         value = self.public.meta(step, given)
         shown = next(iter(step.inputs), None) if step.op in _SHARING else None
-        if isinstance(shown, Ref):  # of a dishonest description it may be anything
+        if isinstance(shown, Ref):  # in a dishonest description it may be anything
             self.storage[index] = self.storage[shown.index]
         else:
             self._owns(index, value)
@@ -117,11 +118,11 @@ class _Client:
         return value
 
     def complete(self, turn: int) -> None:
-        """Drop what is not needed once a turn is complete."""
+        """Drop the values that are not needed after a complete turn."""
         self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
-        """Make room for the values that come back."""
+        """Add the values that the server returns."""
         for index, shape in zip(values, shapes, strict=True):
             self.values[index] = torch.empty(1, *shape, device="meta")
             self._owns(index, self.values[index])

@@ -1,4 +1,4 @@
-"""A converted net: both roles in one process, and what a run has measured."""
+"""A converted net that runs both roles in one process, and the measurements of a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _COMPARED = 64  # images whose outputs are kept for `report` to compare
 
 
 class HEModel:
-    """`model(images)` evaluates the net on images encrypted here, under a key that the server's part never gets.
+    """`model(images)` encrypts images and evaluates the net on them; the server role never gets the key.
 
-    plan: what is done. device: where, "cpu" or "cuda". server, client: the two roles; a service takes the first
-    (he/service/server.py). InputError for a device that is not there.
+    plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles; a service can take `server`
+    (he/service/server.py). Raises InputError for a missing device.
 
         model = he.convert_model(net, (1, 28, 28))
         logits = model(images)              # (n, 1, 28, 28) to (n, 10), any n
@@ -51,14 +51,14 @@ class HEModel:
 
     @property
     def public(self) -> Public:
-        """The part of the plan that a client is told."""
+        """The part of the plan that the client knows."""
         return self.plan.public
 
     def __call__(self, images: Tensor) -> Any:
-        """Outputs, float32 (n, *output) each, of images (n, *input_shape), n >= 1, in batches of `public.slots`.
+        """Compute outputs, float32 (n, *output) each, of images (n, *input_shape), in batches of `public.slots`.
 
-        InputError for shapes, types and ranges that do not fit, before anything is encrypted; ConfigError where a batch
-        takes more memory than this machine has.
+        Raises InputError for a wrong shape, type or range, before anything is encrypted; ConfigError if a batch takes
+        more memory than this machine has.
         """
         needed, has = predicted(self.plan).process, installed(self.server.device)
         if needed > has:
@@ -84,7 +84,7 @@ class HEModel:
         return self.public.joined([results])
 
     def _turn(self, batch: ClientBatch, number: int, count: dict[str, float]) -> None:
-        """All slices up, all slices down, and what they take."""
+        """Run one turn: all slices up, all slices down. Adds its seconds and bytes to `count`."""
         clock = time.perf_counter
         turn, start = self.server.turn(number), clock()
         for sent in batch.uploads(number):
@@ -103,7 +103,7 @@ class HEModel:
             count["client"] += start - sending
 
     def report(self) -> str:
-        """The plan as a table; after a call, also what was measured, outputs compared with the net in the clear."""
+        """The plan as a table; after a call also the measurements, and outputs compared with the net in the clear."""
         text = report.before(self.plan)
         return text if self.last is None else f"{text}\n\n{report.after(self.plan, self.last)}"
 
@@ -111,7 +111,7 @@ class HEModel:
 def _peak() -> int:
     """The process's largest resident memory so far, bytes."""
     try:
-        with open("/proc/self/status") as file:  # getrusage would tell a large parent's, kept through fork and exec
+        with open("/proc/self/status") as file:  # getrusage keeps a large parent's peak through fork and exec
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -119,7 +119,7 @@ def _peak() -> int:
 
 
 def _resident() -> int:
-    """The process's resident memory now, bytes; where the system does not tell, the largest so far."""
+    """The process's resident memory now, bytes; the largest so far on systems that do not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

@@ -1,9 +1,9 @@
-"""Four operations of a server on registers, each an array of ciphertexts (n, size, primes, N).
+"""Four server operations on registers, which are arrays of ciphertexts (n, size, primes, N).
 
-A turn is a list of operations. Register 0 holds what was received; an operation reads registers and makes one. An
-operation runs whole or tile by tile, a tile being a range of places of all rows: what is only sent back is never held
-as a whole. Integers only: scales are the plan's business. Constants are added to every `apart`-th residue of component
-0, which is where the constant 1 has its ones (`packing.constant_step`).
+A turn is a list of operations. Register 0 holds the received ciphertexts; an operation reads registers and makes a new
+one. An operation runs at once, or tile by tile, where a tile is a range of places of all rows: a result that is only
+sent back is never in memory completely. Operations compute on integers; only the plan knows scales. A constant is added
+to every `apart`-th residue of component 0, the positions of the ones in the encoding of 1 (`packing.constant_step`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ciphertexts import Ring
 
-TILE_BYTES = 32 << 20  # of ciphertexts made at a time
+TILE_BYTES = 32 << 20  # of ciphertexts in one tile
 
 
 @dataclass(frozen=True)
 class Form:
-    """Form of a register: numbers of ciphertexts, of their components, and of the primes of their modulus."""
+    """Form of a register: number of ciphertexts, of components of each, and of primes of the modulus."""
 
     count: int
     size: int
@@ -35,9 +35,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """The input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+    """Index of the input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
 
-    flat: int32, 1-D; the offsets: int64, 1-D (he/compile/im2col.py). A table is made for a few places at a time.
+    flat: int32, 1-D. groups, places, taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few
+    places at a time.
     """
 
     flat: Tensor
@@ -46,24 +47,25 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """Positions that the weights of places start .. stop - 1 multiply: int32 (groups, stop - start, K)."""
+        """Index table of places start .. stop - 1: int32 (groups, stop - start, K)."""
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 
     @property
     def most(self) -> int:
-        """The most inputs that are added up for one output."""
+        """Largest number of inputs that are added up for one output."""
         cuts = range(0, self.places.numel(), 64)
         return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Sums of products with integers: `im2col.Map` with whole weights.
+    """Sums of products with integers: an `im2col.Map` with integer weights.
 
-    parts: float64 (G, rows, K_i), the weights cut along K so that every part is exact; a sum for each, added modulo q.
-    one: position of the encrypted constant that the weights' last column multiplies, None for no such column.
-    constants: int32 (G rows, L), residues added to a row's results, or None.
+    parts: float64 (G, rows, K_i), the weights cut along K so that float64 computes each part exactly; the parts' sums
+    are added modulo q.
+    one: position of the encrypted constant that the weights' last column multiplies; None without such a column.
+    constants: int32 (G rows, L), residues to add to a row's results, or None.
     """
 
     source: int
@@ -91,7 +93,9 @@ class Linear:
     def tile(
         self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, apart: int, out: Tensor | None = None
     ) -> Tensor:
-        """Places start .. stop - 1 of all rows: int32 (rows, stop - start, size, primes, N), in `out` if given."""
+        """Compute places start .. stop - 1 of all rows, into `out` if given: int32 (rows, stop - start, size, primes,
+        N).
+        """
         x = registers[self.source]
         index = self.gather.table(start, stop)
         if self.one is not None:
@@ -107,7 +111,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """factors[0] a + factors[1] b, element by element, of equal forms."""
+    """factors[0] a + factors[1] b, elementwise, for registers of the same form."""
 
     a: int
     b: int
@@ -127,7 +131,7 @@ class WeightedSum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """a b, element by element; the square where they are the same register. Form "ntt"."""
+    """a b, elementwise; the square if both are the same register. Needs ciphertexts of form "ntt"."""
 
     a: int
     b: int
@@ -148,9 +152,10 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """Ciphertexts picked from several registers in a row, -1 for zero; brought to one form, and a constant added.
+    """Ciphertexts picked from the concatenation of several registers, in a common form, plus constants.
 
-    index: int32 (n,). factors: of each register. size, primes: of the result. constants: int32 (n, L), or None.
+    index: int32 (n,), -1 for zero. factors: one integer for each register. size, primes: of the result. constants:
+    int32 (n, L), or None.
     """
 
     sources: tuple[int, ...]
@@ -183,14 +188,14 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """int32 (n, size, L, N) divided by its last primes, one after the other, down to `primes`."""
+    """Divide int32 (n, size, L, N) by its last primes, one after another, until `primes` are left."""
     while x.shape[-2] > primes:
         x = ciphertexts.switch(ring.take(x.shape[-2]), x, kind)
     return x
 
 
 def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
-    """A whole factor of at most 20 significant bits, times x: int32 (..., L, N)."""
+    """Multiply x, int32 (..., L, N), by an integer of at most 20 significant bits."""
     while factor != 1:
         shift = max(0, abs(factor).bit_length() - 24)
         step = factor >> shift if shift <= 24 else 1 << 24

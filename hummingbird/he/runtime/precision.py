@@ -1,16 +1,16 @@
-"""How precise an image's values are at the client: predicted by the plan, measured in free slots, and refused if poor.
+"""Precision of an image's values at the client: predicted by the plan, measured in free slots; poor images are refused.
 
-The plan predicts the error of the integers that come back, whatever the images; over the root mean square of an image's
-own integers it is the image's precision, as every image has a scale of its own. Slots without an image encrypt zeros:
-what they hold comes back with the same errors and nothing else that differs, so their deviation measures them.
+The plan predicts the error of the returned integers, which is the same for all images. Each image has its own scale, so
+its precision is the ratio of its integers' root mean square to that error. Slots without an image encrypt zeros; all
+zeros give equal results up to errors, so the deviation among these slots measures the errors.
 
-Where values are larger than the plan expects, errors are too, and an activation that cuts values off may leave nothing
-but errors. Of such images the client's steps are run once more with errors added, and where the results differ by more
-than 2^-LEAST of their size, the image is refused.
+Values larger than the plan expects have larger errors, and an activation that clips values may then leave only errors.
+For such images the client runs its steps once more with added errors, and refuses an image if the results differ by
+more than 2^-LEAST of their size.
 
-In polynomial mode all images have the scales of the plan: what is small beside its typical images, or cancels, may come
-back as errors alone. So every image is judged there, by the same rule; but outputs of an image of ordinary size may be
-near zero by chance, and must have 4 bits, or 2 if there is one output.
+In polynomial mode all images have the plan's scales: an image whose values are small beside typical ones, or cancel,
+may come back as errors only. So there every image is checked by the same rule. But the outputs of an image of ordinary
+size may be near zero by chance; they need 4 bits, or 2 if there is only one output.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hummingbird.he.runtime.rounds import Return
 LEAST = 6  # bits
 # Of an image of ordinary size. One output of typical size T is below 2^-10 T, four errors of 2^-12 T, once in 1,300.
 ORDINARY, _ONE = 4, 2
-TIMES = 8  # that a few values are moved: so that their errors do not cancel by chance
-SMALL = 2.0**-4  # of a typical image: then a small output is no chance
+TIMES = 8  # repetitions with other errors, so that the errors of few values do not cancel by chance
+SMALL = 2.0**-4  # of a typical image: below, a small output is not by chance
 OUTLIERS = "their values are too far apart in size: look for outliers, normalize as in training"
 PLANNED = (
     "their values are small beside those that the plan was made for, or cancel: convert with samples= of your data or "
@@ -41,30 +41,30 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """Precision of a batch's answers, in bits of an image's typical value: turns add up as independent relative errors.
+    """Precision of a batch's answers, in bits of an image's typical value; relative errors of turns are independent.
 
-    device: of the integers that come back. predicted, measured: float64 (images,) on the CPU; measured is None without
-    two free slots.
+    device: of the returned integers. predicted, measured: float64 (images,) on the CPU; measured is None with fewer
+    than two free slots.
     """
 
     def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:
         self._images, self._free = images, slots - images
-        # Of relative errors: predicted, measured.
+        # Squares of relative errors: predicted, measured.
         self._squares = torch.zeros(2, images, dtype=torch.float64, device=device)
         self._energy = torch.zeros(images, dtype=torch.float64, device=device)
         self._spread = torch.zeros((), dtype=torch.float64, device=device)
         self.mark()
 
     def mark(self) -> None:
-        """Remember what was counted so far, for `rewind`."""
+        """Remember the current counts, for `rewind`."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
 
     def rewind(self) -> None:
-        """Forget what was counted since the last `mark`."""
+        """Return to the counts at the last `mark`."""
         self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
-        """Count integers that came back: float64 (ciphertexts, slots), a slice of `back`; last: its last one."""
+        """Count a slice of the integers of `back`, float64 (ciphertexts, slots). last: whether it is the last slice."""
         self._energy += integers[:, : self._images].square().sum(0)
         if self._free > 1:
             self._spread += integers[:, self._images :].var(1).sum()
@@ -100,17 +100,17 @@ def summary(batches: Sequence[Precision]) -> str:
 
 
 def least_bits(outputs: int, small: Tensor) -> Tensor:
-    """The bits that an image's outputs must have in polynomial mode. small: bool (images,), whether it is below
-    SMALL.
+    """Bits that each image's outputs must have in polynomial mode.
+
+    small: bool (images,), whether an image is below SMALL.
     """
     return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
 
 class Shadow:
-    """The values of a few images again, `times` over, with errors, as far as the client's steps take them.
+    """A second run of the client's steps on a few images, `times` times with different added errors.
 
-    images: int64 (n,), their positions in the batch. first: the number of the batch's first image, for errors. hint:
-    for errors.
+    images: int64 (n,), positions in the batch. first: number of the batch's first image, for errors. hint: of errors.
     """
 
     def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
@@ -118,14 +118,14 @@ class Shadow:
         self._values: dict[int, Any] = {}
 
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
-        """Add errors of these deviations, (batch,), to the images of `value`, (batch, ...)."""
+        """Store the few images of `value`, (batch, ...), with errors of these standard deviations, (batch,)."""
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
-        key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed one: this is no secret
+        key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed key: these errors are not secret
         errors_of_one = (prg.Stream(key, few.device).words(*few.shape) >> 11).to(few.dtype) * (2.0**-52 * 3**0.5)
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run a step where it reads a value that has errors; `values`: those of all images."""
+        """Run a step on the few images; inputs without added errors come from `values`, the values of all images."""
 
         def read(ref: Ref) -> Any:
             return self._values.get(ref.index, self._few(values[ref.index]))
@@ -133,9 +133,9 @@ class Shadow:
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
-        """InputError naming the images whose `value` the errors change by more than 2^-LEAST of its size.
+        """Raise InputError naming the images whose `value` changes by more than 2^-LEAST of its size due to the errors.
 
-        least: (batch,), bits in place of LEAST.
+        least: (batch,), bits for each image instead of LEAST.
         """
         if index not in self._values:
             return
@@ -145,7 +145,7 @@ class Shadow:
         few = value[judged].double().reshape(len(judged), -1)
         moved = self._values[index].double().reshape(self._times, len(judged), -1)
         right = (moved - few).square().mean((0, 2)).sqrt() <= tolerance * few.square().mean(1).sqrt()
-        wrong = ~right  # what is no number is not right
+        wrong = ~right  # NaN compares as wrong
         if bool(wrong.any()):
             images, fewest = named(judged[wrong], self._first), int(bits[wrong.cpu()].min())
             what = f"{images}: less than {fewest} bits of the values here would be right"
@@ -156,7 +156,7 @@ class Shadow:
 
 
 def named(images: Tensor, first: int) -> str:
-    """Images by number: positions in a batch whose first image has number `first`."""
+    """Name images by number: positions in a batch whose first image has number `first`."""
     numbers = [str(first + int(i)) for i in images[:_SHOWN]]
     more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
     return f"image {numbers[0]}" if len(images) == 1 else f"images {', '.join(numbers)}{more}"

@@ -1,12 +1,16 @@
-"""A plan is data: for every turn, what crosses and what the server does; for every step, a line of the report.
+"""Plans as data: for every turn the messages and the server's program, and for every step a line of the report.
 
-he/compile makes it, and everything that runs, prices or prints a net reads it.
+he/compile makes plans; the modules that run, price or report a net read them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from hummingbird.graph import Step
 from hummingbird.he.runtime.client_spec import Public
@@ -14,13 +18,16 @@ from hummingbird.he.runtime.operations import TILE_BYTES, Form, Linear, Operatio
 from hummingbird.he.scheme import masking
 from hummingbird.he.scheme.masking import Mask
 
+Data = TypeVar("Data")
+
 
 @dataclass(frozen=True)
 class Program:
-    """One turn of the server. Operation number k makes register k + 1. returns: the registers sent back, in order.
+    """The server's program for one turn.
 
-    masks: for the registers sent back, where answers are masked (he/scheme/masking.py): then the last ciphertext
-    received encrypts zero.
+    Operation k makes register k + 1. returns: the registers to send back, in order.
+    masks: one for each returned register if answers are masked (he/scheme/masking.py); then the last received
+    ciphertext encrypts zero.
     """
 
     received: Form
@@ -36,27 +43,27 @@ class Program:
         return forms
 
     def last_use(self, register: int) -> int:
-        """The number of the last operation that reads a register; -1 where none does."""
+        """Number of the last operation that reads a register; -1 if none does."""
         return max((k for k, op in enumerate(self.operations) if register in op.sources), default=-1)
 
     def tile(self, number: int, degree: int) -> int:
-        """Places of a `Linear` that are made at a time."""
+        """Number of places of a `Linear` that one tile computes."""
         operation, made = self.operations[number], self.forms()[number + 1]
         assert isinstance(operation, Linear)
         return max(1, TILE_BYTES // Form(operation.rows, made.size, made.primes).bytes(degree))
 
     def memory(self, degree: int) -> int:
-        """The most bytes of ciphertexts at a time: registers still to be read, and what is being made."""
+        """Peak bytes of ciphertexts: registers that a later operation reads, and the one being computed."""
         forms, live, most = self.forms(), {0}, self.received.bytes(degree)
         for k, operation in enumerate(self.operations):
-            made = self.held(k + 1, degree) * (1 + self.streams(k))  # a tile is there twice, when switched
+            made = self.held(k + 1, degree) * (1 + self.streams(k))  # the modulus switch copies a tile
             most = max(most, made + sum(forms[register].bytes(degree) for register in live))
             live -= {register for register in operation.sources if self.last_use(register) == k}
             live |= {k + 1} if self.last_use(k + 1) >= 0 else set()
         return most
 
     def held(self, register: int, degree: int) -> int:
-        """Bytes of a register while its operation runs: of a tile where it is only sent back."""
+        """Bytes of a register while its operation runs; of one tile if the register is only sent back."""
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
             return form.bytes(degree)
@@ -65,18 +72,23 @@ class Program:
         return form.bytes(degree) // operation.places * min(operation.places, self.tile(k, degree))
 
     def streams(self, number: int) -> bool:
-        """Whether an operation's result is only sent back, so that it is made tile by tile and never held."""
+        """Whether an operation's result is only sent back, so that it is computed and sent tile by tile."""
         is_linear = isinstance(self.operations[number], Linear)
         return is_linear and number + 1 in self.returns and self.last_use(number + 1) < 0
 
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A line of the report, for one step. side: "encrypted", "client", or "free", which costs nothing on either side.
+    """A line of the report, for one step.
 
-    turn: of the server, or the one before which the client does it. register: of the result at the server, 0 for none.
-    level: primes left. scale: log2 of the integer scale. margin: bits left below the exactness bound. down: bytes sent
-    back. rms: of the value; error: predicted, of the value, root mean square.
+    side: "encrypted", "client", or "free", which costs nothing on either side.
+    turn: the turn in which the server runs the step, or before which the client runs it.
+    register: of the result at the server, 0 for none.
+    level: number of primes left.
+    scale: log2 of the integers' scale.
+    margin: bits left below the exactness bound.
+    down: bytes sent back.
+    rms, error: root mean squares of the value, and of its predicted error.
     """
 
     name: str
@@ -94,9 +106,10 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """steps: the net's, weights included, for comparison in the clear. programs: one for each turn of `public`.
+    """A complete plan.
 
-    basis: what sizes and ranges were taken from, in words.
+    steps: the net's steps with weights, to compare with the net in the clear. programs: one for each turn of `public`.
+    basis: where sizes and ranges come from, in words.
     """
 
     public: Public
@@ -106,9 +119,9 @@ class Plan:
     basis: str
 
     def distance_bits(self) -> float:
-        """-log2 of the statistical distance of a batch's masked answers from ones made of the outputs alone.
+        """-log2 of the statistical distance of a batch's masked answers from ones simulated from the outputs alone.
 
-        Of a plan of one exchange, whose answers are all masked (he/scheme/masking.py).
+        For plans with one turn, whose answers are all masked (he/scheme/masking.py).
         """
         (turn,), (program,), degree = self.public.turns, self.programs, self.public.parameters.degree
         distances = (
@@ -116,3 +129,17 @@ class Plan:
             for back, mask in zip(turn.returns, program.masks, strict=True)
         )
         return -math.log2(sum(distances))
+
+
+def moved(data: Data, device: torch.device) -> Data:
+    """Move all tensors in dataclasses, tuples and dictionaries to a device; tensors that are there are not copied."""
+    out: Any = data
+    if isinstance(data, Tensor):
+        out = data.to(device)
+    elif isinstance(data, tuple):
+        out = tuple(moved(item, device) for item in data)
+    elif isinstance(data, dict):
+        out = {key: moved(value, device) for key, value in data.items()}
+    elif is_dataclass(data) and not isinstance(data, type):
+        out = replace(data, **{field.name: moved(getattr(data, field.name), device) for field in fields(data)})
+    return out

@@ -1,4 +1,4 @@
-"""The report: encrypted layers, their cost and precision before a run; measurements after it."""
+"""The report of a plan: layers, cost and predicted precision before a run, measurements after it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from hummingbird.table import text_table
 class CallFigures:
     """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
 
-    before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
-    batch. images, outputs: some, and their results in order, to compare in the clear.
+    before, peak: the process's resident memory at the start, and its maximum so far, bytes. precision: of each batch.
+    images, outputs: the first few images and their outputs in order, to compare with the net in the clear.
     """
 
     images_done: int
@@ -58,7 +58,7 @@ _NOTES = (
 
 
 def before(plan: Plan) -> str:
-    """A line for each step and each encryption, totals for a full batch, and what all of that rests on."""
+    """The report before a run: a line for each step and encryption, totals for a full batch, and the assumptions."""
     public, rows, seen = plan.public, [], set[int]()
     for line in plan.lines:
         if line.side == "encrypted" and line.turn not in seen:
@@ -86,7 +86,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
-    """Rows of what the client encrypts for a turn."""
+    """Table rows of the tensors that the client encrypts for a turn."""
     rows: list[tuple[str, ...]] = []
     turn, level = public.turns[number], len(public.parameters.primes)
     last = len(turn.sends) - 1
@@ -154,7 +154,7 @@ def _notes(plan: Plan, crossing: int) -> str:
             f"{title}: error {line.error:.2g} predicted (root mean square), typical value {line.rms:.2g}; "
             f"from {plan.basis}"
             for title, line in zip(_titles(plan), made, strict=True)
-            if line is not None  # an input is returned as it is
+            if line is not None  # an output that is an input has no line
         ),
         "the server learns nothing of the images; it never has the key",
     ]
@@ -174,7 +174,7 @@ def _notes(plan: Plan, crossing: int) -> str:
 
 
 def after(plan: Plan, run: CallFigures) -> str:
-    """The report of a call: time, bytes, memory, and the distance of its outputs from the net's in the clear."""
+    """The report of a call: time, bytes, memory, and the errors of its outputs against the net in the clear."""
     expected = graph.run(plan.steps, run.images.double())
     seconds = run.count["client"] + run.count["server"]
     lines = [

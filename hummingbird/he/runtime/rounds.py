@@ -1,6 +1,6 @@
-"""All that crosses in a turn: tensors up and down, their order in the two streams, and the client's choice of a scale.
+"""The messages of a turn: tensors up and down, their order in the two streams, and the client's choice of a scale.
 
-A tensor crosses in slices of ciphertexts, each with its place in the turn's stream: `Upload` and `Download`.
+A tensor is sent in slices of ciphertexts, `Upload` and `Download`, each with its position in the turn's stream.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hummingbird.he.scheme.params import Parameters
 from hummingbird.records import field
 
 SLICE = 256  # ciphertexts
-MOST_SCALE = 60  # and least, negated
+MOST_SCALE = 60  # scales are 2^-60 .. 2^60
 MOST_STEPS = 1 << 12  # of a net; the largest in the benchmarks has some 200
 MOST_DIMENSIONS = 16
 MOST_PRIMES = 65
 MOST_GAIN = 1 << 1000  # float64 has room for it
-MOST_MESSAGE = ((1 << 30) - NOISE - 0.5) * (1 - 2.0**-40)  # of what is encrypted, before it is rounded
+MOST_MESSAGE = ((1 << 30) - NOISE - 0.5) * (1 - 2.0**-40)  # bound on an encoded value before rounding
 
 
 _STEP = records.whole(0, MOST_STEPS)
@@ -43,9 +43,9 @@ _UNIT = records.through(
 
 @dataclass(frozen=True)
 class EncryptedInput:
-    """A value that the client encrypts. value: its step's number. shape: of one image.
+    """A value that the client encrypts. value: number of its step. shape: for one image.
 
-    typical: the root mean square that the plan was made for; 0 where the client chooses a scale for each image.
+    typical: the root mean square that the plan assumes; 0 if the client chooses a scale for each image.
     """
 
     value: int = field(_STEP)
@@ -60,12 +60,16 @@ class EncryptedInput:
 
 @dataclass(frozen=True)
 class Return:
-    """A value that the server sends back: integers to be multiplied by `unit`, and by 2^-s where the client chose s.
+    """A value that the server returns: integers times `unit`, and times 2^-s if the client chose the scale s.
 
-    value, shape: as in `EncryptedInput`. rows, places, tile: the order of the stream, see `order`. last: the rows are
-    the last dimension of `shape`, else they are the first. size: components of a ciphertext; primes: how many are left.
+    value, shape: as in `EncryptedInput`.
+    rows, places, tile: the order of the stream, see `order`.
+    last: whether the rows are the last dimension of `shape`; otherwise they are the first.
+    size: components of a ciphertext.
+    primes: number of primes left in its modulus.
     gains, one_gain: the integers are at most sum of gains[i] |integer of send i| + one_gain |integer of the one|.
-    noise: predicted error of the integers, a deviation. relative: what comes on top, as a part of a typical value.
+    noise: predicted standard deviation of the integers' errors.
+    relative: further error, relative to a typical value.
     """
 
     value: int = field(_STEP)
@@ -88,18 +92,18 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """The bound that integers must stay below, before the server drops primes: half the modulus.
+        """The bound on integers before the server drops primes: half the modulus, less the errors of dropping.
 
-        Dropping q leaves x/q and a rounding of at most (1 + ||s||_1)/2 <= (1 + N)/2, which takes q (1 + N)/2 of it.
+        Dropping q leaves x/q and a rounding error of at most (1 + ||s||_1)/2 <= (1 + N)/2, which costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
-        return (whole - rounding) / 2 * (1 - 2.0**-40)  # of float64's roundings in what it is compared with
+        return (whole - rounding) / 2 * (1 - 2.0**-40)  # for float64 roundings in the value it is compared with
 
     def order(self) -> Tensor:
-        """Where the ciphertexts of the stream belong: int64 (count,) of positions in (rows, places).
+        """Position in (rows, places) of each ciphertext of the stream: int64 (count,).
 
-        Tiles of `tile` places one after the other, within a tile row after row.
+        The stream holds tiles of `tile` places one after another, and each tile row by row.
         """
         grid = torch.arange(self.count).view(self.rows, self.places)
         whole = self.places // self.tile * self.tile
@@ -109,11 +113,11 @@ class Return:
 
 @dataclass(frozen=True)
 class Round:
-    """A turn: what the client computes and sends, and what it gets back.
+    """A turn: the client computes some steps, sends encrypted values, and receives values of the server.
 
-    steps: numbers of the steps the client runs first. scale: log2 of the input scale; None: the client's choice, for
-    each image. usual: the scale that values of the expected size get. After the sends comes one ciphertext more: of
-    the constant 1, at each image's scale, where `one`; of zero where `zero`, with which the server masks its answer.
+    steps: numbers of the steps that the client runs first. scale: log2 of the input scale, or None if the client
+    chooses it for each image. usual: the scale of values of the expected size. With `one` or `zero` one more ciphertext
+    follows the sends: the constant 1 at each image's scale, or a zero with which the server masks its answer.
     """
 
     steps: tuple[int, ...] = field(records.many(_STEP, MOST_STEPS))
@@ -125,17 +129,17 @@ class Round:
 
     @property
     def zero(self) -> bool:
-        """Whether the server masks: where the client does not see every layer's result anyway."""
+        """Whether the server masks its answer. It does unless the client sees every layer's result anyway."""
         return self.scale is not None
 
     @property
     def sent(self) -> int:
-        """Ciphertexts up."""
+        """Number of ciphertexts up."""
         return sum(send.count for send in self.sends) + (self.one or self.zero)
 
     @property
     def returned(self) -> int:
-        """Ciphertexts down."""
+        """Number of ciphertexts down."""
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
@@ -155,16 +159,16 @@ class Round:
                 first += count
 
     def fit(self, peaks: Tensor, parameters: Parameters, packing: str) -> Tensor:
-        """The largest input scale of every image for which no integer can leave its modulus: log2, int64 (images,).
+        """log2 of the largest input scale of each image for which no integer can overflow its modulus: int64 (images,).
 
-        peaks: (sends, images), the largest absolute values. -1 where there is no such scale. Proven, not
-        likely: |e| <= 21, roundings of at most 1/2, and every sum bounded by the gains: with g_i the gains, m the
-        packing's largest coefficient and g that of the one, an integer is at most
+        peaks: (sends, images), the largest absolute values. The result is -1 if there is no such scale. The bound is
+        proven: |e| <= 21, roundings are at most 1/2, and the gains bound every sum. With the gains g_i, the gain g of
+        the one, and the packing's largest coefficient m, an integer is at most
 
             2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
 
-        A slot's value has this bound whatever the others hold, and a coefficient is at most m times the largest slot.
-        A message with its error stays below 2^30, for the kernel's int32.
+        A slot's value has this bound for any values in other slots, and a coefficient is at most m times the largest
+        slot. A message with its error stays below 2^30, because the kernel uses int32.
         """
         peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
@@ -179,10 +183,9 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """Ciphertexts first .. first + n - 1 of a turn's stream: `seed` makes the components c1, `body` is c0.
+    """Ciphertexts first .. first + n - 1 of a turn's upward stream: the components c1 follow from `seed`, `body` is c0.
 
-    seed: 16 bytes, fresh for every slice. body: int32 (n, L, N), coefficients, or transformed where public.form is
-    "ntt".
+    seed: 16 bytes, fresh for every slice. body: int32 (n, L, N); coefficients, or transformed if public.form is "ntt".
     """
 
     turn: int
@@ -193,7 +196,7 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Download:
-    """Ciphertexts first .. first + n - 1 of a turn's stream back: `body` is int32 (n, size, primes, N)."""
+    """Ciphertexts first .. first + n - 1 of a turn's downward stream: `body` is int32 (n, size, primes, N)."""
 
     turn: int
     first: int
@@ -201,7 +204,7 @@ class Download:
 
 
 def check_body(body: Any, shape: tuple[int, ...], where: str) -> None:
-    """InputError unless the residues of a slice, from whoever moves slices, are an int32 tensor of this shape."""
+    """Raise InputError unless the residues of a slice are an int32 tensor of this shape."""
     if not isinstance(body, Tensor) or body.dtype != torch.int32 or tuple(body.shape) != shape:
         got = f"{body.dtype} {tuple(body.shape)}" if isinstance(body, Tensor) else type(body).__name__
         raise InputError(f"expected torch.int32 {shape}, got {got}", where=where, hint="see he/runtime/rounds.py")

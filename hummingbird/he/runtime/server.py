@@ -1,10 +1,10 @@
-"""The server of encrypted inference, as pure computation: it has the weights and never a key (its loop: client.py).
+"""The server of encrypted inference, as pure computation: it has the weights and no key (client.py shows the loop).
 
-A server keeps nothing from one turn to the next: all that a turn reads is sent in it. So a turn is one streaming call,
-any server of the same net can answer it, and what it holds is freed with the `ServerRound`.
+A server keeps nothing between turns: a turn sends everything that it reads. So a turn is one streaming call, any server
+of the same net can answer it, and its memory is freed with the `ServerRound`.
 
-A server sees ciphertexts, as many as the plan says. It is trusted to compute what the plan says: one that answers with
-something else learns from whether the client goes on, and so from the next turn, if not what it sent.
+A server sees ciphertexts, whose number follows from the plan. The client trusts it to follow the plan: a server that
+answers with other values learns something from the client's reaction, such as whether and how it continues.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from hummingbird.errors import InputError
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.operations import Linear, switched, times
-from hummingbird.he.runtime.placing import moved
-from hummingbird.he.runtime.program import Plan, Program
+from hummingbird.he.runtime.program import Plan, Program, moved
 from hummingbird.he.runtime.rounds import Download, Return, Upload, check_body
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import expand
@@ -27,14 +26,14 @@ from hummingbird.he.scheme.masking import masked
 from hummingbird.kernels.devices import find_device
 from hummingbird.prg import SEED_BYTES
 
-_MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large as it is
+_MASKED = 16  # ciphertexts masked at a time: the randomness of each is as large as the ciphertext
 
 
 class Server:
-    """The net's weights and what to do with them; immutable, for any number of clients and threads.
+    """The net's weights and programs; immutable, for any number of clients and threads.
 
-    device: where weights and ciphertexts are, "cpu" or "cuda"; what is sent is the same. memory: bytes that the largest
-    turn takes there, predicted. InputError for a device that is not there.
+    device: of weights and ciphertexts, "cpu" or "cuda"; messages do not depend on it. memory: predicted bytes of the
+    largest turn on that device. Raises InputError for a missing device.
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
@@ -48,7 +47,7 @@ class Server:
 
 
 class ServerRound:
-    """One turn of one client at the server: its ciphertexts."""
+    """One turn of one client at the server; holds its ciphertexts."""
 
     def __init__(self, public: Public, number: int, program: Program, device: torch.device) -> None:
         self.public, self.number, self.device, self._program = public, number, device, program
@@ -59,7 +58,7 @@ class ServerRound:
         self._zero: Tensor | None = None
 
     def receive(self, sent: Upload) -> None:
-        """Expand c1 from the seed and keep the slice; they come in order."""
+        """Store the next slice, with c1 expanded from its seed. Raises InputError for a slice out of order."""
         if self._next is None or (sent.turn, sent.first) != (self.number, self._next[0]):
             place = f"slice {sent.first} of turn {sent.turn}"
             raise InputError(f"{place} was not expected", where="upload", hint="slices come in order, once each")
@@ -75,7 +74,10 @@ class ServerRound:
         self._next = next(self._waiting, None)
 
     def downloads(self) -> Iterator[Download]:
-        """The slices of the answer, computed as they are asked for; InputError until the whole turn was received."""
+        """Generate the slices of the answer, computed on demand.
+
+        Raises InputError unless the whole turn was received.
+        """
         if self._next is not None or self._received is None:
             raise InputError("slices are missing", where=f"turn {self.number}", hint="receive all of the turn first")
         registers, self._received = {0: self._received}, None
@@ -91,7 +93,7 @@ class ServerRound:
                 del tile
 
     def _run(self, number: int, registers: dict[int, Tensor]) -> Iterator[Tensor]:
-        """Run an operation; yield what goes back, tile by tile: int32 (n, size, primes, N)."""
+        """Run an operation; yield the returned tiles, int32 (n, size, primes, N)."""
         program, operation = self._program, self._program.operations[number]
         made = number + 1
         back = self._turn.returns[program.returns.index(made)] if made in program.returns else None
@@ -135,5 +137,5 @@ class ServerRound:
         return switched(self._ring, flat, back.primes, form)
 
     def _apart(self) -> int:
-        """How far apart the ones of the constant 1 are, as component 0 holds it."""
+        """Distance between the ones in component 0 of the constant 1."""
         return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)

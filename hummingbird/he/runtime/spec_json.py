@@ -1,7 +1,7 @@
-"""The JSON of a client's description: nothing in a text is believed, as it may come from anybody.
+"""The JSON of a client's description. The text may come from anybody, so its reader checks everything.
 
-Steps are written as `graph.step_json` has it, and none holds a tensor. Readers raise one of `MALFORMED` for what
-`client_spec.Public` cannot hold; whether the parts fit together is for `Public.check`.
+Steps are written by `graph.step_json` and hold no tensors. Readers raise one of `MALFORMED` for values that
+`client_spec.Public` cannot hold; `Public.check` checks that the parts fit together.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REMOTE = "server"  # the op of a step whose value the server computes
 # The largest net in the benchmarks, MobileNetV2 at 224 x 224, has some 200 steps in 200 kB of text.
 _MOST_TEXT = 4 << 20  # bytes
 _HINT = "ask the server's owner for the release it runs"
-# Weights are the server's, and arithmetic on sizes is done when a net is converted.
+# Operations with weights belong to the server; arithmetic on sizes is done when a net is converted.
 _SERVERS = frozenset("conv conv_transpose linear affine scale_last constant batch_norm prelu custom size int".split())
 _STEP = records.row(records.anything(), records.anything(), records.anything(), records.mapping(records.anything(), 64))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientText:
-    """A description as its text has it: a step is its name, operation, inputs and attributes."""
+    """The fields of a description's text; a step is its name, operation, inputs and attributes."""
 
     version: int = records.constant(VERSION)
     mode: str = field(records.one_of(MODES))
@@ -48,7 +48,10 @@ class ClientText:
 
 
 def load(text: str | bytes) -> ClientText:
-    """A description's parts, no list longer than a net needs; InputError for malformed ones and for another version."""
+    """Read the fields of a description; no list is longer than a net needs.
+
+    Raises InputError if malformed, or of another version.
+    """
     how: Any = {"name": "description of a net", "where": "public", "hint": _HINT}
     fields = records.parse(text, most=_MOST_TEXT, **how)
     version = fields.get("version") if isinstance(fields, dict) else VERSION
@@ -59,12 +62,12 @@ def load(text: str | bytes) -> ClientText:
 
 
 def step_fields(step: Step) -> list[Any]:
-    """A step as JSON has it; TypeError for one that holds a tensor."""
+    """The JSON fields of a step. Raises TypeError if the step holds a tensor."""
     return [step.name, step.op, plain(step.inputs), plain(step.attrs)]
 
 
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
-    """A step of the client, or one of the server without what it is; it reads earlier steps only."""
+    """Read a step of the client, or a `REMOTE` step, which reveals only its name. A step reads earlier steps only."""
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")
     name = check_name(name, number)

@@ -1,17 +1,18 @@
 """Secret-key CKKS in residues: a key, the randomness of a slice of ciphertexts, encryption and decryption.
 
-With the secret s, a ciphertext of the polynomial m is (m + e - a s, a) for a uniform a and a small e, and its phase
-c_0 + c_1 s is m + e (Cheon, Kim, Kim and Song, "Homomorphic encryption for arithmetic of approximate numbers", 2017, in
-the residue form of Cheon et al. 2018). a comes from a seed, which is sent in its place. s is ternary, e centred
-binomial; see kernels/ciphertexts/sampling.py. A product of ciphertexts has more components, and the phase
-sum_i c_i s^i: the owner of s needs no relinearisation.
+With the secret s, a ciphertext of the polynomial m is (m + e - a s, a) for a uniform a and a small e, and its phase c_0
++ c_1 s is m + e (Cheon, Kim, Kim and Song, "Homomorphic encryption for arithmetic of approximate numbers", 2017, in the
+residue form of Cheon et al. 2018). a is expanded from a seed, which is sent in its place. s is ternary, e centred
+binomial (kernels/ciphertexts/sampling.py). A product of ciphertexts has more components, and the phase sum_i c_i s^i:
+the owner of s needs no relinearisation.
 
-The same a for two messages would give away their difference, so a seed is never an argument: `Coins` draws it from the
-operating system and is spent by the encryption that uses it.
+Two messages under the same a would reveal their difference, so no function takes a seed: `Coins` draws it from the
+operating system, and one encryption consumes it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import torch
@@ -19,18 +20,22 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.errors import InputError
+from hummingbird.he.scheme.packing import spread
 from hummingbird.he.scheme.params import Parameters
 from hummingbird.kernels.ciphertexts import ETA, Ring, compose, encrypt, encrypt_ntt, noise, phase, ternary, uniform
 
-NOISE = ETA  # |e| is at most this
+NOISE = ETA  # bound on |e|
 VARIANCE = ETA / 2  # of a coefficient of e
 SECRET = 2 / 3  # variance of a coefficient of s
+ROUNDING = 1 / 12  # variance of a rounding error, uniform in +-1/2
+PRECISION = 12  # bits: a plan keeps each kind of error below 2^-PRECISION of a value's root mean square
+FLOAT32 = 2.0**-25  # relative rounding error of a value that the client keeps in float32
 
 
 class Coins:
-    """The randomness of `count` encryptions on a device: fresh from the operating system, to be spent once.
+    """Single-use randomness of `count` encryptions on a device, drawn from the operating system.
 
-    It does not depend on the messages, so it can be drawn before they are there.
+    It does not depend on the messages, so it can be drawn before they are known.
     """
 
     def __init__(self, ring: Ring, count: int, device: torch.device | str = "cpu") -> None:
@@ -41,7 +46,10 @@ class Coins:
         self._spent = False
 
     def spend(self) -> tuple[bytes, Tensor, Tensor]:
-        """Seed, a: int32 (count, L, N) transformed, e: int32 (count, N). InputError the second time."""
+        """Return the seed, a, int32 (count, L, N) transformed, and e, int32 (count, N).
+
+        Raises InputError the second time.
+        """
         if self._spent:
             hint = "draw new Coins: two messages under one mask give away their difference"
             raise InputError("this randomness has been used", where="Coins", hint=hint)
@@ -57,9 +65,9 @@ class Coins:
 
 
 class SecretKey:
-    """A secret, ternary, drawn here; it never leaves the object. One key serves any number of ciphertexts.
+    """A ternary secret, drawn here, which never leaves the object. One key serves any number of ciphertexts.
 
-    device: where it is, and where messages, coins and ciphertexts must be.
+    device: of the key; messages, coins and ciphertexts must be on the same device.
 
     key = SecretKey(choose(2048, 2))
     seed, body = key.encrypt(message, Coins(key.ring, 3), "mixed")
@@ -72,9 +80,10 @@ class SecretKey:
         self._secret = self.ring.ntt(secret.expand(len(parameters.primes), -1).contiguous())
 
     def encrypt(self, message: Tensor, coins: Coins, form: str) -> tuple[bytes, Tensor]:
-        """Seed of a, and c_0: int32 (n, L, N), coefficients for form "mixed" and transformed for "ntt".
+        """Encrypt n messages; returns the seed of a, and c_0, int32 (n, L, N), transformed for form "ntt" only.
 
-        message: int32 (n, N), |m| < 2^30 - 21. InputError for coins of another number or ring, or that are spent.
+        message: int32 (n, N), |m| < 2^30 - 21. coins: for n ciphertexts of this ring. Raises InputError for other
+        coins, and for spent ones.
         """
         if coins.count != message.shape[0] or coins.ring != self.ring:
             what = f"coins for {coins.count} ciphertexts, {message.shape[0]} messages"
@@ -83,8 +92,9 @@ class SecretKey:
         return seed, (encrypt if form == "mixed" else encrypt_ntt)(self.ring, message, e, a, self._secret)
 
     def decrypt(self, c: Tensor, form: str) -> Tensor:
-        """The phase, whole numbers in float64 (n, N): c is int32 (n, size, primes, N), modulo the first primes, as
-        many as it has.
+        """Return the phases of n ciphertexts: integers in float64 (n, N).
+
+        c: int32 (n, size, primes, N), residues modulo the first `primes` primes.
         """
         ring = self.ring.take(c.shape[-2])
         return compose(ring, phase(ring, c, self._secret[: c.shape[-2]].contiguous(), form))
@@ -97,5 +107,27 @@ class SecretKey:
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """a of `count` ciphertexts: int32 (count, L, N), transformed; the same on every device."""
+    """Expand a seed to a of `count` ciphertexts: int32 (count, L, N), transformed; the same on every device."""
     return uniform(ring, prg.Stream(seed, device), count)
+
+
+# Predicted errors, as standard deviations -----------------------------------------------------------------------------
+#
+# Decoding multiplies the deviation of independent errors in the coefficients by `packing.spread`. A fresh coefficient
+# has the errors e and of rounding the message. A modulus switch rounds every component to a multiple of the dropped
+# primes, which adds sum_i r_i s^i to the phase with r_i uniform in [-1/2, 1/2]. For a ternary s, s^i has an energy of
+# about i! (2N/3)^i: s at a root of unity is a sum of N terms, so its moments are those of a complex Gaussian. That is a
+# deviation of 11 for two components at N = 2048, and of 2^10.6 for three at N = 8192, which is why ciphertexts of three
+# components need a scale of about 2^44 after a switch.
+
+
+def fresh_error(packing: str, degree: int) -> float:
+    """Standard deviation of a decoded value of a fresh ciphertext, in units of the input scale."""
+    # Real slots make m_k = -m_{N-k}: roundings come in pairs, and all of their energy is in the real parts.
+    return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
+
+
+def switch_error(packing: str, degree: int, size: int) -> float:
+    """Standard deviation that a modulus switch adds to a ciphertext of `size` components, in units after the switch."""
+    energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
+    return math.sqrt(ROUNDING * energy) * spread(packing, degree)

@@ -1,8 +1,9 @@
-"""Circuit privacy: an answer is masked until it shows the client, who has the key, its value and nothing of its making.
+"""Circuit privacy: a masked answer reveals its value to the client, which has the key, and nothing else.
 
-The parts of an answer (c_0, .., c_k) are polynomials in what the client sent, with weights for coefficients, and so is
-the error of the phase sum_i c_i s^i. The client sends an encryption of zero (b, a), b = e - a s. For every ciphertext
-and every i < k the server draws small r_i, f_i, g_i (ternary; centred binomial) and a large flood F, and sends
+The parts of an answer (c_0, .., c_k) are polynomials in the ciphertexts that the client sent, with the weights as
+coefficients, and so is the error of the phase sum_i c_i s^i. The client sends an encryption of zero (b, a), b = e - a
+s. For every ciphertext and every i < k the server draws small r_i, f_i, g_i (ternary; centred binomial) and a large
+flood F, and sends
 
     c_i + [r_i b + f_i] + [r_{i-1} a + g_{i-1}] (+ F for i = 0).
 
@@ -12,13 +13,13 @@ The phase grows by F and by
 
 as |e|, |f|, |g| <= 21 and r, s are ternary. F is uniform over an interval of width 2^B in every coefficient, so for
 each ciphertext the phase is within N bound / 2^B of the exact one plus F, in statistical distance, whatever the small
-polynomials are. c_0 follows from the phase and the other parts; apart from it r_0 is in c_1 alone, and r_0 a + g_0 is a
-sample of ring learning with errors under the secret r_0: by the hardness that the parameters are chosen for, c_1 looks
-uniform to the client too. Then r_1 is in c_2 alone, and so on to c_k.
+polynomials are. c_0 follows from the phase and the other parts. Of the other parts only c_1 contains r_0, and r_0 a +
+g_0 is a sample of ring learning with errors under the secret r_0: if that problem is as hard as the parameters assume,
+c_1 looks uniform to the client too. Then only c_2 contains r_1, and so on to c_k.
 
-The server divides by no prime before the mask, so the exact phase is the net with whole weights at what the client
-encrypted, its own errors of encryption included; what is done after the mask cannot tell more. So all that the client
-sees can be made, but for that distance, from the net's value at its own input.
+The server does not switch the modulus before it masks. So the exact phase is the net with integer weights, evaluated on
+the client's own plaintexts and encryption errors, and later steps cannot reveal more. Up to the distance above,
+everything that the client sees can be simulated from the net's value at its own input.
 """
 
 from __future__ import annotations
@@ -34,36 +35,36 @@ from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary, wide
 
-DISTANCE = 40  # bits: answers to a batch are at most 2^-DISTANCE from ones that depend on the net's values alone
+DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that depend only on the net's values
 
 
 def added(degree: int, size: int) -> int:
-    """The most that masking without the flood adds to a coefficient of the phase of a ciphertext of `size` parts."""
+    """Bound on what masking adds to a phase's coefficient of a ciphertext of `size` parts, without the flood."""
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
 
 
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
-    """-log2 of the statistical distance of `count` ciphertexts under a flood of 2^flood."""
+    """-log2 of the statistical distance of `count` ciphertexts from simulated ones, with a flood of 2^flood."""
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
 
 
 def deviation(flood: int) -> float:
-    """Deviation of a coefficient of the flood; all else that masking adds is below 2^-DISTANCE of it."""
+    """Standard deviation of a coefficient of the flood; the rest of the mask is below 2^-DISTANCE of it."""
     return 2.0**flood / math.sqrt(12)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Mask of a value that is sent back: its integers are multiplied by 2^lift, for room, and flooded with 2^flood."""
+    """Mask of a returned value: its integers are multiplied by 2^lift, to make room, then flooded with 2^flood."""
 
     lift: int
     flood: int
 
 
 def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor:
-    """Ciphertexts masked by a client's encryption of zero: int32 (n, size, L, N) to the same shape.
+    """Mask ciphertexts with a client's encryption of zero: int32 (n, size, L, N) to the same shape.
 
-    zero: int32 (2, L, N), of this form. flood: B. Randomness is drawn here, for each ciphertext its own.
+    zero: int32 (2, L, N), in this form. flood: B. Fresh randomness is drawn here for each ciphertext.
     """
     n, size, primes, degree = c.shape
     b, a = zero[0] if form == "ntt" else ring.ntt(zero[:1].contiguous())[0], zero[1]
@@ -82,6 +83,8 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """r times one polynomial, plus an error: the kernel of encryption, which computes m + e - r s, with s = -shared."""
+    """r times one polynomial, plus an error: the encryption kernel computes m + e - r s, here for m = 0, s =
+    -shared.
+    """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

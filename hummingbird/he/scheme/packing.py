@@ -1,13 +1,13 @@
-"""Real values to the integer coefficients of a polynomial and back: three packings.
+"""Encode real values as the integer coefficients of a polynomial, and decode them: three packings.
 
-coefficients: N values, coefficient j is value j. Weights are scalars, so any linear map of the values will do, and this
-one costs nothing and rounds once. complex, real: the canonical embedding of CKKS (Cheon, Kim, Kim and Song 2017), a
-polynomial's values at half of the 2N-th roots of unity, where products of polynomials are products of values:
+coefficients: N values, coefficient j is value j. Weights are scalars, so any linear encoding works, and this one costs
+nothing and rounds once. complex, real: the canonical embedding of CKKS (Cheon, Kim, Kim and Song 2017), a polynomial's
+values at half of the 2N-th roots of unity, where products of polynomials are products of values:
 
     m(zeta^(4j+1)) = sum_k (m_k + i m_{k+N/2}) zeta^k omega^(jk),   zeta = e^(i pi/N), omega = e^(2 pi i/(N/2)),
 
-an FFT of N/2 points after a twist, as zeta^((4j+1)N/2) = i. complex puts two values into a slot (nGraph-HE2, section
-4.2: no ciphertext may then multiply a ciphertext), value j and value j + N/2; real puts one.
+an FFT of N/2 points after a twist, as zeta^((4j+1)N/2) = i. complex puts two values into a slot, j and j + N/2
+(nGraph-HE2, section 4.2: then no ciphertext may multiply a ciphertext); real puts one.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ PACKINGS = ("coefficients", "complex", "real")
 
 
 def slots(packing: str, degree: int) -> int:
-    """Values in a polynomial; ConfigError for a packing that is not known."""
+    """Number of values in a polynomial. Raises ConfigError for an unknown packing."""
     if packing not in PACKINGS:
         raise ConfigError(f"packing={packing!r}", where="packing", hint=f"None, or one of {', '.join(PACKINGS)}")
     return degree // 2 if packing == "real" else degree
 
 
 def spread(packing: str, degree: int) -> float:
-    """The deviation of a decoded value for independent errors of deviation 1 in the coefficients."""
+    """Standard deviation of a decoded value when the coefficients have independent errors of deviation 1."""
     return 1.0 if packing == "coefficients" else math.sqrt(degree / 2)
 
 
 def peak(packing: str) -> float:
-    """The largest coefficient for values of at most 1: a coefficient is a mean of slots turned by roots of unity."""
+    """Largest coefficient for values of at most 1: a coefficient is a mean of slots times roots of unity."""
     return math.sqrt(2) if packing == "complex" else 1.0
 
 
 def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
-    """Coefficients of values times scales, rounded: float (n, slots or less) to int32 (n, N).
+    """Encode values times scales, rounded: float (n, count <= slots) to int32 (n, N).
 
-    scales: one for all, or (slots or less,), each slot's own; |value| scale peak < 2^30.
+    scales: one number, or one for each slot, (count,); |value| * scale * peak < 2^30.
     """
     count = values.shape[1]
     if packing == "coefficients":
@@ -66,7 +66,7 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
 
 
 def decode(coefficients: Tensor, packing: str) -> Tensor:
-    """Values times the scale: float64 (n, N) to float64 (n, slots)."""
+    """Decode to values times the scale: float64 (n, N) to float64 (n, slots)."""
     if packing == "coefficients":
         return coefficients
     n, degree = coefficients.shape
@@ -80,13 +80,15 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """A few polynomials of each tensor at a time on a CPU, whose passes over them then stay in the cache."""
+    """Split tensors into pieces of a few polynomials on a CPU, so that several passes over a piece stay in the
+    cache.
+    """
     size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
 def constant_step(packing: str, degree: int) -> int:
-    """Distance of the ones in the polynomial of the constant 1 in every slot; the first is coefficient 0."""
+    """Distance between the ones in the polynomial that encodes 1 in every slot; the first is coefficient 0."""
     return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
 
 

@@ -1,12 +1,12 @@
 """Ring degrees, primes, and the two tables that bound log2 Q at 128 bits of security.
 
-The modulus Q is a product of primes q = 1 mod 2N below 2^26, the largest there are: residues of 26 bits keep the
-product of a residue and a weight, and long sums of them, exact in float64. All primes count for security, also those
+The modulus Q is a product of the largest primes q = 1 mod 2N below 2^26. With residues of 26 bits, float64 computes the
+product of a residue and a weight, and long sums of such products, exactly. All primes count for security, also those
 that the first rescaling drops.
 
 Tables: Albrecht et al., "Homomorphic encryption security standard" (2018), table 1, and Bossuat et al., "Security
-guidelines for implementing homomorphic encryption" (ePrint 2024/463), table 5.2; classical, ternary secret.
-Parameters must pass both, at the server when they are chosen and at the client when it is told them.
+guidelines for implementing homomorphic encryption" (ePrint 2024/463), table 5.2; classical, ternary secret. Parameters
+must pass both: the server checks when it chooses them, the client when it receives them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PRIME_BITS = 26
 class Parameters:
     """Degree N and the primes of Q.
 
-    ConfigError for a degree without a row in the tables, for primes that are none of this ring's, and for a log2 Q
-    above either table.
+    Raises ConfigError for a degree without a row in the tables, for primes unsuitable for this degree, and for a log2 Q
+    above the bound of either table.
 
         choose(2048, 2).limits == {"2018": 54, "2024": 53}
     """
@@ -54,12 +54,12 @@ class Parameters:
 
     @property
     def bits(self) -> float:
-        """log2 Q, of all primes."""
+        """log2 Q, where Q is the product of all primes."""
         return sum(math.log2(prime) for prime in self.primes)
 
     @property
     def limits(self) -> dict[str, int]:
-        """The most that log2 Q may be, by table."""
+        """Bound on log2 Q, by table."""
         return {year: table[self.degree] for year, table in TABLES.items()}
 
     @property
@@ -73,7 +73,7 @@ class Parameters:
 
 
 def choose(degree: int, count: int) -> Parameters:
-    """The `count` largest primes of a degree; ConfigError where that is not secure."""
+    """Choose the `count` largest primes of a degree. Raises ConfigError if that is not secure."""
     check_degree(degree)
     if not 1 <= count <= most_primes(degree):
         what = f"{count} primes of {PRIME_BITS} bits at degree {degree}, secure are {most_primes(degree)}"
@@ -82,12 +82,12 @@ def choose(degree: int, count: int) -> Parameters:
 
 
 def most_primes(degree: int) -> int:
-    """How many primes of 26 bits both tables allow."""
+    """Largest number of 26-bit primes that both tables allow."""
     return min(table[degree] for table in TABLES.values()) // PRIME_BITS
 
 
 def check_degree(degree: int) -> None:
-    """ConfigError unless the tables have this degree."""
+    """Raise ConfigError unless the tables have this degree."""
     if degree not in DEGREES:
         known = ", ".join(str(n) for n in DEGREES)
         raise ConfigError(f"the ring's degree is {degree}", where="degree", hint=f"one of {known}")

@@ -1,1 +1,1 @@
-"""Client and server of encrypted inference as two programs, over gRPC."""
+"""Client and server of encrypted inference as programs, over gRPC."""

@@ -1,9 +1,9 @@
-"""A net that somebody else holds, called with images in the clear over a connection (messages: he/service/messages.py).
+"""The client of a remote net: it encrypts images, and the server sees ciphertexts only (messages: messages.py).
 
-The server sees ciphertexts only; the key is made here and stays here. The client checks the parameters that the server
-proposes against both security tables. In client-aided mode it computes the activations, so it sees their inputs, which
-tell about the weights. The server keeps nothing between turns, so a client whose connection broke, or who found the
-server full or stopping, repeats that turn and goes on.
+The key is made here and stays here. The client checks the parameters that the server proposes against both security
+tables. In client-aided mode it computes the activations, so it sees their inputs, which reveal something about the
+weights. The server keeps nothing between turns. So a client that lost its connection, or found the server full or
+stopping, repeats the turn and continues.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ from hummingbird.rpc.client import Retry
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
 _PAUSES = (0.1, 2.0)  # seconds until a turn is tried again after the connection broke: at first, at most
-_REPEATS = 8  # how often one turn may break in its middle
+_REPEATS = 8  # how often one turn may break after the server has answered something
 
 
 class RemoteModel:
-    """The net behind `address`: `model(images)` gives its outputs.
+    """The net behind `address`: `model(images)` returns its outputs.
 
-    tls, token: how both sides know each other, see `rpc.service.connect`. timeout: longest silence of the server, and
-    longest time that it may be away or full, seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
-    that the batches under way may take there, by what the server has told; as much as it has if not given. `public` is
-    what the server has told: shapes, operations, parameters; `sent_bytes` and `received_bytes` count the messages of
-    turns; `repeated` is how often a turn was tried again; `precision` is that of the last call's batches.
-    Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
-    for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description,
-    and for a device that is not there.
+    tls, token: authentication of both sides, see `rpc.service.connect`.
+    timeout: longest silence of the server, and longest time for which it may be away or full, seconds.
+    memory: bytes that batches in flight may take on the device, as the server predicts; default: all that the device
+    has.
+    device: where this side computes, "cpu" or "cuda".
+    public: the server's description: shapes, operations, parameters.
+    sent_bytes, received_bytes: bytes of the turns' messages.
+    repeated: number of turns that were tried again.
+    precision: of the last call's batches.
+    Raises the errors of `service.connect`; PeerError if the service is of another kind or refuses; ConfigError for
+    insecure parameters, and for a net that takes more memory; InputError for a malformed description, and for a missing
+    device.
 
         with RemoteModel("unix:/run/user/1000/he.sock") as model:
             logits = model(images)                            # (n, 1, 28, 28) to (n, 10)
@@ -81,11 +85,12 @@ class RemoteModel:
     def __call__(
         self, images: Tensor, *, in_flight: int = 2, progress: Callable[[float], object] = lambda images: None
     ) -> Any:
-        """Outputs, float32 (n, ...) each, in the net's structure, of images (n, ...), in batches of `public.slots`.
+        """Compute outputs, float32 (n, ...) each, in the net's structure, of images (n, ...), in batches.
 
-        in_flight: batches under way at a time, fewer where `memory` has no room for them: while the server works on
-        one, the client works on another. progress: told how many images' worth of work was done since it was told last.
-        InputError for images that the net does not take; PeerError when the server refuses, dies or is silent.
+        in_flight: number of batches in flight, fewer if `memory` is too small: while the server works on one, the
+        client works on another.
+        progress: called with the amount of work, in images, done since its last call.
+        Raises InputError for images that the net does not take; PeerError if the server refuses, dies or is silent.
         """
         if not isinstance(in_flight, int) or in_flight < 1:
             raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
@@ -113,12 +118,12 @@ class RemoteModel:
         self.close()
 
     def _batches(self, allowed: int) -> int:
-        """How many batches that much memory has room for; ConfigError where not even one."""
+        """Number of batches that fit into `allowed` bytes. Raises ConfigError if not even one fits."""
         needed = at_client(self.public)
         if needed > allowed:
             what = f"a batch of this server's net takes {needed / 1e9:.2f} GB here, allowed are {allowed / 1e9:.2f}"
             raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
-        return allowed // max(1, needed)  # a dishonest net may take nothing
+        return allowed // max(1, needed)  # a dishonest server's net may take no memory
 
     def _evaluate(self, batch: ClientBatch, run: _Run) -> list[Tensor]:
         crossing = sum(turn.sent + turn.returned for turn in self.public.turns)
@@ -127,7 +132,7 @@ class RemoteModel:
         return batch.parts()
 
     def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
-        """One turn, tried again while the server is away or full. share: images' worth of one ciphertext."""
+        """Run one turn; try again while the server is away or full. share: progress of one ciphertext, in images."""
         retry: Retry | None = None
         broken = 0
         while True:
@@ -146,7 +151,7 @@ class RemoteModel:
                     self.repeated += 1
 
     def _call(self, batch: ClientBatch, number: int, run: _Attempt, share: float) -> None:
-        problems: list[Exception] = []  # of encryption, which gRPC's thread would not tell
+        problems: list[Exception] = []  # errors of encryption, which gRPC's thread would not report
         encrypted = threading.Event()
         with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
             requests = _items(outgoing, problems)
@@ -183,7 +188,7 @@ class RemoteModel:
         encrypted.set()
 
     def _end(self, incoming: Prefetch[bytes], run: _Attempt) -> None:
-        """Wait for the call's end, which the server would take for a client that left otherwise."""
+        """Wait for the end of the call; a client that ended it earlier would look to the server like one that left."""
         if (message := self._read(incoming, run)) is not None:
             raise PeerError(f"{len(message)} bytes more than the answer has", where=self._where)
 
@@ -215,7 +220,10 @@ class RemoteModel:
 
 
 def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[bytes]:
-    """The messages made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
+    """Yield the prepared messages.
+
+    An error ends the stream early, and the server answers with an error; `problems` then holds the cause.
+    """
     try:
         while (message := outgoing.next(_LONGEST_TURN)) is not None:
             yield message
@@ -224,7 +232,7 @@ def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[byt
 
 
 class _Run:
-    """One call of the model: its progress, and the calls under way."""
+    """One call of the model: its progress, and its gRPC calls."""
 
     def __init__(self, progress: Callable[[float], object]) -> None:
         self._progress, self._lock = progress, threading.Lock()
@@ -237,7 +245,7 @@ class _Run:
 
     @contextlib.contextmanager
     def under_way(self, call: Any) -> Iterator[None]:
-        """Have `stop` cancel this call."""
+        """Register a gRPC call that `stop` cancels."""
         with self._lock:
             self._calls.add(call)
         if self._stopped.is_set():
@@ -249,11 +257,11 @@ class _Run:
                 self._calls.discard(call)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; False where the run was stopped meanwhile."""
+        """Wait; returns False if the run was stopped meanwhile."""
         return not self._stopped.wait(seconds)
 
     def stop(self) -> None:
-        """Cancel all calls, also those that come."""
+        """Cancel all calls, including later ones."""
         self._stopped.set()
         with self._lock:
             calls = list(self._calls)
@@ -262,16 +270,16 @@ class _Run:
 
 
 class _Attempt:
-    """One attempt at a turn. whole: the run that it belongs to. heard: whether the server has said anything."""
+    """One attempt at a turn. whole: the run that it belongs to. heard: whether the server has answered anything."""
 
     def __init__(self, whole: _Run) -> None:
         self.whole, self.heard, self._told = whole, False, 0.0
 
     def advance(self, images: float) -> None:
-        """Tell of progress."""
+        """Report progress."""
         self._told += images
         self.whole.advance(images)
 
     def take_back(self) -> None:
-        """Take back the progress: it will be made once more."""
+        """Take back the reported progress, because the work is done once more."""
         self.whole.advance(-self._told)

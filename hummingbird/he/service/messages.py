@@ -1,16 +1,16 @@
 """The messages between client and server of encrypted inference (gRPC: rpc/service.py): two methods.
 
-    Public(opening)  -> what a client must know of the net, JSON without weights
+    Public(opening)  -> the public part of the plan, JSON without weights
     Turn(stream)     -> stream
 
-The client's stream is an opening, then the slices of the turn; the server's are its slices, and empty messages that
-say it is at work. An opening is JSON: format, release, digest of the `Public` that the client works by, turn. Slices
-come in the order of `Public`, which also gives their lengths, so that nothing is believed:
+The client's stream is an opening, then the slices of the turn. The server's stream is its slices, and empty messages as
+heartbeats. An opening is JSON: format, release, digest of the client's `Public`, turn. The order and lengths of slices
+follow from `Public`, so neither side needs to believe the other:
 
     slice up = seed (16 bytes), residues of component 0         slice down = residues of all components
 
 Residues have 26 bits each, as `kernels.ciphertexts.pack` lays them out; a slice is cut into messages of `service.CHUNK`
-bytes. A server keeps nothing between turns: a session is one call, in which nobody else can speak, and it ends with its
+bytes. A server keeps nothing between turns: a turn is one call, which nobody else can join, and which ends with its
 client.
 """
 
@@ -34,13 +34,13 @@ from hummingbird.records import field
 from hummingbird.rpc.service import CHUNK
 from hummingbird.version import VERSION
 
-FORMAT = 2  # of the messages, and of what a seed expands to
+FORMAT = 2  # version of the messages, and of the expansion of seeds
 _HINT = "the bytes were damaged, or come from another program or release"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOpening:
-    """The first message of a client's call. digest: of the description that it works by, empty before it has one."""
+    """The first message of a client's call. digest: of the client's description, empty before it has one."""
 
     format: int = records.constant(FORMAT)
     release: str = records.constant(VERSION)
@@ -54,7 +54,10 @@ def opening(digest: str = "", turn: int = 0) -> bytes:
 
 
 def read_opening(data: bytes, turns: int) -> tuple[str, int]:
-    """Digest and turn; AgreementError, naming both sides, for another format, InputError for anything malformed."""
+    """Read an opening: digest and turn.
+
+    Raises AgreementError, naming both sides, for another format; InputError if malformed.
+    """
     how: Any = {"name": "message", "where": "he", "hint": _HINT}
     fields = records.of(records.parse(data, **how), records.mapping(records.anything(), 16), **how)
     theirs, release = fields.get("format"), str(fields.get("release"))[:32]
@@ -73,7 +76,7 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """Messages that hold a slice's bytes, after `head`."""
+    """Cut a slice's bytes, after `head`, into messages."""
     view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]
@@ -82,7 +85,7 @@ def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
 
 
 def collect(receive: Callable[[], bytes], size: int) -> Tensor:
-    """The `size` bytes of a slice; InputError if its messages hold more, or one of them nothing."""
+    """Collect the `size` bytes of a slice. Raises InputError if its messages hold more, or one is empty."""
     buffer = torch.empty(size, dtype=torch.uint8)
     view, at = buffer.numpy().data, 0
     while at < size:
@@ -107,7 +110,10 @@ def read_upload(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Upload:
-    """A slice up, on a device. InputError for a wrong length, and for a residue that is not below its prime."""
+    """Read a slice up, to a device.
+
+    Raises InputError for a wrong length, and for a residue that is not below its prime.
+    """
     primes, degree = len(public.parameters.primes), public.parameters.degree
     data = collect(receive, SEED_BYTES + public.up_bytes(stop - first))
     body = unpack(public.parameters.ring, data[SEED_BYTES:].to(device), (stop - first, primes, degree))
@@ -128,12 +134,12 @@ def read_download(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Download:
-    """A slice down, on a device. InputError as `read_upload`."""
+    """Read a slice down, to a device. Raises InputError as `read_upload`."""
     data = collect(receive, public.down_bytes(back, stop - first)).to(device)
     shape = (stop - first, back.size, back.primes, public.parameters.degree)
     return Download(turn, first, unpack(public.parameters.ring.take(back.primes), data, shape))
 
 
 def malformed(what: str) -> InputError:
-    """Bytes that no side of this format sends."""
+    """The error for bytes that no side sends in this format."""
     return InputError(f"malformed message: {what}", where="he", hint=_HINT)

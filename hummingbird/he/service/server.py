@@ -1,9 +1,8 @@
-"""The server's side as a service for several clients at once (messages: he/service/messages.py).
+"""The server role as a service for several clients at once (messages: he/service/messages.py).
 
-It holds no key: it receives ciphertexts and sends ciphertexts. What a client sends is expanded while the next slice is
-under way; results leave while the next tile is computed. Between turns nothing is kept: a client's key never leaves
-the client, so there is none to keep either. A client that dies costs nothing, and one that dies in a turn ends it: at
-its next slice or tile, or after `idle` seconds of silence. One whose connection broke repeats the turn, here or at
+The server holds no key: it receives and sends ciphertexts. It expands a slice while the next one arrives, and sends a
+result while it computes the next tile. It keeps nothing between turns. If a client dies during a turn, the turn ends at
+the next slice or tile, or after `idle` seconds of silence. A client whose connection broke repeats the turn, here or at
 another server of the same net.
 """
 
@@ -26,21 +25,21 @@ from hummingbird.rpc.service import WORKERS, Exchange, Method
 
 TURNS = 4
 IDLE_SECONDS = 120.0
-RETRY = 5.0  # seconds after which a client that found no room may try again
-MAX_CALLS = 2 * WORKERS  # turns at work or waiting for room; one that waits holds about 5 MB of messages
-_AT_WORK = 5.0  # seconds between the empty messages that say so
+RETRY = 5.0  # seconds after which a client that found the server full may try again
+MAX_CALLS = 2 * WORKERS  # turns at work or waiting; a waiting turn holds about 5 MB of messages
+_AT_WORK = 5.0  # seconds between heartbeats, which are empty messages
 _DEPTH = 4  # messages received, and messages computed, ahead
-_POLL = 0.5  # seconds between looks at whether the client is there
+_POLL = 0.5  # seconds between checks that the client is still there
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All clients of one server: `serve(Service(server).handlers(), address)`. room: who is at work, who waits.
+    """All clients of one server: `serve(Service(server).handlers(), address)`. room: the queue of turns.
 
-    turns: how many are at work at a time; others wait, and who has the fewest at work is next. memory: bytes for all of
-    them, each as large as the plan predicts; what the machine, or the server's GPU, has if not given. idle: seconds
-    that a client may be silent when it should send, and that it may wait for room. ConfigError for numbers out of
-    range, and where not even one turn has room.
+    turns: number of turns at work at a time; others wait, and the client with the fewest turns at work is next.
+    memory: bytes for all turns, each as large as the plan predicts; default: all of the machine's memory, or the GPU's.
+    idle: longest silence of a client that should send, and longest wait in the queue, seconds.
+    Raises ConfigError for numbers out of range, and if not even one turn fits into memory.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Service:
         return {"Public": self._describe, "Turn": Exchange(self._turn)}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Have figures of turns among those of a program's metrics."""
+        """Register gauges of turns for Prometheus."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_he_{name}", text, registry=registry).set_function(value)
@@ -143,6 +142,9 @@ class Service:
 
 
 def turns_of(places: int, calls: int) -> FairQueue:
-    """So many places for turns at work; calls: at work or waiting in all, of which one name may have a quarter."""
+    """A queue with `places` for turns at work.
+
+    calls: limit on turns at work or waiting; one name may have a quarter of them.
+    """
     each = max(1, calls // 4)
     return FairQueue(places, Quota("turns", "at work or waiting", calls, each, spare=False, where="he", retry=RETRY))

@@ -1,20 +1,23 @@
-"""Base oblivious transfers from X25519 alone: 128 random ones, in two messages; semi-honest.
+"""Base oblivious transfers from X25519: 128 random transfers in two messages; semi-honest.
 
-The chooser has a bit b_i for each transfer and sends two public keys, pk_0 and pk_1: pk_b of a key pair, and
+The chooser has a bit b_i for each transfer and sends two public keys, pk_0 and pk_1. It knows the secret key of pk_b,
+and makes the other one as
 
-    pk_(1-b) = X25519(a scalar that it forgets, H)      H: the point hashed from a public text, on the curve
+    pk_(1-b) = X25519(a scalar that it forgets, H)      H: a point on the curve, hashed from a public text
 
 The sender answers with one public key A = X25519(a, 9), and both know
 
     key_i,s = BLAKE2b(X25519(a, pk_s), transcript, i, s)
 
-the sender for both s, the chooser for s = b_i: for the other it would have to solve Diffie-Hellman on a multiple of H,
-whose logarithm nobody knows (Bellare and Micali, "Non-interactive oblivious transfer and applications", CRYPTO 1989).
+the sender for both s, the chooser for s = b_i only: for the other s it would have to solve Diffie-Hellman on a multiple
+of H, whose logarithm nobody knows (Bellare and Micali, "Non-interactive oblivious transfer and applications", CRYPTO
+1989).
 
-Both keys of a pair must look alike. A random number is the u of a point of the curve only every second time, else of
-its twist; a point of the curve is in the subgroup of prime order, as every public key is, only 1 time in 8. So H is on
-the curve, and a scalar of X25519 (RFC 7748), a multiple of 8, takes it to the subgroup. Scalars have one of 2^251
-values, and the subgroup 2^251 different u: pk_0 and pk_1 are both uniform on them but for about 2^-126.
+The sender must not be able to distinguish the two keys. A random number is the u-coordinate of a point of the curve
+with probability 1/2, otherwise of its twist. A point of the curve is in the subgroup of prime order, as every public
+key is, with probability 1/8. So H is on the curve, and X25519 scalars (RFC 7748), which are multiples of 8, map it to
+the subgroup. There are 2^251 scalars, and 2^251 different u in the subgroup: pk_0 and pk_1 are both uniform up to about
+2^-126.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from hummingbird.cost import BASE_OT_ANSWER, BASE_OT_CHOICE
 from hummingbird.errors import InputError
 
 COUNT = 128
-KEY = 16  # bytes of what a transfer gives
+KEY = 16  # bytes of a transfer's key
 _POINT = 32  # bytes of a public key
 _PRIME = 2**255 - 19
 _HINT = "both sides need the same release"
@@ -40,7 +43,7 @@ _HINT = "both sides need the same release"
 class Chooser:
     """The side with the choices; used once.
 
-    choices: uint8 (128,), zeros and ones. `message` goes to the sender, 8,192 bytes; `keys` takes what comes back.
+    choices: uint8 (128,), zeros and ones. `message`, 8,192 bytes, goes to the sender; `keys` takes its reply.
     """
 
     def __init__(self, choices: Tensor) -> None:
@@ -54,7 +57,10 @@ class Chooser:
         self.message: bytes = torch.where(choices[:, None, None] > 0, pair.flip(1), pair).numpy().tobytes()
 
     def keys(self, reply: bytes) -> Tensor:
-        """Compute the choices' keys, uint8 (128, 16), from the sender's 32 bytes; InputError for anything else."""
+        """Compute the keys of the choices, uint8 (128, 16), from the sender's 32 bytes.
+
+        Raises InputError for anything else.
+        """
         where = "base OT, the sender's key"
         if len(reply) != BASE_OT_ANSWER:
             raise InputError(f"expected {BASE_OT_ANSWER} bytes, got {len(reply)}", where=where, hint=_HINT)
@@ -64,10 +70,10 @@ class Chooser:
 
 
 def answer(message: bytes) -> tuple[bytes, Tensor]:
-    """Answer a chooser: 32 bytes for it, and both keys of all transfers, uint8 (128, 2, 16).
+    """Answer a chooser: returns 32 bytes for it, and both keys of all transfers, uint8 (128, 2, 16).
 
-    InputError for a message that is not of 256 public keys: of another size, a number of 2^255 - 19 or more, a point of
-    low order, whose multiples anybody knows.
+    Raises InputError unless the message is 256 public keys: for another size, a number of 2^255 - 19 or more, and a
+    point of low order, whose multiples anybody knows.
     """
     where = "base OT, the chooser's keys"
     if len(message) != BASE_OT_CHOICE:
@@ -81,7 +87,7 @@ def answer(message: bytes) -> tuple[bytes, Tensor]:
 
 
 def public_key(data: bytes, where: str) -> X25519PublicKey:
-    """Read 32 bytes, the one encoding of a number below 2^255 - 19; InputError for anything else."""
+    """Read a public key of 32 bytes, which encode a number below 2^255 - 19. Raises InputError for anything else."""
     if len(data) != _POINT or int.from_bytes(data, "little") >= _PRIME:
         raise InputError("this is no public key of X25519", where=where, hint=_HINT)
     return X25519PublicKey.from_public_bytes(data)
@@ -89,7 +95,7 @@ def public_key(data: bytes, where: str) -> X25519PublicKey:
 
 @cache
 def hashed_point() -> X25519PublicKey:
-    """Find H: the first hash that is the u of a point on y^2 = u^3 + 486662 u^2 + u; its logarithm nobody knows."""
+    """Find H: the first hash that is the u of a point on y^2 = u^3 + 486662 u^2 + u; nobody knows its logarithm."""
     for attempt in range(256):
         digest = hashlib.blake2b(bytes([attempt]), digest_size=64, person=b"hummingbird H").digest()
         u = int.from_bytes(digest, "little") % _PRIME
@@ -106,7 +112,7 @@ def _exchange(secret: X25519PrivateKey, point: X25519PublicKey, where: str) -> b
 
 
 def _hash(shared: list[bytes], transcript: bytes, which: tuple[int, ...]) -> Tensor:
-    """Derive the keys of all transfers, of these of the two: uint8 (128, len(which), 16)."""
+    """Derive the keys of all transfers for the choices in `which`: uint8 (128, len(which), 16)."""
     name = hashlib.blake2b(transcript, digest_size=32).hexdigest()
     keys = [prg.derive(x, "base OT", name, i, s, size=KEY) for i, x in enumerate(shared) for s in which]
     return _octets(b"".join(keys)).view(COUNT, len(which), KEY)

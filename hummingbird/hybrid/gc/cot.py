@@ -1,21 +1,21 @@
 """Correlated oblivious transfers between two parties: SoftSpoken OT (Roy, CRYPTO 2022), semi-honest, without a hash.
 
-The sender has delta, and for transfer i a key Q_i; the receiver has a choice c_i and T_i = Q_i ^ c_i delta. With delta
-the offset of a garbler's labels:
+The sender has delta, and a key Q_i for transfer i; the receiver has a choice c_i and T_i = Q_i ^ c_i delta. delta is
+the offset of a garbler's labels. If the evaluator knows its bit c_i when the circuit is garbled, the label of 0 of its
+wire is Q_i, and T_i is the label of c_i. If it learns its bit p_i later, the transfer has a random choice e_i. The
+evaluator sends p_i ^ e_i, and the garbler answers with L_i ^ Q_i ^ (p_i ^ e_i) delta, which is
+kernels.cot.choose(L ^ Q, p ^ e, delta). XORed with T_i, that is the label L_i ^ p_i delta.
 
-    the evaluator's bit is known when garbling: its wire's label of 0 is Q_i, and T_i is the label of c_i
-    it is known later: the receiver's random choices e_i wait for it; it sends p_i ^ e_i, the garbler answers with
-    L_i ^ Q_i ^ (p_i ^ e_i) delta, which is kernels.cot.choose(L ^ Q, p ^ e, delta), and T_i makes L_i ^ p_i delta of it
-
-Set up once for a session, in two messages of `cost.COT_SET_UP` bytes, some 20 ms a side:
+The set-up takes place once for a session, in two messages of `cost.COT_SET_UP` bytes, and takes about 20 ms on each
+side:
 
     start = cot.SetUp()                                 the sender
     receiver, reply = cot.accept(start.message)         the receiver
     sender = start.finish(reply)                        the sender
 
-Then transfers follow from their numbers: nothing is kept but these objects, any order, place and process of calls gives
-the same. A NUMBER SERVES ONCE, for two messages of it show the sum of their choices, and two answers show delta. Who
-holds these objects keeps account of numbers; `numbers` says how many a call takes.
+Afterwards a transfer is a function of its number and these objects: calls in any order and in any process give the same
+result. USE EACH NUMBER ONLY ONCE: two messages for one number reveal the sum of their choices, and two answers reveal
+delta. The caller keeps track of used numbers; `numbers` returns how many a call takes.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from hummingbird.kernels import cot, pack_bits
 from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, SEED, TREES
 
-# Trees of 16 leaves, of which the receiver of a set-up knows all and the sender all but one --------------------------
+# Trees of 16 leaves: the receiver of a set-up knows all leaves, the sender all but one --------------------------------
 #
-# A node, 16 bytes, has two children, both halves of BLAKE2b(node): child s of node p on level l is node p + s 2^l below
-# it, so that bit l of a leaf's number is the turn on level l (Goldreich, Goldwasser and Micali, 1986). The sender lacks
-# the leaf at delta_j. On each level it learns, by one base OT with the choice 1 - bit l of delta_j, the sum of the
-# children on the other side of its path, and so the one among them that it cannot compute.
+# A node, 16 bytes, has two children, both halves of BLAKE2b(node): child s of node p on level l is node p + s 2^l of
+# the next level, so that bit l of a leaf's number is the direction taken on level l (Goldreich, Goldwasser and Micali,
+# 1986). The sender must not learn the leaf at delta_j. On each level, one base OT with the choice 1 - bit l of delta_j
+# gives it the sum of the children on the other side of its path, and so the only one of them that it cannot compute.
 
 LEVELS = 4
 
 
 def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Grow trees from their roots, uint8 (32, 16): leaves uint8 (32, 16, 16), and for each level the sums of its left
-    and of its right children, uint8 (32, 4, 2, 16).
+    """Grow trees from their roots, uint8 (32, 16).
+
+    Returns the leaves, uint8 (32, 16, 16), and for each level the sums of its left and of its right children, uint8
+    (32, 4, 2, 16).
     """
     nodes, sums = roots[:, None], []
     for _ in range(LEVELS):
@@ -57,17 +59,18 @@ def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def puncture(bits: Tensor, sums: Tensor) -> Tensor:
-    """Find all leaves but those at delta_j, each at place x ^ delta_j; place 0 is zero: uint8 (32, 16, 16).
+    """Compute all leaves but those at delta_j: uint8 (32, 16, 16), leaf x at index x ^ delta_j, zeros at index 0.
 
-    bits: uint8 (32, 4), of delta_j. sums: uint8 (32, 4, 16), those on the side 1 - bit of each level. Nothing branches
-    on a bit. Node x stands at place x ^ delta_j on every level: place 0 is the path, place 2^l what a level brings.
+    bits: uint8 (32, 4), of delta_j. sums: uint8 (32, 4, 16), on the side 1 - bit of each level. Does not branch on
+    bits. On every level node x has the index x ^ delta_j: index 0 is the path, index 2^l the node that level l's sum
+    reveals.
     """
     nodes = torch.zeros(TREES, 1, SEED, dtype=torch.uint8)
     for level in range(LEVELS):
         left, right = _children(nodes)
         turn = bits[:, level, None, None] > 0
-        on, off = torch.where(turn, right, left), torch.where(turn, left, right)  # the path's side, the other
-        on[:, 0], off[:, 0] = 0, 0  # their parent is the path's node, which is not known
+        on, off = torch.where(turn, right, left), torch.where(turn, left, right)  # the path's side, the other side
+        on[:, 0], off[:, 0] = 0, 0  # their parent is the path's node, which is unknown
         off[:, 0] = sums[:, level] ^ _sum(off)
         nodes = torch.cat([on, off], 1)
     return nodes
@@ -91,23 +94,23 @@ _HINT = "both sides need the same net, options and release"
 
 
 def message_bytes(count: int, random: bool) -> int:
-    """Size in bytes of a receiver's message for so many transfers."""
+    """Size in bytes of a receiver's message for `count` transfers."""
     return cost.cot_message(count, random)
 
 
 def numbers(count: int) -> int:
-    """The numbers that a call for so many transfers takes, a multiple of 128: the next one begins behind them."""
+    """How many numbers a call for `count` transfers takes: a multiple of 128. The next call begins after them."""
     return -(-count // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Receiver:
-    """The side with the choices, from its trees' leaves, uint8 (32, 16, 16), which are secret."""
+    """The side with the choices. leaves: of its trees, uint8 (32, 16, 16), secret."""
 
     leaves: Tensor
 
     def random(self, first: int, count: int) -> tuple[bytes, Tensor, Tensor]:
-        """Make transfers with random choices, from number `first` on, a multiple of 128: 31/8 bytes each.
+        """Make transfers with random choices, 31/8 bytes each. first: number of the first transfer, a multiple of 128.
 
         Returns the message for the sender, the choices, uint8 (count,), and the keys T, int64 (count, 2).
         """
@@ -116,7 +119,7 @@ class Receiver:
         return (sums[1:] ^ sums[0]).numpy().tobytes(), choices, keys
 
     def chosen(self, first: int, choices: Tensor) -> tuple[bytes, Tensor]:
-        """Make transfers with these choices, uint8 (count,), zeros and ones, from number `first` on: 4 bytes each.
+        """Make transfers with these choices, uint8 (count,) of zeros and ones, 4 bytes each, from number `first` on.
 
         Returns the message for the sender and the keys T, int64 (count, 2).
         """
@@ -137,16 +140,16 @@ class Receiver:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Sender:
-    """The side with delta, int64 (2,), and the leaves of `trees.puncture`, uint8 (32, 16, 16); both are secret."""
+    """The side with delta, int64 (2,), and the leaves from `puncture`, uint8 (32, 16, 16); both are secret."""
 
     delta: Tensor
     leaves: Tensor
 
     def extend(self, first: int, count: int, message: bytes, random: bool) -> Tensor:
-        """Make the keys Q, int64 (count, 2), from number `first` on, of the receiver's message for the same transfers.
+        """Compute the keys Q, int64 (count, 2), from the receiver's message for the same transfers, from `first` on.
 
-        random: whether it is one of random choices. AgreementError for another size than such a message has; a message
-        of the right size with other contents gives other keys, nothing else.
+        random: whether the message is for random choices. Any message of the right size gives keys. Raises
+        AgreementError for another size.
         """
         blocks = _blocks("hybrid.gc.cot.Sender", first, count)
         if len(message) != (size := message_bytes(count, random)):
@@ -161,9 +164,9 @@ class Sender:
 
 
 class SetUp:
-    """The sender's side of the set-up, used once; `message`, 8,192 bytes, goes to the receiver.
+    """The sender's side of the set-up, used once. `message`, 8,192 bytes, goes to the receiver.
 
-    It draws the session's delta, the offset of the garbler's labels.
+    Draws the session's delta, the offset of the garbler's labels.
     """
 
     def __init__(self) -> None:
@@ -173,7 +176,7 @@ class SetUp:
         self.message = self._chooser.message
 
     def finish(self, reply: bytes) -> Sender:
-        """Make the sender from the receiver's reply, of 4,128 bytes; InputError for anything else."""
+        """Make the sender from the receiver's reply of 4,128 bytes. Raises InputError for anything else."""
         if len(reply) != cost.COT_SET_UP[1]:
             what = f"expected {cost.COT_SET_UP[1]} bytes, got {len(reply)}"
             raise InputError(what, where="hybrid.gc.cot.SetUp, the receiver's reply", hint=_HINT)
@@ -184,7 +187,10 @@ class SetUp:
 
 
 def accept(message: bytes) -> tuple[Receiver, bytes]:
-    """Answer a sender's set-up: the receiver, and the reply, of 4,128 bytes; InputError for what is no such message."""
+    """Answer a sender's set-up: returns the receiver, and the reply of 4,128 bytes.
+
+    Raises InputError for another message.
+    """
     answer, keys = base_ot.answer(message)
     roots = prg.fresh().bytes(TREES * SEED).view(TREES, -1)
     leaves, sums = grow(roots)
@@ -192,7 +198,7 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Check the numbers of transfers, and say how many blocks they fill."""
+    """Check the numbers of transfers, and return how many blocks they fill."""
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK
     check_range(f"{where}, first", first, 0, BLOCK * (MOST_BLOCKS - blocks))
@@ -203,5 +209,5 @@ def _blocks(where: str, first: int, count: int) -> int:
 
 
 def _bits(octets: Tensor) -> Tensor:
-    """Bits of bytes, the lowest first: uint8 (8 n,) of zeros and ones."""
+    """Bits of bytes, lowest first: uint8 (8 n,) of zeros and ones."""
     return (octets[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)

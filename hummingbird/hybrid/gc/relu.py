@@ -1,16 +1,16 @@
-"""A ReLU on cut shares by one garbled circuit: its plain version, and the labels that both sides handle.
+"""A ReLU on cut shares by one garbled circuit: its plain version, and the labels of both sides.
 
-The garbler draws R and labels of 0, makes the tables (`garble`, `garble_model`), and lets the evaluator have one label
-of each bit, label ^ bit R: of its own bits by `chosen`, of the evaluator's by oblivious transfer. The evaluator turns
-them into y - r or y + offset. `kernels.garble` has the circuit, its hash and the format of the tables.
+The garbler draws R and labels of 0, makes the tables (`garble`, `garble_model`), and gives the evaluator one label of
+each bit, label ^ bit R: of its own bits by `chosen`, of the evaluator's bits by oblivious transfer. The evaluator
+computes y - r or y + offset from them. `kernels.garble` has the circuit, its hash and the format of the tables.
 
     circuit = Circuit("relu", 10, 20, "data")            the garbler knows s and r
     delta, labels = new_delta(stream), new_labels(stream, n, 10)
     tables = garble(circuit, key, tile, delta, labels, s, r)
     y_minus_r = evaluate(circuit, key, tile, chosen(labels, delta, p), tables)
 
-A tile's number serves once under a key, and so do labels: garbled twice, with another s, they give R to the evaluator.
-So do both labels of one wire.
+Use a tile's number only once under a key, and labels only once: if they are garbled twice with different s, the
+evaluator learns R. It also learns R from both labels of one wire.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def new_delta(stream: Stream) -> Tensor:
-    """Draw the garbler's secret offset of labels, R: int64 (2,), odd."""
+    """Draw R, the garbler's secret offset between labels: int64 (2,), odd."""
     return stream.words(2) | torch.tensor([1, 0])
 
 
@@ -57,15 +57,15 @@ def new_labels(stream: Stream, n: int, width: int) -> Tensor:
 
 
 def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
-    """Take the label of each bit: labels of 0, int64 (n, w, 2), and numbers, int64 (n,), give labels ^ bit R.
+    """Select the label of each bit, label ^ bit R, from labels of 0, int64 (n, w, 2), and values, int64 (n,).
 
-    Nothing branches on a bit.
+    Does not branch on bits.
     """
     return choose(labels.reshape(-1, 2), pack_words(values, labels.shape[1]), delta).view_as(labels)
 
 
 def plain(circuit: Circuit, x: Tensor) -> Tensor:
-    """Compute the circuit in the clear, mod 2^k': relu(x), or x, for x = s + p, int64 (n,), a signed number mod 2^w."""
+    """Compute the circuit in the clear, mod 2^k': relu(x), or x, for x = s + p, int64 (n,), signed mod 2^w."""
     half = 1 << (circuit.width - 1)
     signed = ((x + half) & (2 * half - 1)) - half
     return (signed.clamp(min=0) if circuit.kind == "relu" else signed) & ((1 << circuit.ring) - 1)

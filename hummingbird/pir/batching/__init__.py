@@ -1,1 +1,1 @@
-"""Many lookups of one inference by a public plan, with the same keys for all inferences."""
+"""Many lookups in one inference by a public plan, with the same number of keys for every inference."""

@@ -1,8 +1,9 @@
-"""Statistics of a training set's lookups: the rows wanted most, and those wanted together.
+"""Statistics of a training set's lookups: the most wanted rows, and rows wanted together.
 
 Lam et al. (ASPLOS 2024, section 4) serve the hottest rows from a small table, and store with every row its most
 frequent companions. Both are chosen once, from the accesses of the training set, and are public: the servers know them,
-and they tell about the training set only. `accesses` are the rows, int64 (n,), that each of its inferences wants.
+and they reveal something about the training set only. `accesses` has the wanted rows of each of its inferences, int64
+(n,).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 
-_PAIRS = 1 << 23  # counted at a time: 64 MiB of pairs
+_PAIRS = 1 << 23  # pairs counted at a time, 64 MiB
 
 
 def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
@@ -26,7 +27,7 @@ def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
 
 
 def hottest(counts: Tensor, share: float) -> Tensor:
-    """The ids of the `share` of all rows with the highest counts, hottest first, int64; equal ones by number."""
+    """The fraction `share` of all rows with the highest counts, hottest first, int64; ties are ordered by number."""
     if not 0 <= share < 1:
         raise InputError(f"a hot share of {share}", where="share", hint="from 0, no hot table, to less than 1")
     return counts.argsort(descending=True, stable=True)[: round(share * len(counts))]
@@ -35,7 +36,7 @@ def hottest(counts: Tensor, share: float) -> Tensor:
 def companions(accesses: Sequence[Tensor], rows: int, count: int) -> Tensor:
     """The rows most often wanted in the same inference as each row, int64 (rows, count); -1 where there are fewer.
 
-    Equally frequent ones come by number. Time and memory grow with the number of different pairs.
+    Ties are ordered by number. Time and memory grow with the number of different pairs.
     """
     pairs, weights = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     waiting: list[Tensor] = []

@@ -1,15 +1,15 @@
-"""Batch codes: k rows of one table for a fixed number of keys, each of which costs a part of the table.
+"""Batch codes: look up k rows of one table with a fixed number of keys, each for a part of the table.
 
-The rows are spread over `buckets` small tables, each row to `choices` of them, and a client sends `rounds` keys to
-every bucket, whatever it wants. choices = 3 is a cuckoo batch code (Angel, Chen, Laine and Setty, "PIR with compressed
-queries", IEEE S&P 2018, section 4): every wanted row picks one of its three buckets, so that no bucket has more than
-its keys. With 1.5 k buckets nearly every set of k rows has such an assignment, for 3 times the table of work in all.
-choices = 1 is the partial batch retrieval of Lam et al. (ASPLOS 2024, section 4): bins, of which each yields one row
-per round, for the work of one table per round.
+The rows are spread over `buckets` small tables, each row to `choices` of them. A client always sends `rounds` keys to
+every bucket. choices = 3 is a cuckoo batch code (Angel, Chen, Laine and Setty, "PIR with compressed queries", IEEE S&P
+2018, section 4): every wanted row picks one of its three buckets, such that no bucket gets more rows than keys. With
+1.5 k buckets nearly every set of k rows has such an assignment, and the total work is that of 3 tables. choices = 1 is
+the partial batch retrieval of Lam et al. (ASPLOS 2024, section 4): each bucket yields one row per round, and a round
+has the work of one table.
 
-Buckets come in `choices` groups of equal size. A public permutation p of the rows for each group puts row i into bucket
-p(i) mod B of the group's B, at place p(i) div B: every bucket has ceil(rows / B) places, so that all keys are equal,
-and a client needs no table to find a row.
+Buckets form `choices` groups of equal size B. Each group has a public permutation p of the rows, which puts row i into
+the group's bucket p(i) mod B, at position p(i) div B. Every bucket has ceil(rows / B) positions, so all keys have equal
+size, and a client computes a row's position without a table.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hummingbird.records import field
 
 _MOST_KEYS = 1 << 24
 _ROUNDS = 4  # of the permutation
-_KEPT = 1 << 18  # rows of the largest table whose permutations are kept, 2 MiB each
+_KEPT = 1 << 18  # rows of the largest table whose permutations are cached, 2 MiB each
 _SEED = bytes(prg.SEED_BYTES)
 _SEEDS = records.hexadecimal(*prg.CIPHERS.values())
 
 
 class Schedule(NamedTuple):
-    """The keys of a client for the rows it wants.
+    """The keys of a client for its wanted rows.
 
-    inside: int64 (keys,), the place in its bucket that each key selects, 0 for a dummy. key: int64 (N,), the number of
-    the key that brings each wanted row, -1 for a row that is dropped.
+    inside: int64 (keys,), the position in its bucket that each key selects, 0 for a dummy. key: int64 (N,), the number
+    of the key for each wanted row, -1 for a dropped row.
     """
 
     inside: Tensor
@@ -48,10 +48,10 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchCode:
-    """A spread of a table's rows over buckets; public, and fixed with the table.
+    """A distribution of a table's rows over buckets; public, and fixed for the table.
 
-    buckets: a multiple of `choices`. rounds: keys for every bucket. seed: of the permutations, no secret.
-    Key number n goes to bucket n div rounds. Raises ConfigError for numbers that do not go together.
+    buckets: a multiple of `choices`. rounds: keys for every bucket. seed: of the permutations, not secret. Key n goes
+    to bucket n div rounds. Raises ConfigError for numbers that do not fit each other.
 
         code = BatchCode.cuckoo(rows=2**20, wanted=64)          # 96 buckets of 2^15 rows: 96 keys for 64 rows
         tables = [table[rows] for rows in code.layout()]        # at the servers (-1: a row of zeros)
@@ -79,28 +79,30 @@ class BatchCode:
 
     @classmethod
     def cuckoo(cls, rows: int, wanted: int, expansion: float = 1.5, seed: bytes = _SEED) -> BatchCode:
-        """The code with 3 choices and `expansion` buckets for each of up to `wanted` rows, rounded up to threes."""
+        """The code with 3 choices and `expansion` buckets for each of up to `wanted` rows; buckets are a multiple
+        of 3.
+        """
         groups = math.ceil(expansion * wanted / 3)
         return cls(rows, 3 * max(1, min(groups, rows)), seed=seed)
 
     @property
     def keys(self) -> int:
-        """How many keys a client sends to each server, always."""
+        """Number of keys that a client sends to each server for every inference."""
         return self.buckets * self.rounds
 
     @property
     def bucket_rows(self) -> int:
-        """Places of every bucket, those that stay empty included."""
+        """Positions of every bucket, including empty ones."""
         return -(-self.rows // (self.buckets // self.choices))
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Bucket and place inside it of rows int64 (N,), for every choice: two int64 (N, choices)."""
+        """Bucket, and position inside it, of rows int64 (N,), for every choice: two int64 (N, choices)."""
         group = self.buckets // self.choices
         spread = torch.stack([self._permuted(rows, choice) for choice in range(self.choices)], 1)
         return spread % group + group * torch.arange(self.choices), spread // group
 
     def layout(self) -> Tensor:
-        """The rows of every bucket by place, int64 (buckets, bucket_rows), -1 where there is none."""
+        """The rows of every bucket by position, int64 (buckets, bucket_rows), -1 for an empty position."""
         group = self.buckets // self.choices
         parts = []
         for choice in range(self.choices):
@@ -110,9 +112,9 @@ class BatchCode:
         return torch.cat(parts)
 
     def schedule(self, wanted: Tensor) -> Schedule:
-        """A key for every wanted row, int64 (N,), as far as they go; earlier rows first, equal rows share a key.
+        """Assign keys to the wanted rows, int64 (N,), as many as possible; earlier rows first, equal rows share a key.
 
-        As many rows are found as any assignment can find. InputError for a row that the table has not.
+        No assignment serves more rows. Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.rows)))
         assignment = Assignment(self, distinct)
@@ -128,8 +130,10 @@ class BatchCode:
 
 
 def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
-    """The permutation of a choice: rounds of x -> a x + c and x -> x ^ (x >> half) on the least power of two, both of
-    which are one to one there, applied again while the result is no row (Black and Rogaway, CT-RSA 2002).
+    """Apply the permutation of a choice.
+
+    It consists of rounds of x -> a x + c and x -> x ^ (x >> half), bijections modulo the smallest power of two that
+    holds all rows, repeated while the result is no row (Black and Rogaway, CT-RSA 2002).
     """
     bits = (rows - 1).bit_length()
     mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
@@ -149,16 +153,16 @@ def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
-    """The permutation of a small table as a whole: 17 us for 30 rows where walking takes 690."""
+    """The whole permutation of a small table, cached: 17 us for 30 rows, where computing them takes 690 us."""
     return _permute(torch.arange(rows), rows, seed, choice)
 
 
 class Assignment:
-    """Rows placed one by one on the keys of a code by augmenting paths (Kuhn, 1955).
+    """Assigns rows to the keys of a code, one by one, by augmenting paths (Kuhn, 1955).
 
-    A placed row may move to another of its buckets, but keeps a key. Sets of rows that can be placed together are the
-    independent sets of a transversal matroid, so that placing by falling importance finds the most important set. The
-    search for one row visits every key at most once.
+    A placed row may move to another of its buckets, but never loses its key. The sets of rows that can be placed
+    together are the independent sets of a transversal matroid, so placing rows by decreasing importance finds the most
+    important set. The search for one row visits every key at most once.
 
     keys: the key of each row by number, -1 for one without.
     """
@@ -166,12 +170,12 @@ class Assignment:
     def __init__(self, code: BatchCode, rows: Sequence[int]) -> None:
         buckets, inside = code.places(torch.tensor(rows, dtype=torch.int64))
         self.code, self._choices, self._inside = code, buckets.tolist(), inside.tolist()
-        self._owner = [-1] * code.keys  # the row, by number, that each key is for
+        self._owner = [-1] * code.keys  # number of the row that each key serves
         self.keys = [-1] * len(rows)
 
     def place(self, number: int) -> bool:
         """Find a key for one more row; False if there is none, even by moving other rows."""
-        rounds, reached = self.code.rounds, dict[int, int]()  # key: the row that would move there
+        rounds, reached = self.code.rounds, dict[int, int]()  # key: number of the row that would move to it
         queue = [number]
         for row in queue:
             for bucket in self._choices[row]:
@@ -186,7 +190,7 @@ class Assignment:
         return False
 
     def _move(self, key: int, number: int, reached: dict[int, int]) -> None:
-        """Shift every row on the path to the free `key` by one, which ends at the row `number`."""
+        """Move every row on the path to the free `key` one step, back to row `number`, where the path began."""
         row = -1
         while row != number:
             row = reached[key]
@@ -194,7 +198,9 @@ class Assignment:
             key = before
 
     def inside(self) -> Tensor:
-        """The place in its bucket that each key selects, int64 (keys,); 0 for a dummy, which no server can tell."""
+        """The position in its bucket that each key selects, int64 (keys,); 0 for a dummy, which servers cannot
+        detect.
+        """
         out = [0] * len(self._owner)
         for key, row in enumerate(self._owner):
             if row >= 0:
@@ -203,7 +209,7 @@ class Assignment:
 
 
 def checked(wanted: Tensor, rows: int) -> list[int]:
-    """The wanted rows as numbers; InputError for what is no row, without saying which."""
+    """Convert the wanted rows to a list. Raises InputError if one is not in the table, without naming it."""
     if wanted.dtype != torch.int64 or wanted.ndim != 1:
         what = f"wanted rows {wanted.dtype} {tuple(wanted.shape)}"
         raise InputError(what, where="wanted", hint="int64 (N,)")

@@ -9,9 +9,9 @@ Seconds are a linear model of a server, for n keys to each bucket
 
     s(code) = m + b (t + c_0 r w + n (a + c_1 blocks + c_2 r w + c_3 w))
 
-with c_0 for memory that a pass reads once, and c_2 for the work of each key. Its coefficients are fitted to
-measurements of one machine (`Speed.fit`). Constant parts of messages (headers, HTTP) are left out of the bytes: some
-100 in each.
+with c_0 for memory that a pass reads once, and c_2 for the work of each key. The coefficients are fitted to
+measurements on one machine (`Speed.fit`). Bytes exclude the constant parts of messages (headers, HTTP), about 100 bytes
+each.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 class Price:
     """The work of one inference.
 
-    messages, keys: to each server; buckets: that the keys are for; held: bytes of these; up, down: bytes of the client
-    to and from both servers; rows, read (bytes), blocks (of the PRF): the work of each server.
+    messages, keys: to each server. buckets: number of buckets, and held: their bytes. up, down: bytes between the
+    client and both servers. rows, read (bytes), blocks (of the PRF): work of each server.
     """
 
     messages: int
@@ -58,19 +58,21 @@ class Price:
 
     @property
     def work(self) -> dict[str, float]:
-        """Amounts of each kind of work of a server, by the names of `Speed`."""
+        """Amount of each kind of work of a server, by the field names of `Speed`."""
         return {field.name: float(n) for field, n in zip(fields(Speed), _work(self), strict=True)}
 
 
 def blocks(rows: int) -> int:
-    """PRF blocks (AES) to expand one key for a table of so many rows: the nodes above its leaves, and the leaves."""
+    """PRF blocks (AES) that expand one key for a table of `rows` rows: of the nodes above its leaves, and the
+    leaves.
+    """
     leaves, depth = dpf.leaves_of(rows), dpf.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))
     return _CHILDREN * above + _LEAF * leaves
 
 
 def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
-    """The price of the codes of a plan, whose records have `record_bytes` each: companions are charged there."""
+    """The price of a plan's codes. record_bytes: of one record, including companions."""
     parts = [_price(code, record_bytes) for code in codes]
     return sum(parts[1:], parts[0])
 
@@ -84,8 +86,9 @@ def _price(code: BatchCode, record_bytes: int) -> Price:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one core of a server for every message, bucket, byte held, key, PRF block, byte read and byte
-    answered, where so many inferences share a pass as in the measurements.
+    """Seconds of one server core for each message, bucket, byte held, key, PRF block, byte read and byte answered.
+
+    Valid if as many inferences share a pass as in the measurements.
     """
 
     message: float
@@ -98,9 +101,9 @@ class Speed:
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[Price, float]]) -> Speed:
-        """The coefficients that explain measured seconds best in relative terms, none below 0.
+        """Fit nonnegative coefficients with the smallest relative errors to measured seconds.
 
-        InputError for fewer than seven measurements, or one that took no time.
+        Raises InputError for fewer than seven measurements, or one of 0 s.
         """
         if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
             raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
@@ -108,7 +111,7 @@ class Speed:
         return cls(*nonnegative(rows).tolist())
 
     def seconds(self, price: Price) -> float:
-        """Seconds of one core of each server, for one inference."""
+        """Seconds of one core of each server for one inference."""
         return sum(each * count for each, count in zip(astuple(self), _work(price), strict=True))
 
 
@@ -118,12 +121,13 @@ def _work(price: Price) -> tuple[float, ...]:
 
 
 def pareto(points: Sequence[Sequence[float]]) -> list[int]:
-    """The numbers of the points that no other is at least as small as in every coordinate and smaller in one; of equal
-    points the first.
+    """Numbers of the Pareto-optimal points: no other point is as small in all coordinates and smaller in one.
+
+    Of equal points, the first.
     """
     order = sorted(range(len(points)), key=lambda number: tuple(points[number]))
     kept: list[int] = []
-    for number in order:  # what comes later cannot dominate what came before
+    for number in order:  # later points cannot dominate earlier ones
         if not any(all(a <= b for a, b in zip(points[one], points[number], strict=True)) for one in kept):
             kept.append(number)
     return sorted(kept)

@@ -1,6 +1,6 @@
-"""The embedding layer of a plan: the same keys for every inference, whatever rows it wants.
+"""The embedding layer of a plan: the same number of keys for every inference, for any wanted rows.
 
-The rows are at two servers that hold the plan's buckets (serving/bucket_server.py), one client for each of its codes.
+Two servers hold the plan's buckets (serving/bucket_server.py); the layer has one client for each of the plan's codes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _TRIES = 5
 
 
 class BatchedEmbedding(nn.Module):
-    """nn.Embedding over a table at two servers, with the same keys for every inference; without gradients.
+    """nn.Embedding over a table at two servers, with the same number of keys for every inference; without gradients.
 
-    plan: public, the servers' own. clients: one for each of its codes. Calls take int32 or int64 (N,), one inference,
-    or (B, N), B of them, and return (N, dim) or (B, N, dim). A row that finds no key is zeros, and so are positions of
-    padding_idx, which need none. `dropped` counts the positions that were dropped, so far; it stays here.
-    Rows of one call are of one version of the table. Raises what `Client.rows` raises, and AgreementError for servers
-    of another plan.
+    plan: public, the same as the servers'.
+    clients: one for each of its codes.
+    Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A row without
+    a key becomes zeros; so do positions of padding_idx, which need no key.
+    `dropped` counts the dropped positions so far; it is not sent. All rows of a call are of one version of the table.
+    Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
         servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
         net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)
@@ -50,7 +51,7 @@ class BatchedEmbedding(nn.Module):
             if code.keys > keys_in_a_query(client.facts):
                 raise ConfigError(f"{code.keys} keys are too many for a message", where="plan", hint="fewer buckets")
         owned = any(client.owned for client in clients)
-        self._signed = plan.layouts() if owned else [None] * len(clients)  # the rows that every place has, by number
+        self._signed = plan.layouts() if owned else [None] * len(clients)  # row numbers at every position
 
     @classmethod
     def from_torch(
@@ -61,8 +62,10 @@ class BatchedEmbedding(nn.Module):
         one: Sequence[str | TableServer],
         **options: Any,
     ) -> BatchedEmbedding:
-        """The layer in place of `embedding`, whose data are not used. zero, one: the servers of party 0 and of party 1,
-        for each of the plan's codes, as `Client` takes them; options: of `Client`.
+        """Make the layer that replaces `embedding`, whose data are not used.
+
+        zero, one: the servers of party 0 and of party 1, for each of the plan's codes, as `Client` takes them; options:
+        of `Client`.
         """
         clients = [Client(pair, **options) for pair in zip(zero, one, strict=True)]
         private = cls(plan, clients, padding_idx=embedding.padding_idx)
@@ -90,7 +93,7 @@ class BatchedEmbedding(nn.Module):
         return out.view(*input.shape, self.dim).to(input.device)
 
     def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """The records that the keys of every inference bring: (B, keys, parts, dim)."""
+        """Look up the records of all inferences' keys: (B, keys, parts, dim)."""
         if not inside:
             return torch.empty(0)
         parts = torch.stack(list(inside)).split([code.keys for code in self.plan.codes], 1)
@@ -102,7 +105,7 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """State and records (B, keys, parts, dim) of one code's keys (B, keys)."""
+        """Look up one code's keys (B, keys): state, and records (B, keys, parts, dim)."""
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)
         numbers = None if signed is None else signed[of_key, asked].flatten(0, 1)

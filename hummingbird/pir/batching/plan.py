@@ -1,12 +1,13 @@
-"""A plan for the lookups of one inference: a small hot table, the full table, companions stored with a row.
+"""A plan for the lookups of one inference: a small hot table, the full table, and companions stored with each row.
 
-The devices of Lam et al. (ASPLOS 2024, section 4), any of which may be left out: partial batch retrieval (`BatchCode`
-with one choice; the cuckoo code takes its place), a hot table, co-location. Every inference sends the same keys in the
-same order: those for the hot table's buckets, then those for the full table's. A hot row is looked for in the hot
-table, then in the full one, which holds all rows. A row that finds no key is dropped, without a trace in what is sent;
-its embedding is a zero vector. Companions come with the row that they are stored with, and need no key.
+The three techniques of Lam et al. (ASPLOS 2024, section 4), each optional: partial batch retrieval (`BatchCode` with
+one choice; the cuckoo code can replace it), a hot table, and co-location. Every inference sends the same number of keys
+in the same order: for the hot table's buckets, then for the full table's. A hot row gets a key in the hot table if
+possible, otherwise in the full table, which holds all rows. A row without a key is dropped, which is not visible in the
+messages; its embedding is a zero vector. Companions arrive with the row that stores them, and need no key.
 
-The plan is public. Time on the client's side depends on what it wants: send at fixed times, not when the plan is made.
+The plan is public. The client's computing time depends on the wanted rows: send queries at fixed times, not when the
+keys are ready.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from hummingbird.records import field
 _FILE = "hummingbird plan 1"
 _MOST_TEXT = 1 << 30  # bytes
 _HINT = "Plan.to_json and search.pir_plan --plan make such files"
-# What a damaged file leads to; RuntimeError is what torch says of lists that are no table, and of a deep nesting.
+# Errors from a damaged file; torch raises RuntimeError for ragged and for deeply nested lists.
 _DAMAGED = (ValueError, TypeError, OverflowError, RuntimeError, HummingbirdError)
 
 
 class Lookup(NamedTuple):
-    """inside: the place that every key selects in its bucket, int64 (keys,), the hot table's keys first.
+    """The keys of one inference, and where the wanted rows are in the answers.
 
-    key: number of the key that brings each wanted row, int64 (N,), -1 for a dropped one. part: where in the record that
-    this key brings, int64 (N,): 0 the row itself, c its companion number c.
+    inside: the position that every key selects in its bucket, int64 (keys,), the hot table's keys first.
+    key: number of the key for each wanted row, int64 (N,), -1 for a dropped row.
+    part: position of the row in that key's record, int64 (N,): 0 for the row itself, c for companion c.
     """
 
     inside: Tensor
@@ -47,7 +49,7 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan's text. hot_rows, companions: lists of rows, which are looked at as tensors."""
+    """A plan as a record. hot_rows, companions: lists of rows, checked as tensors."""
 
     format: str = records.constant(_FILE)
     full: BatchCode = field(records.record(BatchCode))
@@ -58,9 +60,9 @@ class PlanFile:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Codes of the full table and of the hot one, the hot rows int64 (H,), and companions int64 (rows, C).
+    """A plan: codes of the full and the hot table, the hot rows int64 (H,), and companions int64 (rows, C).
 
-    Raises ConfigError for parts that do not fit each other.
+    Raises ConfigError if the parts do not fit each other.
 
         hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
         plan = Plan(BatchCode.cuckoo(rows, 16), BatchCode.cuckoo(len(hot), 24), hot)
@@ -82,7 +84,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """A plan from a file that `to_json` has made; InputError for any other."""
+        """Load a plan from a file of `to_json`. Raises InputError for any other file."""
         try:
             found = records.read(path.read_bytes(), PlanFile, name="plan", most=_MOST_TEXT, where=str(path), hint=_HINT)
             rows = found.full.rows
@@ -97,14 +99,14 @@ class Plan:
         return plan
 
     def to_json(self) -> str:
-        """Text for a file that clients and both servers `load`; the plan is public."""
+        """The text of a file that clients and both servers `load`; the plan is public."""
         beside = None if self.companions is None else self.companions.tolist()
         file = PlanFile(full=self.full, hot=self.hot, hot_rows=self.hot_rows.tolist(), companions=beside)
         return records.write(file) + "\n"
 
     @cached_property
     def where_hot(self) -> dict[int, int]:
-        """The row of the hot table that each hot row is."""
+        """Maps each hot row to its row in the hot table."""
         return {row: place for place, row in enumerate(self.hot_rows.tolist())}
 
     @property
@@ -114,35 +116,40 @@ class Plan:
 
     @property
     def keys(self) -> int:
-        """How many keys every inference sends to each server."""
+        """Number of keys that every inference sends to each server."""
         return sum(code.keys for code in self.codes)
 
     @property
     def parts(self) -> int:
-        """Rows of the table in a record: the row itself and its companions."""
+        """Number of rows in a record: the row itself and its companions."""
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
     def facts(self, code: BatchCode, table: Facts) -> Facts:
-        """The facts of one bucket of a code, for a table with these."""
+        """The facts of one bucket of a code, for a table with the facts `table`."""
         return replace(table, rows=code.bucket_rows, dim=self.parts * table.dim, parts=self.parts)
 
     def table(self, bucket: Facts) -> Facts:
-        """The facts of the whole table, from those of one bucket of any code; AgreementError for another plan's."""
+        """The facts of the whole table, from those of one bucket of any code.
+
+        Raises AgreementError for another plan's bucket.
+        """
         if bucket.parts != self.parts:
             what = f"a bucket holds {bucket.text()}, this plan's {self.parts} rows in one"
             raise AgreementError(what, where="Plan", hint="client and servers need the same plan")
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
-        """The rows to store in each code's tables, int64 (buckets, bucket_rows, parts); -1: zeros."""
+        """The rows to store in each code's buckets, int64 (buckets, bucket_rows, parts); -1 for zeros."""
         return [self._layout(code, code is self.hot) for code in self.codes]
 
     def touched(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Changes in each code's tables when rows of the table change, int64 (N,): the code's rows, int64 (n,), and
-        the table's rows in their records, int64 (n, parts), -1 for zeros.
+        """Changes in each code's tables when rows of the table, int64 (N,), change.
+
+        Returns for each code its changed rows, int64 (n,), and the table's rows in their records, int64 (n, parts), -1
+        for zeros.
         """
         rows = rows.unique()
-        if self.companions is not None:  # every record that one of the rows is in
+        if self.companions is not None:  # all records that contain one of the rows
             rows = torch.cat([rows, torch.isin(self.companions, rows).any(1).nonzero().flatten()]).unique()
         found = []
         for code in self.codes:
@@ -156,22 +163,22 @@ class Plan:
         return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
 
     def _records(self, rows: Tensor) -> Tensor:
-        """Rows (*) with their companions behind, (*, parts); -1 for zeros."""
+        """Append companions to rows (*): (*, parts), -1 for zeros."""
         if self.companions is None:
             return rows[..., None]
         beside = torch.where(rows[..., None] < 0, -1, self.companions[rows])
         return torch.cat([rows[..., None], beside], -1)
 
     def look_up(self, wanted: Tensor) -> Lookup:
-        """Keys for the wanted rows, int64 (N,); earlier rows come first, equal ones share a key.
+        """Assign keys to the wanted rows, int64 (N,); earlier rows come first, equal rows share a key.
 
-        InputError for a row that the table has not.
+        Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.full.rows)))
         number = {row: place for place, row in enumerate(distinct)}
         brought = self._brought(distinct, number)
         placing = _Placing(self, distinct)
-        cover: dict[int, tuple[int, int]] = {}  # of a wanted row, by number: the row whose record has it, and the part
+        cover: dict[int, tuple[int, int]] = {}  # wanted row: the row whose record has it, and the part
         for row in _chosen(brought):
             if placing.place(row):
                 cover[row] = (row, 0)
@@ -190,7 +197,7 @@ class Plan:
         return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
 
     def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
-        """The wanted rows (part, number) that the record of each wanted row has besides it."""
+        """For each wanted row, the other wanted rows in its record: (part, number)."""
         if self.companions is None:
             return [[] for _ in distinct]
         beside = self.companions[torch.tensor(distinct, dtype=torch.int64)].tolist()
@@ -198,7 +205,7 @@ class Plan:
 
 
 def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
-    """Rows least..size-1, in so many dimensions."""
+    """Check rows from `least` to size - 1, in `dim` dimensions."""
     rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
     if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
         raise ValueError("rows that the table has not")
@@ -206,7 +213,7 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
 
 
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
-    """Numbers of rows whose records have all wanted rows, in order: a set cover, those that bring most taken first."""
+    """Numbers of rows whose records cover all wanted rows, in order: a greedy set cover."""
     covered: set[int] = set()
     chosen = []
     for row in sorted(range(len(brought)), key=lambda row: -len(brought[row])):
@@ -217,7 +224,7 @@ def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
 
 
 class _Placing:
-    """The assignments of a plan's tables side by side."""
+    """The assignments of both tables of a plan."""
 
     def __init__(self, plan: Plan, distinct: list[int]) -> None:
         hot = [(number, plan.where_hot[row]) for number, row in enumerate(distinct) if row in plan.where_hot]
@@ -226,7 +233,7 @@ class _Placing:
         self._full = Assignment(plan.full, distinct)
 
     def place(self, number: int) -> bool:
-        """Find a key for one more row, in the hot table if it is there."""
+        """Find a key for one more row: in the hot table if it holds the row, otherwise in the full table."""
         hot = self._hot_number.get(number)
         return (hot is not None and self._hot is not None and self._hot.place(hot)) or self._full.place(number)
 
@@ -242,5 +249,5 @@ class _Placing:
         return keys
 
     def inside(self) -> Tensor:
-        """The place that every key selects."""
+        """The position that every key selects."""
         return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])

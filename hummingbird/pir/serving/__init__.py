@@ -1,1 +1,1 @@
-"""One of the two servers: its table, its worker processes, and its place on the wire."""
+"""One of the two servers: its table, worker processes, updates, and its service over gRPC."""

@@ -1,8 +1,8 @@
 """Servers that hold the buckets of a plan, for the lookups of whole inferences (the layer: batching/embedding.py).
 
-Each code of a plan is a table of its own to `Server` and `Client`: its facts are those of one bucket, and a query holds
-the keys of whole inferences, which `Buckets` hands to the buckets. So batching windows, signed answers, states and
-errors are the same as for one table. Traffic follows from the plan and the number of inferences alone.
+`Server` and `Client` see each code of a plan as a table: its facts are those of one bucket, and a query holds the keys
+of whole inferences, which `Buckets` distributes to the buckets. So batching, signed answers, states and errors are the
+same as for one table. Traffic depends only on the plan and the number of inferences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hummingbird.pir.table import Source, State, leaf_digests
 
 
 class Buckets:
-    """The buckets of a code, made ready for queries: a `shards.Shard` whose queries are of whole inferences.
+    """The buckets of a code, ready for queries: a `shards.Shard` whose queries are whole inferences.
 
     records: uint8 (buckets, bucket_rows, record_bytes).
     """
@@ -41,14 +41,14 @@ class Buckets:
         """Take all keys and widths."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Answers to the keys of whole inferences, in their order (`BucketServer` has checked that)."""
+        """Answer the keys of whole inferences, in order (`BucketServer` has checked their number)."""
         code = self._code
         by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)
         records = kernel.answer_each(self._tables, by_bucket.flatten(1, 2), width)
         return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of rows of the code, int64 (n,), in all buckets that have them."""
+        """Replace the records of the code's rows, int64 (n,), in all buckets that hold them."""
         buckets, inside = (part.flatten() for part in self._code.places(indices))
         records = records.repeat_interleave(self._code.choices, 0)
         for bucket in buckets.unique().tolist():
@@ -56,16 +56,16 @@ class Buckets:
             self._tables[bucket].update(inside[here], records[here])
 
     def check(self) -> None:
-        """Do nothing: buckets have no process that could end."""
+        """Do nothing, because buckets have no processes."""
 
     def close(self) -> None:
-        """Do nothing: buckets hold memory only."""
+        """Do nothing, because buckets only hold memory."""
 
 
 class BucketServer(Server):
-    """A server of a code's buckets. A query that is not of whole inferences is refused before it waits with others.
+    """A server of a code's buckets. It refuses a query that is not of whole inferences before the query joins a batch.
 
-    table: facts of one bucket; options: of `Server`.
+    table: with the facts of one bucket. options: of `Server`.
     """
 
     def __init__(self, table: Source, party: int, code: BatchCode, records: Tensor, **options: Any) -> None:
@@ -73,7 +73,7 @@ class BucketServer(Server):
         self._code = code
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer as `Server.handle` does; InputError unless every bucket and round gets a key, equally often."""
+        """Answer as `Server.handle` does. Raises InputError unless the query has the keys of whole inferences."""
 
         def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
             if len(keys) % self._code.keys:
@@ -85,21 +85,21 @@ class BucketServer(Server):
 
 
 class BucketRows:
-    """The rows of a table as they are now, for updates: what to write into the tables of a plan.
+    """The current rows of a table, from which updates derive the changes to a plan's tables.
 
-    records: uint8 (rows + 1, record_bytes), zeros at the end; changed by updates.
+    records: uint8 (rows + 1, record_bytes), with a last row of zeros; updates change them.
     """
 
     def __init__(self, plan: Plan, records: Tensor) -> None:
         self._plan, self._records = plan, records
 
     def laid_out(self) -> list[Tensor]:
-        """Records uint8 (buckets, bucket_rows, record_bytes) of every code's tables."""
-        # Place -1, an empty one, is the zeros behind the last row.
+        """Records of the buckets of every code: uint8 (buckets, bucket_rows, record_bytes)."""
+        # Row -1, for an empty position, is the last row, of zeros.
         return [self._records[places].flatten(2) for places in self._plan.layouts()]
 
     def spread(self, indices: Tensor, records: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Change rows, and tell for every code which of its rows get which records."""
+        """Change rows; returns for every code which of its rows change, and their new records."""
         self._records[indices] = records
         return [(own, self._records[rows].flatten(1)) for own, rows in self._plan.touched(indices)]
 
@@ -113,12 +113,13 @@ def plan_servers(
     identity: bytes | None = None,
     journal: Path | None = None,
 ) -> list[Server]:
-    """One server of party 0 or 1 for each of the plan's codes, in their order; put them on the wire as any other.
+    """Make one server of party 0 or 1 for each of the plan's codes, in order; serve each as any other server.
 
-    table: a Source, plain or signed, a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. owner: public key of
-    who may update rows; the last server, the full table's, takes updates for all. identity, journal: of `Server`; one
-    journal for all. Memory: 3 times the table for a cuckoo code, and that times 1 + C with C companions; once more for
-    updates. InputError for a table of another number of rows than the plan's.
+    table: a Source, plain or signed, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
+    owner: public key of the owner, who may update rows; the last server, of the full table, takes updates for all.
+    identity, journal: as in `Server`; one journal for all servers.
+    Memory: 3 times the table for a cuckoo code, times 1 + C with C companions, plus the table once for updates.
+    Raises InputError if the table has another number of rows than the plan's.
     """
     source = table if isinstance(table, Source) else Source.of(table)
     if source.facts.rows != plan.full.rows:

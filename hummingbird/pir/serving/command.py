@@ -1,6 +1,6 @@
 """One of the two servers as a program: `python -m hummingbird pir-server --table FILE --party 0 --listen ...`.
 
-It serves until SIGTERM or SIGINT, then answers what is queued, and ends with a line of what it has done.
+It serves until SIGTERM or SIGINT, then answers the queued queries, and prints a line of statistics.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ With --owner, who has that key may change rows (pir-owner). Every update is in t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `main`."""
+    """Add the options of `main`."""
     parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
     parser.add_argument("--tensor", metavar="NAME", help="its name, where a .safetensors file holds several")
     parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")
@@ -80,8 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Raises the errors of `rpc.programs.run_service`, InputError for the table and
-    keys, and PeerError if a worker process ends.
+    """Serve until SIGTERM or SIGINT.
+
+    Raises the errors of `rpc.programs.run_service`, InputError for the table and keys, and PeerError if a worker
+    process ends.
     """
     config = options.service_of(args)
     if args.threads is not None:
@@ -94,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
-    """The program's parts: the tables, opened, and their methods."""
+    """Open the tables; returns the program's parts."""
     with ExitStack() as ends:
         servers = _servers(args, keys)
         for server in servers:
@@ -144,7 +146,7 @@ def _figures(offered: Sequence[Methods]) -> Figures:
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
-    """The server of the table, or those of the tables of a plan."""
+    """The server of the table, or the servers of a plan's tables."""
     journal = _journal(args)
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
@@ -159,6 +161,6 @@ def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
 
 
 def _journal(args: argparse.Namespace) -> Path | None:
-    """The journal that is named, or the one beside the table, which stays in force where there is one."""
+    """The journal in the options, or the one beside the table if updates are allowed or it exists."""
     beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
     return args.journal or (beside if args.owner is not None or beside.exists() else None)

@@ -1,38 +1,175 @@
-"""The journal of a table's updates: on the disk before an update is acknowledged, read again when the server starts.
+"""The journal of a table's updates: on the disk before an update is acknowledged, replayed when the server starts.
 
-    entries (entries.py) = header, rows *, states ?, update *
+    journal = header, rows *, states ?, update *
 
-The header names the table by its facts and the states in which it is loaded. An update is the owner's message, word for
-word; each names the state that it applies to, so that they stand in order and none is missing. When the file has grown,
-all but the last updates are merged into the rows that they leave behind, and the states after them: into a new file,
-which takes the old one's place in one step (rename(2)). So it holds each row once at most, and as much again.
+The header names the table by its facts and by the states of its parts as they are loaded. An update is the owner's
+message, byte for byte; each names the state that it applies to, which fixes their order and shows a missing one. When
+the file has grown, all but the last updates are merged: a new file holds the rows that they leave behind and the states
+after them, and replaces the old file in one step (rename(2)). So the file holds each row at most once, and at most as
+many bytes again in updates.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hummingbird import disk, records
+from hummingbird.disk import Appended
 from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir.messages import unpack_update
-from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, JournalEntry, packed
 from hummingbird.pir.table import Facts, State
 from hummingbird.records import field
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
+from hummingbird.rpc.service import MAX_MESSAGE
 
-GROWN = 64 << 20  # bytes from which updates are merged
-KEPT = 8 << 20  # bytes of the last updates, which stay as they are: for a server that is behind
+# A file of entries with digests: each entry is complete, or reported as damaged ---------------------------------------
+#
+#     file  = magic (8), entry *
+#     entry = head: kind (1), zeros (7), body's length (8), body's digest (16), digest of these 32 bytes (16); body
+#
+# A crash while an entry is added leaves a part of it, or zeros in its place. Such a torn entry may be cut off, because
+# nobody was told that it is there. Any other fault is damage: an InputError that names the byte.
+
+MAGIC = b"HBPIRJ1\n"
+MOST = MAX_MESSAGE + (2 << 20)  # bytes of a body: a message, or a piece of rows that exceeds its size by one message
+_HEAD, _SUM = struct.Struct("<c7sQ16s"), 16
+_HEAD_BYTES = _HEAD.size + _SUM
+_STEP = 1 << 20  # bytes to read at a time
+
+
+class JournalEntry(NamedTuple):
+    """One entry: the byte where it begins, its kind, its body."""
+
+    at: int
+    kind: bytes
+    body: bytes
+
+    @property
+    def end(self) -> int:
+        """The first byte after it."""
+        return self.at + _HEAD_BYTES + len(self.body)
+
+
+class Entries:
+    """The entries of a file, created if missing, which only this process has open.
+
+    first: the packed first entry, for a new file, or one whose creation a crash interrupted. Raises the errors of
+    `Appended`, OSError if the file cannot be created, and InputError if it is not a journal.
+    """
+
+    def __init__(self, path: Path, first: bytes) -> None:
+        self.path, self._file, start = path, Appended(path, create=True), MAGIC + first
+        try:
+            found = self._file.read(len(start), 0)
+            if len(found) < len(start) and start.startswith(found):
+                self._file.cut(0)
+                self._file.append(start)
+                disk.sync(path.parent)
+            elif not found.startswith(MAGIC):
+                hint = "name another file with --journal"
+                raise InputError("not a journal of updates", where=str(path), hint=hint)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
+    def all(self) -> Iterator[JournalEntry]:
+        """Yield all complete entries in order; ignores a torn entry at the end."""
+        at = len(MAGIC)
+        while at < self.size and not self._torn(at):
+            entry = self.read(at)
+            yield entry
+            at = entry.end
+
+    def read(self, at: int) -> JournalEntry:
+        """The entry that begins at byte `at`."""
+        head = self._file.read(_HEAD_BYTES, at)
+        kind, length, digest = self._parsed(at, head)
+        body = self._file.read(length, at + _HEAD_BYTES)
+        if len(body) != length or _digest(body) != digest:
+            raise self.damaged(at, "the body of an entry")
+        return JournalEntry(at, kind, body)
+
+    def pieces(self, first: int, last: int) -> Iterator[bytes]:
+        """Yield bytes first..last-1 in pieces."""
+        for at in range(first, last, _STEP):
+            yield self._file.read(min(_STEP, last - at), at)
+
+    def append(self, kind: bytes, body: bytes) -> int:
+        """Add an entry, which is on the disk when this returns; returns its first byte.
+
+        Raises OSError as `Appended.append`.
+        """
+        at = self.size
+        self._file.append(packed(kind, body))
+        return at
+
+    def cut(self, size: int) -> None:
+        """Truncate the file to `size` bytes. Raises OSError."""
+        self._file.cut(size)
+
+    def close(self) -> None:
+        """Let other processes have the file; may be called twice."""
+        self._file.close()
+
+    def damaged(self, at: int, what: str) -> InputError:
+        """The error for damage at byte `at`."""
+        hint = "stop this server, and give it a copy of the other server's journal"
+        return InputError(
+            f"the journal is damaged at byte {at} of {self.size}: {what}", where=str(self.path), hint=hint
+        )
+
+    def _torn(self, at: int) -> bool:
+        head = self._file.read(_HEAD_BYTES, at)
+        if len(head) < _HEAD_BYTES:
+            return True
+        if not any(head):
+            return not any(any(piece) for piece in self.pieces(at, self.size))
+        return self._parsed(at, head)[1] > self.size - at - _HEAD_BYTES
+
+    def _parsed(self, at: int, head: bytes) -> tuple[bytes, int, bytes]:
+        """Read a head: kind, length and digest of the body."""
+        if len(head) < _HEAD_BYTES or _digest(head[: _HEAD.size]) != head[_HEAD.size :]:
+            raise self.damaged(at, "the head of an entry")
+        kind, zeros, length, digest = _HEAD.unpack_from(head)
+        if any(zeros) or length > MOST:
+            raise self.damaged(at, "an entry of another release")
+        return kind, length, digest
+
+
+def packed(kind: bytes, body: bytes) -> bytes:
+    """Pack an entry. kind: one byte. body: at most `MOST` bytes."""
+    assert len(body) <= MOST
+    head = _HEAD.pack(kind, bytes(7), len(body), _digest(body))
+    return head + _digest(head) + body
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_SUM, person=b"hummingbird.jrnl").digest()
+
+
+# The journal of a table -----------------------------------------------------------------------------------------------
+
+GROWN = 64 << 20  # bytes of a journal from which updates are merged
+KEPT = 8 << 20  # bytes of the last updates, which are not merged: for a server that is behind
 _HEADER, _ROWS, _STATES, _UPDATE = b"H", b"R", b"S", b"U"
-_PIECE = 1 << 20  # bytes of merged rows in an entry, about
+_PIECE = 1 << 20  # approximate bytes of merged rows in an entry
 _log = logging.getLogger(__name__)
 
 
@@ -46,30 +183,30 @@ _STATES_KIND = records.many(_STATE, 1 << 16)
 
 @dataclass(frozen=True)
 class Header:
-    """The table and its states as they are loaded: the first entry of a journal."""
+    """The first entry of a journal: the table's facts, and the states as loaded."""
 
     facts: Facts = field(records.record(Facts))
     states: tuple[State, ...] = field(_STATES_KIND)
 
 
 class Journal:
-    """The journal in a file, made where there is none; one process has it at a time.
+    """The journal in a file, created if missing; only one process can have it open.
 
-    facts: of the whole table. states: of the tables that are made of it (itself, or a plan's), as they are loaded.
-    InputError for a file that is damaged or no journal, AgreementError for another table's, EnvironmentProblem where
-    the file cannot be made, or another process has it.
+    facts: of the whole table. states: of its served tables (the table itself, or a plan's), as loaded. Raises
+    InputError for a file that is damaged or not a journal, AgreementError for another table's journal,
+    EnvironmentProblem if the file cannot be created, or another process has it.
     """
 
     def __init__(self, path: Path, facts: Facts, states: Sequence[State]) -> None:
         self.path, self._facts, self._grown = path, facts, GROWN
         self._draft = path.with_name(f"{path.name}.new")
-        self._rows: list[int] = []  # where the entries of merged rows begin
-        self._updates: list[int] = []  # and those of updates
-        self._unnamed = False  # a rename may not be on the disk
+        self._rows: list[int] = []  # first bytes of the entries of merged rows
+        self._updates: list[int] = []  # first bytes of the updates' entries
+        self._unnamed = False  # whether a rename may not be on the disk yet
         self._header = records.write(Header(facts, tuple(states))).encode()
         try:
             self._entries = Entries(path, packed(_HEADER, self._header))
-            self._draft.unlink(missing_ok=True)  # of a merging that has not come to its end
+            self._draft.unlink(missing_ok=True)  # of a merge that did not finish
         except BlockingIOError:
             hint = "each server has a journal of its own: is this one running already?"
             raise EnvironmentProblem("another process has the journal", where=str(path), hint=hint) from None
@@ -84,13 +221,13 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """How many updates it holds as the owner sent them: the last ones."""
+        """Number of unmerged updates, which are the last ones."""
         return len(self._updates)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
-        """Everything in the file, once, in order: merged rows (indices, records), the states after them, updates.
+        """Yield the contents once, in order: merged rows (indices, records), the states after them, updates.
 
-        Cuts off what a crash has left behind the last one.
+        Cuts off a torn entry that a crash has left at the end.
         """
         entries, end, merged = self._entries.all(), len(MAGIC), False
         for entry in entries:
@@ -116,7 +253,7 @@ class Journal:
             self._entries.cut(end)
 
     def append(self, update: bytes) -> None:
-        """Add an update, on the disk when this returns. DiskError where the disk does not take it."""
+        """Add an update, which is on the disk when this returns. Raises DiskError if it cannot be written."""
         try:
             self._name()
             self._updates.append(self._entries.append(_UPDATE, update))
@@ -126,11 +263,11 @@ class Journal:
             raise DiskError(what, where=str(self.path), hint=hint) from None
 
     def update(self, number: int) -> bytes:
-        """Update `number` of those that `count` counts, as the owner sent it."""
+        """Unmerged update `number`, below `count`, as the owner sent it."""
         return self._entries.read(self._updates[number]).body
 
     def damaged(self, what: str) -> InputError:
-        """The error for the update that `replay` has just given."""
+        """The error for the update that `replay` yielded last."""
         return self._entries.damaged(self._updates[-1], what)
 
     def close(self) -> None:
@@ -140,14 +277,14 @@ class Journal:
     # Merging ----------------------------------------------------------------------------------------------------------
 
     def to_merge(self) -> int:
-        """How many of the first updates to merge now: 0 while the file is small."""
+        """Number of the first updates to merge now; 0 while the file is small."""
         size = self.size
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a file in which the first `count` updates are merged, while more may be added to this one. OSError.
+        """Write a new file in which the first `count` updates are merged; updates may be added to this one meanwhile.
 
-        states: after those updates. Returns where its rows' entries begin, for `adopt`.
+        states: after those updates. Returns the first bytes of its entries of rows, for `adopt`. Raises OSError.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
         with open(self._draft, "wb") as file:
@@ -160,8 +297,9 @@ class Journal:
         return rows
 
     def adopt(self, count: int, rows: list[int]) -> None:
-        """Let the merged file, with the other updates behind, take the place of this one. OSError; nothing may be added
-        meanwhile.
+        """Append the other updates to the merged file, and replace this file by it. Raises OSError.
+
+        No update may be added meanwhile.
         """
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
@@ -178,20 +316,20 @@ class Journal:
         self._grown = max(GROWN, 2 * self.size)
 
     def give_up(self, what: str) -> None:
-        """Go on with the file as it is; merging is tried again when it has doubled."""
+        """Keep the file as it is; merging is tried again when its size has doubled."""
         _log.warning("the journal %s cannot be merged: %s", self.path, what)
         self._grown = 2 * self.size
         with contextlib.suppress(OSError):
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Put a rename on the disk: until then a crash may bring the old file back, so that nothing may be added."""
+        """Flush a rename to the disk. Until then a crash may bring back the old file, so nothing may be added."""
         if self._unnamed:
             disk.sync(self.path.parent)
             self._unnamed = False
 
     def _last_rows(self, entries: Sequence[int]) -> Iterator[bytes]:
-        """The rows that these entries leave behind, each once: bodies of entries of merged rows."""
+        """Yield bodies of entries with the final rows of these entries, each row once."""
         seen, held, size = np.zeros(self._facts.rows, np.bool_), list[tuple[Tensor, Tensor]](), 0
         for at in reversed(entries):
             entry = self._entries.read(at)
@@ -239,7 +377,7 @@ class Journal:
 
 
 def _told(header: bytes) -> str:
-    """A header's table and states in words."""
+    """Describe a header's table and states in words."""
     try:
         found = records.read(header, Header, name="header", most=MOST)
         states = ", ".join(f"version {state.version} {state.digest.hex()[:8]}" for state in found.states)

@@ -1,10 +1,10 @@
-"""Counters of a server: queries, passes over the table, their sizes, and how long queries took; nothing of a query.
+"""Counters of a server: queries, passes over the table, their sizes, and latencies. They reveal nothing about a query.
 
-For Prometheus (rpc/telemetry.py), all but the last with the label table, `full` or a plan's `hot`:
+For Prometheus (rpc/telemetry.py); all but the last have the label `table`, which is `full`, or a plan's `hot`:
 
     hummingbird_pir_queries_total                  keys answered
     hummingbird_pir_passes_total                   passes over the table
-    hummingbird_pir_busy_seconds_total             seconds at work on them
+    hummingbird_pir_busy_seconds_total             seconds spent on passes
     hummingbird_pir_query_duration_seconds         histogram, from a query's arrival to its answer, waiting included
     hummingbird_pir_table_version                  updates that the table has had
     hummingbird_pir_journal_bytes                  size of the journal of updates, 0 without one
@@ -21,11 +21,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 _STEPS = 4  # buckets in a factor of 2
-_LEAST = 1e-4  # seconds, upper end of the first bucket
+_LEAST = 1e-4  # seconds, upper bound of the first bucket
 
 
 class Metrics:
-    """Counters, which any thread may feed. Latency is from a query's arrival to its answer, waiting included."""
+    """Thread-safe counters. Latency is the time from a query's arrival to its answer, including waiting."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class Metrics:
         self._latency = [0] * (24 * _STEPS)  # queries by bucket: 0.1 ms to half an hour
 
     def add(self, latencies: list[float], counts: list[int], busy: float) -> None:
-        """One pass: each message's latency and number of keys, and the seconds that the pass took."""
+        """Add one pass: each message's latency and number of keys, and the pass's duration in seconds."""
         with self._lock:
             self._busy += busy
             total = sum(counts)
@@ -45,7 +45,7 @@ class Metrics:
                 self._waited += latency * count
 
     def read(self) -> dict[str, Any]:
-        """All counters, for JSON; `latency_ms` maps upper ends of buckets to numbers of queries."""
+        """All counters, for JSON; `latency_ms` maps upper bounds of buckets to numbers of queries."""
         with self._lock:
             queries, passes = sum(self._latency), sum(self._sizes.values())
             uptime = time.monotonic() - self._started
@@ -64,7 +64,7 @@ class Metrics:
             }
 
     def families(self) -> tuple[int, int, float, list[tuple[str, float]], float]:
-        """Queries, passes, seconds at work, queries up to each latency in seconds, and the sum of the latencies."""
+        """Queries, passes, busy seconds, number of queries up to each latency in seconds, and the sum of latencies."""
         with self._lock:
             below, buckets = 0, list[tuple[str, float]]()
             for bucket, count in enumerate(self._latency):
@@ -74,7 +74,7 @@ class Metrics:
             return below, sum(self._sizes.values()), self._busy, [*buckets, ("+Inf", below)], self._waited
 
     def _quantile(self, share: float) -> float:
-        """The upper end of the bucket that holds it, so up to 19 % too much."""
+        """The upper bound of the quantile's bucket, so up to 19 % too large."""
         below, wanted = 0, share * sum(self._latency)
         for bucket, count in enumerate(self._latency):
             below += count
@@ -83,7 +83,7 @@ class Metrics:
         return 0.0
 
     def line(self) -> str:
-        """One line for the end of a program."""
+        """A summary line, printed at the end of a program."""
         now = self.read()
         return (
             f"{now['queries']:,} queries in {now['passes']:,} passes of {now['mean_batch']:g} on average, "
@@ -92,7 +92,7 @@ class Metrics:
 
 
 class Figures(Collector):
-    """The figures of some tables by name, for Prometheus; journal_bytes: the size of their journal."""
+    """The figures of tables, by name, for Prometheus. journal_bytes: returns the size of their journal."""
 
     def __init__(
         self, tables: Mapping[str, tuple[Metrics, Callable[[], int]]], journal_bytes: Callable[[], int]
@@ -100,7 +100,7 @@ class Figures(Collector):
         self._tables, self._journal_bytes = tables, journal_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families, as a registry asks for them."""
+        """Yield the metric families to a registry."""
         queries, passes, busy = (
             CounterMetricFamily(f"hummingbird_pir_{name}", text, labels=["table"])
             for name, text in (

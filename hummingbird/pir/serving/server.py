@@ -1,8 +1,7 @@
-"""One of the two servers, in this process: a table, a state, and what a client may ask of it.
+"""One of the two servers, in this process: a table, its state, and its methods. Also the audit of a server's statement.
 
-`Server` answers messages as they come from the wire, and `service` puts it on the wire; so two in-process servers do
-what two remote ones do. A query selects half of the table by its key's bits, and every record is read whatever the key:
-neither the time nor the size of an answer depends on the row.
+`Server` answers the same messages in process as over gRPC (service.py). A query selects about half of the table by its
+key's bits, and every record is read for any key: neither the time nor the size of an answer depends on the row.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import InputError, PeerError
+from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.pir import integrity
-from hummingbird.pir.messages import TableDescription, pack_answer, unpack_query, unpack_version
+from hummingbird.pir.integrity import Statement
+from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
 from hummingbird.pir.serving.shards import Shard, opened
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Workers
@@ -27,13 +28,15 @@ Answer = Callable[[Tensor, str], tuple[State, Tensor]]
 class Server:
     """Party 0 or 1 over a table: `Server(Source.open("table.npy"), 0)`. The two parties must not collude.
 
-    table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
-    without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
-    by ChaCha12 keys; several, "cuda:0,cuda:1", each hold a part. shard: its records made ready
-    (`workers.Workers`), by default in this process, on the device. journal: the file that keeps updates, made if there
-    is none; those in it are made again; without one they last as long as this server. Methods may be called from any
-    thread. InputError where there is no such device, EnvironmentProblem where its memory is too small, and the errors
-    of `updates.Updates.recover`.
+    table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
+    owner: public key of the owner, who may update rows; None for nobody.
+    identity: 32 secret bytes that sign answers.
+    device: "cpu", or "cuda" for sums with ChaCha12 keys; several, as in "cuda:0,cuda:1", hold a part each.
+    shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device.
+    journal: file of updates, created if missing; the updates in it are made again. Without one, updates are lost at the
+    end. Methods may be called from any thread.
+    Raises InputError for a missing device, EnvironmentProblem if its memory is too small, and the errors of
+    `updates.Updates.recover`.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Server:
         self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
         self._failed = False
-        self.lock = threading.Lock()  # of who answers, or changes the table
+        self.lock = threading.Lock()  # held while answering or changing the table
         self.updates: Updates | None = None
         if owner is not None or journal is not None:
             self.updates = Updates(self.facts, [self], owner)
@@ -67,7 +70,7 @@ class Server:
 
     @property
     def state(self) -> State:
-        """Version and digest of what is served now."""
+        """Version and digest of the served contents."""
         return self._state
 
     @property
@@ -76,11 +79,13 @@ class Server:
         return self._identity is not None
 
     def describe(self) -> bytes:
-        """A packed Description."""
+        """The packed TableDescription."""
         return TableDescription(self.party, self.facts, self._state, self.signs).pack()
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
-        """State and selected records for checked keys: uint8 (B, record_bytes), XOR (`xor`) or sum mod 2^width."""
+        """Answer checked keys: the state, and the selected records' XOR (`xor`) or sum mod 2^width, uint8 (B,
+        record_bytes).
+        """
         with self.lock:
             if self._failed:
                 self.check()
@@ -90,18 +95,18 @@ class Server:
         return 0 if decoder == "xor" else self.facts.word_bits
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """The packed answer to a packed query. answer: in place of `answer`, to collect queries (`service.Batcher`).
+        """Answer a packed query. answer: replaces `Server.answer`, to collect queries (`service.Batcher`).
 
-        InputError for a malformed query; its text depends on the table alone.
+        Raises InputError for a malformed query, with a text that depends on the table only.
         """
         decoder, keys = unpack_query(query, self.facts, self.party)
-        self._shard.accept(keys, self._width(decoder))  # before it waits with others' queries, which would fail with it
+        self._shard.accept(keys, self._width(decoder))  # before it joins a batch, which would fail with it
         state, records = (answer or self.answer)(keys, decoder)
         signature = self._identity.sign(self.party, query, state, records) if self._identity else None
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Take a message of a `Client` in this process, as `link.Link.begin`."""
+        """Take a message of a `Client` in this process, as `TableServer.begin`."""
         if method == "Describe":
             return self.describe
         if method == "Update":
@@ -115,21 +120,23 @@ class Server:
         return lambda: self.handle(message)
 
     def update(self, message: bytes) -> bytes:
-        """Write the rows of an owner's signed update, which applies to this state only; returns the new description.
+        """Make an owner's signed update, which applies to this state only; returns the new description.
 
-        An update that is made already does nothing. Raises as `updates.Updates.make`, and leaves the table as it is.
+        Does nothing for an update that is made already. Raises as `updates.Updates.make`, and then leaves the table
+        unchanged.
         """
         self._updates().make(message)
         return self.describe()
 
     def offer(self, message: bytes) -> bytes:
-        """Hold an owner's signed update for `switch`; returns the description, which stays. Raises as `update`."""
+        """Hold an owner's signed update for `switch`; returns the unchanged description. Raises as `update`."""
         self._updates().offer(message)
         return self.describe()
 
     def switch(self, digest: bytes) -> bytes:
-        """Make the update that was offered, by the SHA-256 of its message; returns the new description, or nothing
-        where it is not held: send it by `update` then. Raises as `update`.
+        """Make the offered update whose message has this SHA-256; returns the new description.
+
+        Returns b"" if it is not held: then send it by `update`. Raises as `update`.
         """
         return self.describe() if self._updates().switch(digest) else b""
 
@@ -140,9 +147,9 @@ class Server:
         return self.updates
 
     def past_update(self, message: bytes) -> bytes:
-        """The owner's signed update of a version to the next, from the journal. message: the version, 8 bytes.
+        """The owner's signed update from a version to the next, from the journal. message: the version, 8 bytes.
 
-        InputError where it is not kept.
+        Raises InputError if it is not kept.
         """
         if self.updates is None:
             raise InputError("this server keeps no journal of updates", hint="start it with --owner")
@@ -153,15 +160,15 @@ class Server:
         self._shard.write(indices, records)
 
     def advance(self, state: State) -> None:
-        """Answer from this state from now on, while `lock` is held."""
+        """Set the state, while `lock` is held."""
         self._state = state
 
     def fail(self) -> None:
-        """Refuse every query from now on: the table is changed in part."""
+        """Refuse all queries from now on, because the table is partly changed."""
         self._failed = True
 
     def check(self) -> None:
-        """PeerError if a worker process has ended, or the table is changed in part."""
+        """Raise PeerError if a worker process has ended, or the table is partly changed."""
         self._shard.check()
         if self._failed:
             raise PeerError("an update was made in part", where=self.name, hint="start this server again")
@@ -184,7 +191,10 @@ def open_server(
     device: str = "cpu",
     journal: Path | None = None,
 ) -> Server:
-    """A server of a table in a file. workers: processes that share its rows; 0: in this process, on a device."""
+    """Open a server of a table in a file.
+
+    workers: number of processes that share its rows; 0: in this process, on a device.
+    """
     if workers and device != "cpu":
         hint = "a GPU needs none"
         raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
@@ -200,12 +210,40 @@ def open_server(
 def local_servers(
     table: Source | Tensor | nn.Module, *, owner: bytes | None = None, device: str = "cpu"
 ) -> tuple[Server, Server]:
-    """Both servers in this process, for trying things out: whoever controls the process sees every index.
+    """Make both servers in this process, for trials: whoever controls the process sees every index.
 
         servers = local_servers(embedding)
         private = PrivateEmbedding.from_torch(embedding, servers)
 
-    owner: public key of who may update rows. device: of both, as `Server` takes it.
+    owner: public key of the owner, who may update rows. device: of both, as in `Server`.
     """
     source = table if isinstance(table, Source) else Source.of(table)
     return Server(source, 0, owner=owner, device=device), Server(source, 1, owner=owner, device=device)
+
+
+def audit(reference: Server, statement: Statement, identity: bytes | None = None) -> int:
+    """Determine which party lied, from one server's statement and the owner's copy of the table (integrity.py).
+
+    reference: a server in this process over that copy, of the statement's party and in the same state.
+    identity: that server's public key, to verify that it made the statement. Assumes that the two answers together were
+    wrong, so if this one is right, the other party lied. The auditor must not see the other party's statement on the
+    same query, nor collude with that server: the two keys together reveal the row. Costs one answer.
+    Raises InputError for a statement that is malformed or not from the server; AgreementError for a table in another
+    state.
+    """
+    if statement.party != reference.party:
+        raise InputError(
+            f"a statement of party {statement.party}, a reference of party {reference.party}", where="audit"
+        )
+    decoder, keys = unpack_query(statement.query, reference.facts, statement.party)
+    state, records, signature = unpack_answer(statement.answer, len(keys), reference.facts, statement.signed)
+    if identity is not None:
+        key = integrity.public_key(identity, "audit(identity)")
+        if not integrity.answer_signed(key, statement.party, statement.query, state, records, signature):
+            raise InputError("the server with this key did not make this statement", where="audit(identity)")
+    own_state, own = reference.answer(keys, decoder)
+    if state != own_state:
+        hint = "load the table as it was then, and the updates up to that version"
+        what = f"the statement is about version {state.version}, the reference is at version {own_state.version}"
+        raise AgreementError(what, where="audit", hint=hint)
+    return 1 - statement.party if torch.equal(records, own) else statement.party

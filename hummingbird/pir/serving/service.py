@@ -1,9 +1,9 @@
-"""A server on the wire (gRPC): one pass over the table answers many clients' queries.
+"""A server over gRPC, which answers the queries of many clients in one pass over the table.
 
-A lone query reads the whole table, and so does a batch of hundreds; so `Batcher` lets queries wait for each other, up
-to `max_wait` seconds after the first or until `max_batch` keys are there. Who arrives during a pass is in the next.
-Methods: Describe, Answer (a query), Update (signed by the owner), Offer (an update that is held until Switch),
-PastUpdate (one that was made), Metrics (JSON).
+A single query reads the whole table, and so does a batch of hundreds. So `Batcher` collects queries, for up to
+`max_wait` seconds after the first or until there are `max_batch` keys. Queries that arrive during a pass join the next
+one. Methods: Describe, Answer (a query), Update (signed by the owner), Offer (an update, held until Switch), Switch,
+PastUpdate (an update that was made), Metrics (JSON).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hummingbird.rpc.service import Method, Tls, serve
 
 MAX_BATCH = 192
 MAX_WAIT = 0.002
-_PATIENCE = 600.0  # seconds until a query that nobody answers is given up; clients have deadlines of their own
+_PATIENCE = 600.0  # seconds until an unanswered query is given up; clients have their own deadlines
 
 
 @dataclass(eq=False)
@@ -42,9 +42,10 @@ class _Job:
 
 
 class Batcher:
-    """Collects queries for `answer`, in a thread of its own.
+    """Collects queries for `answer`, on its own thread.
 
-    max_batch: keys that end the waiting; a pass may have more, of one large query. max_wait: seconds, 0 or more.
+    max_batch: number of keys that ends the waiting; a pass may have more if one query has more. max_wait: 0 to 60
+    seconds.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class Batcher:
         self._thread.start()
 
     def answer(self, keys: Tensor, decoder: str, wanted: Callable[[], bool] = lambda: True) -> tuple[State, Tensor]:
-        """Answer as `Server.answer` does, together with others' queries.
+        """Answer as `Server.answer` does, together with other queries.
 
-        wanted: asked before the work, whether the client is still there.
+        wanted: called before the work; returns whether the client is still there.
         """
         job = _Job(keys, decoder, wanted)
         with self._changed:
@@ -74,13 +75,13 @@ class Batcher:
         return job.result.result(_PATIENCE)
 
     def hurry(self) -> None:
-        """Let no query wait for others from now on."""
+        """Stop waiting for further queries from now on."""
         with self._changed:
             self._max_wait = 0.0
             self._changed.notify()
 
     def close(self, timeout: float = 60.0) -> None:
-        """Answer what is queued, without waiting for more, and end; may be called twice."""
+        """Answer the queued queries without waiting for more, and end; may be called twice."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -90,13 +91,13 @@ class Batcher:
         while batch := self._collect():
             try:
                 self._pass(batch)
-            except Exception as error:  # for those who wait; the next batch is none the worse
+            except Exception as error:  # for the waiting callers; the next batch is not affected
                 for job in batch:
                     if not job.result.done():
                         job.result.set_exception(error)
 
     def _collect(self) -> list[_Job]:
-        """The next pass's queries, all of one decoder; none at the end."""
+        """The queries of the next pass, all for one decoder; empty at the end."""
         with self._changed:
             while not self._jobs:
                 if self._closing:
@@ -138,7 +139,7 @@ class Batcher:
 
 
 class Methods:
-    """The methods of a server on the wire, its queries collected. max_batch, max_wait: see `Batcher`."""
+    """The gRPC methods of a server, with batched queries. max_batch, max_wait: see `Batcher`."""
 
     def __init__(
         self,
@@ -163,11 +164,11 @@ class Methods:
         }
 
     def hurry(self) -> None:
-        """Let nobody wait for others from now on."""
+        """Stop waiting for further queries from now on."""
         self._batcher.hurry()
 
     def close(self, grace: float = 30.0) -> None:
-        """Answer what is queued within `grace` seconds, and end; may be called twice."""
+        """Answer the queued queries within `grace` seconds, and end; may be called twice."""
         self._batcher.close(grace)
 
     def _collected(self, context: grpc.ServicerContext) -> Answer:
@@ -175,10 +176,11 @@ class Methods:
 
 
 class Service:
-    """A server at an address, from now until `stop`. TRUST: the operator of the other server must not be this one.
+    """A server at an address, from now until `stop`. TRUST: the two servers must have different operators.
 
-    tls: mutual TLS, needed for other hosts: whoever has a certificate of its authority may ask. max_batch, max_wait:
-    see `Batcher`. limits: of its callers. Raises the errors of `rpc.service.serve`, and ConfigError for the batching.
+    tls: mutual TLS, needed for other hosts: anybody with a certificate of its authority may ask. max_batch, max_wait:
+    see `Batcher`. limits: on its callers. Raises the errors of `rpc.service.serve`, and ConfigError for max_batch and
+    max_wait.
 
         service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
     """
@@ -202,7 +204,7 @@ class Service:
             raise
 
     def stop(self, grace: float = 30.0) -> None:
-        """Refuse new queries, answer what is queued within `grace` seconds, and end; may be called twice."""
+        """Refuse new queries, answer the queued ones within `grace` seconds, and end; may be called twice."""
         ended = self._server.stop(grace)
         self._methods.close(grace)
         ended.wait(grace + 1.0)

@@ -1,7 +1,7 @@
-"""The records of a table made ready for queries: on one device, or in parts on several (worker processes: workers.py).
+"""The records of a table, ready for queries: on one device, or in parts on several (worker processes: workers.py).
 
-A part is a run of leaves. A query goes to all parts, each expands its own leaves of the keys, and their answers are
-joined: a selection over all rows is the union of the selections over the runs, so they add up mod 2^width, or by XOR.
+A part is a range of leaves. A query goes to all parts, and each part expands its own leaves of the keys. The selection
+over all rows is the union of the parts' selections, so the answers are combined by addition mod 2^width, or by XOR.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Shard(Protocol):
     digests: list[bytes]  # of the leaves, as they were loaded
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """InputError for checked keys and a width that `answer` does not take."""
+        """Raise InputError for checked keys and a width that `answer` does not support."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Selected records' sum mod 2^width, or XOR for width 0: uint8 (B, record_bytes)."""
+        """The sum mod 2^width of the selected records, or their XOR for width 0: uint8 (B, record_bytes)."""
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace records by row number, int64 (n,); uint8 (n, record_bytes)."""
+        """Replace the records, uint8 (n, record_bytes), of these rows, int64 (n,)."""
 
     def check(self) -> None:
-        """PeerError if a process of it has ended."""
+        """Raise PeerError if one of its processes has ended."""
 
     def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Free everything; may be called twice."""
 
 
 class TableShard:
-    """Records first..last-1 of a table, in this process, zeros before `load`; `first` begins a leaf.
+    """Records first..last-1 of a table, in this process; zeros before `load`. `first` must begin a leaf.
 
-    device: "cpu", "cuda" or "cuda:1". EnvironmentProblem where it has not enough memory.
+    device: "cpu", "cuda" or "cuda:1". Raises EnvironmentProblem if it has too little memory.
     """
 
     def __init__(self, source: Source, first: int = 0, last: int | None = None, *, device: str = "cpu") -> None:
@@ -82,10 +82,10 @@ class TableShard:
 
 
 class Split:
-    """A table in parts of about equal size, one on each of some devices, which answer side by side.
+    """A table in parts of about equal size, one on each of several devices, which answer in parallel.
 
-    InputError where there are more devices than leaves, or one is not there; EnvironmentProblem where one has not
-    enough memory; both before anything is read.
+    Raises InputError if there are more devices than leaves, or a device is missing; EnvironmentProblem if one has too
+    little memory; both before anything is read.
     """
 
     def __init__(self, source: Source, devices: Sequence[str]) -> None:
@@ -115,8 +115,9 @@ class Split:
 
 
 def opened(source: Source, device: str) -> Shard:
-    """A table on a device, or split over several: "cpu", "cuda", "cuda:0,cuda:1"; errors as `TableShard` and
-    `Split`.
+    """Load a table on a device, or split over several: "cpu", "cuda", "cuda:0,cuda:1".
+
+    Raises the errors of `TableShard` and `Split`.
     """
     names = device.split(",")
     if len(names) > 1:
@@ -127,7 +128,7 @@ def opened(source: Source, device: str) -> Shard:
 
 
 def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
-    """First and last + 1 row of `count` runs of whole leaves; InputError where there are not so many leaves."""
+    """Cut rows into `count` ranges (first, last + 1) of whole leaves. Raises InputError if there are fewer leaves."""
     leaves = leaves_of(rows)
     if not 0 < count <= leaves:
         hint = f"each has whole leaves of {LEAF_ROWS} rows, of which this table has {leaves}"
@@ -137,7 +138,7 @@ def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
 
 
 def joined(answers: Sequence[Tensor], width: int) -> Tensor:
-    """The answer of a table from those of its parts, uint8 (B, record_bytes): their sum mod 2^width, or XOR for 0."""
+    """Combine the answers of a table's parts, uint8 (B, record_bytes): sum mod 2^width, or XOR for width 0."""
     total = answers[0].view(kernel.WIDTHS[width or 8])
     for part in answers[1:]:
         total = total + part.view(total.dtype) if width else total ^ part.view(total.dtype)

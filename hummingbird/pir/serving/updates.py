@@ -1,10 +1,10 @@
-"""Updates of a table while it is served: the owner's only, in order, in all tables made of it at once, durable.
+"""Updates of a table while it is served: only from the owner, in order, durable, and in all of a plan's tables at once.
 
-An update is checked, written to the journal, and only then made in memory, between two passes over the table; so a
-lookup sees all of it or nothing. Whoever sends an update again is told that it is made, and nothing happens.
+An update is checked, written to the journal, and then made in memory, between two passes over the table. So a lookup
+sees all of it or nothing. Sending an update again succeeds without effect.
 
-It can be offered first: checked, and held in memory until a few bytes say that it is to be made. So both servers of a
-table have it before either makes it, and are of two states for the time of one short message.
+An update can be offered first: the server checks it, and holds it in memory until a short message makes it. So both
+servers of a table have it before either makes it, and their states differ only for the time of one short message.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """A table that is served, and can be changed; a `server.Server`."""
+    """A served table that can be changed, such as a `server.Server`."""
 
     lock: threading.Lock
 
     @property
     def state(self) -> State:
-        """The state that it answers from."""
+        """The current state."""
 
     def write(self, indices: Tensor, records: Tensor) -> None:
         """Replace records, while `lock` is held."""
 
     def advance(self, state: State) -> None:
-        """Answer from this state from now on, while `lock` is held."""
+        """Set the state, while `lock` is held."""
 
     def fail(self) -> None:
-        """Refuse every query from now on: the table is changed in part."""
+        """Refuse all queries from now on, because the table is partly changed."""
 
 
 Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 
 class Updates:
-    """The updates of a table, of which `tables` are made; facts: its own.
+    """The updates of one table. tables: the served tables derived from it. facts: of the whole table.
 
-    owner: public key of who may update, None for nobody. spread: what to write into each of the tables for rows of the
-    whole one, by default the same. An update is for the state of the last of the tables. InputError for what is no key.
+    owner: public key of the owner, who may update; None for nobody. spread: maps rows of the whole table to the changes
+    of each derived table; default: the same rows. An update names the state of the last table. Raises InputError for an
+    invalid key.
     """
 
     def __init__(
@@ -68,17 +69,17 @@ class Updates:
     ) -> None:
         self._facts, self._tables, self._spread = facts, tables, spread
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
-        self._turn = threading.Lock()  # of whoever changes what follows
+        self._turn = threading.Lock()  # protects the fields below
         self._failed = False
-        self._offered: tuple[bytes, bytes, Tensor, Tensor] | None = None  # digest, message, rows: for the state now
+        self._offered: tuple[bytes, bytes, Tensor, Tensor] | None = None  # digest, message, rows: for the current state
         self._made: list[bytes] = []  # digests of the last updates, in order
-        self._before = [table.state for table in tables]  # them
+        self._before = [table.state for table in tables]  # before the updates in `_made`
         self._journal: Journal | None = None
         self._merging: threading.Thread | None = None
 
     @property
     def state(self) -> State:
-        """The state that the next update is for."""
+        """The state to which the next update applies."""
         return self._tables[-1].state
 
     @property
@@ -88,8 +89,9 @@ class Updates:
             return 0 if self._journal is None else self._journal.size
 
     def recover(self, path: Path) -> None:
-        """Make the updates in a journal again, and keep it from now on; the errors of `Journal`, and InputError for an
-        update that does not fit.
+        """Make the updates in a journal again, and add new updates to it from now on.
+
+        Raises the errors of `Journal`, and InputError for an update that does not fit.
         """
         self._journal = journal = Journal(path, self._facts, self._before)
         try:
@@ -101,24 +103,25 @@ class Updates:
     def make(self, message: bytes) -> None:
         """Make an owner's signed update, unless it is made already.
 
-        Raises InputError for what the owner has not signed, AgreementError for another state, EnvironmentProblem where
-        the journal cannot be written, and leaves everything as it is; PeerError after an update that was made in part.
+        Raises InputError if the owner has not signed it, AgreementError for another state, EnvironmentProblem if the
+        journal cannot be written; these leave everything unchanged. Raises PeerError after an update that was made in
+        part.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._make(*fitting)
 
     def offer(self, message: bytes) -> None:
-        """Hold an owner's signed update, in place of the one that was offered before, until `switch` names it.
+        """Check and hold an owner's signed update, instead of the one offered before, until `switch` names it.
 
-        Raises as `make`, which it leaves little to fail at. What is made already is not held.
+        Does nothing for an update that is made already. Raises as `make`.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._offered = fitting
 
     def switch(self, digest: bytes) -> bool:
-        """Make the update that was offered, by its SHA-256; False where it is not held, and was not made.
+        """Make the offered update with this SHA-256. Returns False if it is not held and was not made before.
 
         Raises EnvironmentProblem and PeerError as `make`.
         """
@@ -130,7 +133,9 @@ class Updates:
 
     @contextmanager
     def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
-        """The turn, with an update that is the owner's and for the state now; None for one that is made."""
+        """Check an update and hold the lock; yields it if it applies to the current state, None if it is made
+        already.
+        """
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
         parts = unpack_update(message, self._facts)
@@ -149,17 +154,17 @@ class Updates:
             yield digest, message, indices, records
 
     def _make(self, digest: bytes, message: bytes, indices: Tensor, records: Tensor) -> None:
-        """Make an update that fits, in this thread's turn."""
+        """Make an update that applies to the current state, while the lock is held."""
         if self._journal is not None:
             self._journal.append(message)
-        self._offered = None  # it was for the state before
+        self._offered = None  # it was for the previous state
         self._made.append(digest)
         self._write(indices, records, self._after([table.state for table in self._tables], [digest]))
         self._merge()
         _log.info("version %d: %d rows updated", self.state.version, len(indices))
 
     def past(self, version: int) -> bytes:
-        """The signed update of this version to the next; InputError where it is not kept."""
+        """The signed update from this version to the next. Raises InputError if it is not kept."""
         with self._turn:
             self._check()
             first = self.state.version - len(self._made)
@@ -172,7 +177,7 @@ class Updates:
             return self._journal.update(version - first)
 
     def close(self) -> None:
-        """Let go of the journal; may be called twice."""
+        """Close the journal; may be called twice."""
         if self._merging is not None:
             self._merging.join()
         if self._journal is not None:
@@ -192,7 +197,7 @@ class Updates:
         return list(states)
 
     def _write(self, indices: Tensor, records: Tensor, states: Sequence[State]) -> None:
-        """Write rows in all tables; if that fails midway, none of them answers any more."""
+        """Write rows to all tables; if that fails midway, all tables refuse queries."""
         with ExitStack() as held:
             for table in self._tables:
                 held.enter_context(table.lock)
@@ -223,7 +228,7 @@ class Updates:
                     bar.update(found[1].nbytes)
 
     def _again(self, journal: Journal, message: bytes) -> None:
-        """Make an update of the journal, which was checked before it was written there."""
+        """Make an update from the journal, which was checked before it was written."""
         try:
             state, indices, records, _ = unpack_update(message, self._facts)
         except HummingbirdError as error:
@@ -241,7 +246,7 @@ class Updates:
             table.advance(state)
 
     def _merge(self) -> None:
-        """Merge the first updates in the journal if it has grown, beside everything else."""
+        """Merge the first updates in the journal if it has grown, on a thread."""
         busy = self._merging is not None and self._merging.is_alive()
         if self._journal is not None and not busy and (count := self._journal.to_merge()):
             self._merging = threading.Thread(target=self._merged, args=(self._journal, count), name="pir-journal")

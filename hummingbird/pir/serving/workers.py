@@ -1,8 +1,8 @@
 """A table's records spread over worker processes.
 
-Every worker maps the file and prepares its own run of leaves (shards.py), so that all of them together hold the table
-once. A query goes to all, and their answers are joined. A worker ends with its pipe. One that dies takes the server
-with it: half a table answers wrongly, not slowly.
+Every worker maps the file and prepares its own range of leaves (shards.py), so all workers together hold the table
+once. A query goes to all workers, and their answers are combined. A worker ends when its pipe closes. If a worker dies,
+the server ends too, because an incomplete table gives wrong answers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 _FRAME = struct.Struct("<Q")
 _LOAD_SECONDS = 3600.0  # for a worker to load its part
 _WORK_SECONDS = 300.0  # for one answer
-_WRITE = -1  # in place of a width: write records
+_WRITE = -1  # instead of a width: write records
 
 
 class Workers:
-    """A table in a file, over `count` processes of one thread each.
+    """A table in a file, spread over `count` processes with one thread each.
 
-    EnvironmentProblem if they cannot start, InputError for what is wrong with the file.
+    Raises EnvironmentProblem if they cannot start, InputError if the file is not valid.
     """
 
     def __init__(self, path: Path, tensor: str | None, count: int) -> None:
@@ -60,7 +60,7 @@ class Workers:
         self._ask([torch.tensor([_WRITE]), indices, records])
 
     def _ask(self, message: list[Tensor]) -> list[Tensor]:
-        """Every worker's answer. After a failure there is no next question: answers to this one may be on their way."""
+        """Ask every worker. Closes all after a failure, because answers to this message may still be in the pipes."""
         try:
             for worker in self._workers:
                 worker.send(message)
@@ -94,7 +94,7 @@ class _Worker:
                 [sys.executable, "-m", __name__, job],
                 stdin=other.fileno(),
                 env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # a Ctrl-C is for the server, which finishes its queue first
+                start_new_session=True,  # Ctrl-C goes to the server only, which finishes its queue first
             )
         except OSError as error:
             self._socket.close()
@@ -147,7 +147,7 @@ def _send(pipe: socket.socket, tensors: list[Tensor]) -> None:
 
 
 def _receive(pipe: socket.socket) -> list[Tensor] | None:
-    """The next message; None at the end."""
+    """The next message; None at the end of the pipe."""
     head = _read(pipe, _FRAME.size)
     if head is None:
         return None
@@ -171,7 +171,7 @@ _JOB = records.row(_TEXT, records.maybe(_TEXT), records.whole(), records.whole()
 
 
 def work(job: str) -> None:
-    """A worker process: load, tell the digests, then answer until the pipe on stdin ends."""
+    """The worker process: load, send the digests, then answer until the pipe on stdin ends."""
     path, tensor, first, last = records.read(job, _JOB, name="job")
     pipe = socket.socket(fileno=os.dup(0))
     torch.set_num_threads(1)
@@ -193,4 +193,4 @@ def work(job: str) -> None:
 
 if __name__ == "__main__":
     work(sys.argv[1])
-    os._exit(0)  # there is nothing to save, and taking torch down takes longer than a server's operator may wait
+    os._exit(0)  # nothing to save, and torch's teardown is slow

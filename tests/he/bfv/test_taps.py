@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.axis import Axis
+from hummingbird.he.bfv.planes import Axis
 from hummingbird.he.bfv.taps import Taps
 
 

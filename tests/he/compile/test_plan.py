@@ -26,7 +26,7 @@ from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.rounds import SLICE
 from hummingbird.he.runtime.spec_json import REMOTE
-from hummingbird.he.scheme import noise
+from hummingbird.he.scheme import ckks
 from hummingbird.he.scheme.params import choose
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, images, made
 from tests.support.paths import ROOT
@@ -424,4 +424,4 @@ def test_errors_below_the_target() -> None:
         net, shape = made(ALL[name])
         for line in make_plan(net, shape, "polynomial").lines:
             if line.side == "encrypted" and line.rms > 0.02:
-                assert math.log2(line.rms / line.error) > noise.PRECISION - 3, (name, line)
+                assert math.log2(line.rms / line.error) > ckks.PRECISION - 3, (name, line)

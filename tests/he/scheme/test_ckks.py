@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he.scheme import noise
+from hummingbird.he.scheme import ckks
 from hummingbird.he.scheme.ckks import NOISE, VARIANCE, Coins, SecretKey, expand
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import square, switch
@@ -105,7 +105,7 @@ def test_rounding_of_a_switch_is_as_predicted(key: SecretKey, form: str) -> None
     c = encrypted(key, message, form)
     dropped = key.ring.primes[1]
     wrong = key.decrypt(switch(key.ring, c, form), form) - key.decrypt(c, form) / dropped
-    predicted = noise.switch("coefficients", 2048, 2)
+    predicted = ckks.switch_error("coefficients", 2048, 2)
     assert float(wrong.square().mean().sqrt()) == pytest.approx(predicted, rel=0.05)
     assert float(wrong.abs().max()) <= (1 + 2048) / 2  # what Return.room leaves for it
 
@@ -117,8 +117,8 @@ def test_rounding_of_a_switched_square_is_as_predicted() -> None:
     c = square(key.ring, encrypted(key, message, "ntt"))
     dropped = key.ring.primes[3]
     wrong = key.decrypt(switch(key.ring, c, "ntt"), "ntt") - key.decrypt(c, "ntt") / dropped
-    predicted = noise.switch("coefficients", 4096, 3)
-    assert predicted > 50 * noise.switch("coefficients", 4096, 2)
+    predicted = ckks.switch_error("coefficients", 4096, 3)
+    assert predicted > 50 * ckks.switch_error("coefficients", 4096, 2)
     assert float(wrong.square().mean().sqrt()) == pytest.approx(predicted, rel=0.33)
 
 
@@ -136,5 +136,5 @@ def test_agrees_with_tenseal_on_what_ckks_is() -> None:
     key, scale = SecretKey(choose(8192, 4)), 22
     c = square(key.ring, encrypted(key, packing.encode(x[None], "real", 8192, 2.0**scale), "ntt"))
     ours = packing.decode(key.decrypt(c, "ntt"), "real")[0] * 2.0 ** (-2 * scale) + y
-    deviation = 2 * 4 * noise.fresh("real", 8192) * 2.0**-scale
+    deviation = 2 * 4 * ckks.fresh_error("real", 8192) * 2.0**-scale
     assert float((ours - theirs).abs().max()) < 6 * deviation

@@ -242,3 +242,38 @@ def test_any_message_is_read_or_refused() -> None:
 def test_a_million_messages_are_read_or_refused() -> None:
     refused, read = fuzz(1_000_000)
     assert refused > 100_000 and read > 100_000
+
+
+# Trees of leaves: a sum for each level determines all leaves but one --------------------------------------------------
+
+
+def known_sums(bits: Tensor, sums: Tensor) -> Tensor:
+    """The sums on the other side of the path, as the base transfers give them."""
+    return torch.where(bits[:, :, None] > 0, sums[:, :, 0], sums[:, :, 1])
+
+
+def grown() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Each of the 16 places of the missing leaf twice: its bits and numbers, the leaves and the sums."""
+    numbers = torch.arange(32) % 16
+    bits = (numbers[:, None] >> torch.arange(4) & 1).to(torch.uint8)
+    return bits, numbers, *cot.grow(prg.fresh().bytes(512).view(32, 16))
+
+
+def test_a_punctured_tree_has_all_leaves_but_one() -> None:
+    bits, numbers, leaves, sums = grown()
+    made = cot.puncture(bits, known_sums(bits, sums))
+    for j in range(32):
+        for y in range(1, 16):
+            assert torch.equal(made[j, y], leaves[j, y ^ int(numbers[j])])
+    assert not made[:, 0].any()
+    assert len({leaf.numpy().tobytes() for leaf in leaves.view(-1, 16)}) == 512
+
+
+def test_a_sum_of_the_wrong_side_gives_other_leaves() -> None:
+    """So the test above can fail."""
+    bits, numbers, leaves, sums = grown()
+    known = known_sums(bits, sums)
+    known[5, 2] ^= 1
+    made = cot.puncture(bits, known)
+    wrong = [y for y in range(1, 16) if not torch.equal(made[5, y], leaves[5, y ^ int(numbers[5])])]
+    assert wrong == [4, 8, 12]  # what the level brings, its children, and what the next level brings

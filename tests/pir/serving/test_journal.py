@@ -16,7 +16,7 @@ import torch
 from hummingbird import disk
 from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir import Client, Owner, Server, Source
-from hummingbird.pir.serving import entries, journal
+from hummingbird.pir.serving import journal
 from hummingbird.pir.table import State
 from tests.support.disk import Order
 
@@ -142,11 +142,11 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         if kind == 0:
             data = generator.randbytes(place)
         elif kind == 1:
-            data = entries.MAGIC + generator.randbytes(place)
+            data = journal.MAGIC + generator.randbytes(place)
         elif kind == 2:  # an entry with digests, which says nonsense
             body = generator.randbytes(generator.randrange(200))
             at = generator.choice(sizes)
-            data = whole[:at] + entries.packed(generator.choice([b"H", b"R", b"S", b"U", b"x"]), body) + whole[at:]
+            data = whole[:at] + journal.packed(generator.choice([b"H", b"R", b"S", b"U", b"x"]), body) + whole[at:]
         else:
             data = whole[:place] + generator.randbytes(generator.randrange(100)) + whole[place:]
         path.write_bytes(data)
