@@ -22,9 +22,9 @@ import grpc
 from grpc import aio
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from hummingbird.rpc.client import Patience
+from hummingbird.rpc.client import Patience, channel_credentials, channel_options
 from hummingbird.rpc.security import HEADER, Tls
-from hummingbird.rpc.service import PREFIX, channel_credentials, channel_options
+from hummingbird.rpc.service import PREFIX
 
 # The loop -------------------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ def _started() -> int:
 class AsyncClient:
     """A service that nobody may listen at yet, for coroutines of the loop that runs now.
 
-    tls, token, largest: as of `rpc.service.connect`, which also names the errors; EnvironmentProblem in a fork of a
+    tls, token, largest: as of `rpc.client.connect`, which also names the errors; EnvironmentProblem in a fork of a
     process that has called services.
     """
 

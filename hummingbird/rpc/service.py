@@ -1,9 +1,8 @@
-"""Services over gRPC without generated code: a method takes bytes and answers with bytes, or with a stream of them, or
-takes a stream and answers with one.
+"""A gRPC server without generated code: a method takes bytes and answers with bytes or with a stream of bytes, or takes
+a stream and answers with a stream.
 
-security.py says who may listen and call where, admission.py lets callers in, status.py takes errors across, and
-server.py serves for a whole program, with health, metrics and an orderly end. Every call has a deadline and `connect`
-returns a channel that has answered, so a missing service is an error, not a hang.
+client.py calls such methods, security.py says who may listen and call where, admission.py admits calls, status.py
+translates errors, and server.py runs the servers of a program, with health, metrics and an orderly end.
 """
 
 from __future__ import annotations
@@ -14,20 +13,15 @@ import queue
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
 
 import grpc
-import grpc.experimental
 
 from hummingbird.errors import EnvironmentProblem, InputError, TrustError
-from hummingbird.rpc.admission import BRIEF, MAX_MESSAGE, Admission, Call
-from hummingbird.rpc.client import Patience
-from hummingbird.rpc.security import HEADER, Certificates, Tls, check_address
-from hummingbird.rpc.signals import check
-from hummingbird.rpc.status import explain  # noqa: F401 - by which callers put the errors of `call` in words
+from hummingbird.rpc.admission import BRIEF, Admission, Call
+from hummingbird.rpc.security import Certificates, Tls, check_address
 
 # A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
 # 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
@@ -35,11 +29,11 @@ CHUNK = 1 << 20
 WORKERS = 32  # a service's own bounds on what works or waits at a time are shares of this
 _SPARE = 64  # threads beyond the calls at work: for refusals
 _IDLE = 10.0  # seconds after which a thread without work ends
-_STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
+STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
 _HEALTH = "grpc.health.v1.Health"
 PREFIX = "/hummingbird/"  # of the names of methods
 _AGE_MS = 3_600_000  # of a connection: then its caller shows its certificate again
-_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
@@ -52,7 +46,7 @@ class Exchange(NamedTuple):
     """
 
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
-    held: int = _STREAM
+    held: int = STREAM
 
 
 class Brief(NamedTuple):
@@ -61,7 +55,9 @@ class Brief(NamedTuple):
     function: Callable[[bytes, grpc.ServicerContext], bytes]
 
 
-# Server ---------------------------------------------------------------------------------------------------------------
+def message_options(largest: int) -> list[tuple[str, int]]:
+    """gRPC's options for messages of at most `largest` bytes, for a server and for its callers."""
+    return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
 
 
 def serve(
@@ -96,8 +92,8 @@ def serve(
             ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.max_allowed_incoming_connections", gate.limits.connections),
             ("grpc.max_connection_age_ms", _AGE_MS),  # calls under way go on; the caller connects anew for others
-            *_KEEPALIVE,
-            *_messages(gate.limits.message),
+            *KEEPALIVE,
+            *message_options(gate.limits.message),
         ],
         maximum_concurrent_rpcs=calls,
     )
@@ -119,11 +115,6 @@ def serve(
         os.umask(mask)
     server.start()
     return server
-
-
-def _messages(largest: int) -> list[tuple[str, int]]:
-    """gRPC's options for messages of so many bytes."""
-    return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
 
 
 class _Pool(Executor):
@@ -212,7 +203,7 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with gate.call(name, context) as call:
-            gate.hold(call, function.held if isinstance(function, Exchange) else _STREAM)
+            gate.hold(call, function.held if isinstance(function, Exchange) else STREAM)
             request: Any = _pieces(name, call, requests) if exchange else _message(name, call, requests, gate)
             for message in run(request, context):
                 call.sent += len(message)
@@ -253,144 +244,3 @@ def _message(name: str, call: Call, requests: Iterator[bytes], gate: Admission) 
         raise InputError("a call without a message", where=name, hint="this method takes one")
     gate.hold(call, len(message))
     return message
-
-
-# Client ---------------------------------------------------------------------------------------------------------------
-
-
-def connect(
-    address: str,
-    tls: Tls | None = None,
-    timeout: float = 60.0,
-    *,
-    token: str | None = None,
-    largest: int = MAX_MESSAGE,
-) -> grpc.Channel:
-    """A channel to a service that has answered; keeps trying for `timeout` seconds while nothing listens.
-
-    With `tls`, the service must show a certificate of its authority, for the address's host name (`localhost` for a
-    unix socket). token: of a caller without a certificate. largest: bytes of a message, either way. Raises
-    InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a caller
-    whom the service does not know, and PeerError, early where the handshake itself is refused.
-    """
-    channel = dial(address, tls, largest)
-    if token is not None:
-        channel = grpc.intercept_channel(channel, _Token(token))
-    try:
-        _wait_for_answer(channel, address, timeout)
-    except BaseException:
-        channel.close()
-        raise
-    return channel
-
-
-def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """A channel that has not been used: nobody may listen there. Raises as `connect`, but for PeerError."""
-    # A streamed answer is read by the thread that wants it.
-    options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
-    credentials = channel_credentials(address, tls)
-    if credentials is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, credentials, options=options)
-
-
-def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
-    """The options of gRPC for a channel to an address. largest: bytes of a message, either way."""
-    options: list[tuple[str, int | str]] = [
-        ("grpc.enable_http_proxy", 0),  # a proxy from the environment must not get in between
-        # No min_reconnect_backoff_ms: gRPC ends an attempt after that time too, in the middle of its TLS handshake.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.http2.max_pings_without_data", 0),
-        # A streamed answer comes in frames as large as its messages, some of them ahead. Together with a reader that
-        # is the thread that wants it, these save a tenth of the processor time of ReLUs whose material is dealt
-        # meanwhile.
-        ("grpc.http2.max_frame_size", CHUNK),
-        ("grpc.http2.lookahead_bytes", _STREAM),
-        ("grpc.http2.bdp_probe", 0),
-        *_KEEPALIVE,
-        *_messages(largest),
-    ]
-    if address.startswith("unix:"):
-        options.append(("grpc.ssl_target_name_override", "localhost"))
-    return options
-
-
-def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """Credentials that a caller shows and asks for at an address; None in plain text. Raises as `dial`."""
-    check_address(address, tls)
-    if tls is None:
-        return None
-    if tls.ca is None:
-        raise TrustError("a caller needs the certificate of the service's authority", where=address, hint="Tls(ca=...)")
-    cert, key, ca = tls.read()
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-class _Detail(
-    NamedTuple(
-        "_Detail",
-        [
-            ("method", Any),
-            ("timeout", Any),
-            ("metadata", Any),
-            ("credentials", Any),
-            ("wait_for_ready", Any),
-            ("compression", Any),
-        ],
-    ),
-    grpc.ClientCallDetails,
-):
-    """A call, as gRPC asks an interceptor about it."""
-
-
-class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
-    """Adds a token to every call of a channel."""
-
-    def __init__(self, token: str) -> None:
-        self._metadata = (HEADER, f"Bearer {token}")
-
-    def _with(self, go_on: Any, details: Any, request: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._metadata]
-        names = ("method", "timeout", "credentials", "wait_for_ready", "compression")
-        return go_on(_Detail(metadata=metadata, **{name: getattr(details, name) for name in names}), request)
-
-    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _with
-
-
-def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float) -> None:
-    patience = Patience(address, timeout)
-    while True:
-        try:
-            call(channel, "Ping", b"", timeout=patience.glance)
-            return
-        except grpc.RpcError as error:
-            pause = patience.bear(error)
-        check()
-        time.sleep(pause)
-
-
-def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
-    """One message each way; grpc.RpcError on failure, which `explain` puts in words."""
-    answer: bytes = method_of(channel, method)(request, timeout=timeout)
-    return answer
-
-
-def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """A method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
-    return channel.unary_unary(PREFIX + method)
-
-
-def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """`call`, begun: a future of gRPC's, whose result() is the answer."""
-    return method_of(channel, method).future(request, timeout=timeout)
-
-
-def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """One message there, a stream of messages back: iterate, then `trailing_metadata()`."""
-    return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
-
-
-def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
-    """A stream of messages each way: gRPC's own thread iterates `requests`; iterate the result as that of `stream`."""
-    return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

@@ -47,8 +47,10 @@ from prometheus_client.exposition import MetricsHandler
 
 from hummingbird.errors import EnvironmentProblem, InputError, NotFoundError, PeerError
 from hummingbird.rpc.admission import Admission, Limits, Quota, Record
+from hummingbird.rpc.client import dial
 from hummingbird.rpc.security import Certificates, Tls, split
-from hummingbird.rpc.service import Method, dial, explain
+from hummingbird.rpc.service import Method
+from hummingbird.rpc.status import explain
 
 # Health ---------------------------------------------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ def _messages() -> Any:
 def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
     """The word of the health service at an address: SERVING or NOT_SERVING; of a service there by its name.
 
-    A token is not needed. timeout: seconds. Raises as `rpc.service.connect`, and does not try again.
+    A token is not needed. timeout: seconds. Raises as `rpc.client.connect`, and does not try again.
     """
     with dial(address, tls) as channel:
         try:

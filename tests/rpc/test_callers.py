@@ -26,9 +26,12 @@ from hummingbird.errors import (
     TrustError,
     UnavailableError,
 )
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.security import Tls, Tokens, line_of, new_token, read_token
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.status import explain
 from hummingbird.rpc.telemetry import Health
 from tests.support.dealers import Authority
 from tests.support.mutations import mutated
@@ -52,10 +55,10 @@ def test_tokens_name_their_callers(tmp_path: Path) -> None:
         for wrong in (new_token(), alice[:-1], alice + "0", alice.upper(), "x"):
             with pytest.raises(AccessError, match="does not know the token"):
                 asked(address, "Name", token=wrong)
-        channel = service.connect(address, timeout=HANG, token=alice)
+        channel = rpc_client.connect(address, timeout=HANG, token=alice)
         path.write_text(path.read_text().replace("alice", "# alice"))
         with pytest.raises(grpc.RpcError) as caught:  # on an open connection too
-            service.call(channel, "Name", b"", timeout=HANG)
+            rpc_client.call(channel, "Name", b"", timeout=HANG)
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         path.chmod(0o666)
         with pytest.raises(AccessError, match="cannot read its tokens"):
@@ -110,7 +113,7 @@ def test_what_does_not_go_together_is_refused_before_anything_listens(tmp_path: 
             with pytest.raises(TrustError, match=match):
                 program.serve(HANDLERS)
     with pytest.raises(TrustError, match="authority"):
-        service.connect("localhost:9", alone, timeout=1)
+        rpc_client.connect("localhost:9", alone, timeout=1)
     with pytest.raises(TrustError, match="both sides"):
         alone.contexts()
 
@@ -190,7 +193,7 @@ def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
         service.serve({}, "unix:x", expired)
     assert caught.value.where == str(expired.cert)
     with pytest.raises(EnvironmentProblem, match="expired"):
-        service.connect("localhost:9", expired, timeout=1)
+        rpc_client.connect("localhost:9", expired, timeout=1)
     address, (cert, key) = (
         f"localhost:{free_port()}",
         (Path(str(file)).read_bytes() for file in (expired.cert, expired.key)),
@@ -199,7 +202,7 @@ def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
     server.add_secure_port(address, grpc.ssl_server_credentials([(key, cert)]))
     server.start()
     with pytest.raises(PeerError, match="TLS failed.*(expired|EXPIRED)"):
-        service.connect(address, Tls(ca=ours.path), timeout=HANG)
+        rpc_client.connect(address, Tls(ca=ours.path), timeout=HANG)
     server.stop(0)
 
 
@@ -230,15 +233,15 @@ def test_errors_have_their_status_and_their_words(
         raise error
 
     server = service.serve({"Fail": fail, "Late": late}, f"unix:{tmp_path}/s")
-    channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG)
+    channel = rpc_client.connect(f"unix:{tmp_path}/s", timeout=HANG)
     for call in (
-        lambda: service.call(channel, "Fail", b"", timeout=HANG),
-        lambda: list(service.stream(channel, "Late", b"", timeout=HANG)),
+        lambda: rpc_client.call(channel, "Fail", b"", timeout=HANG),
+        lambda: list(rpc_client.stream(channel, "Late", b"", timeout=HANG)),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call()
         assert caught.value.code().name == code
-        told = service.explain(caught.value, "server x")
+        told = explain(caught.value, "server x")
         assert type(told) is kind and told.where == "server x" and "4711" not in str(told)
         if isinstance(error, HummingbirdError):
             assert (told.what, told.hint) == (error.what, error.hint)
@@ -252,6 +255,6 @@ def test_errors_have_their_status_and_their_words(
 def test_a_message_that_is_too_large_is_no_matter_of_time(tmp_path: Path) -> None:
     server = service.serve(HANDLERS, f"unix:{tmp_path}/s")
     with pytest.raises(PeerError, match="larger than max") as caught:
-        asked(f"unix:{tmp_path}/s", "Echo", bytes(service.MAX_MESSAGE + 1))
+        asked(f"unix:{tmp_path}/s", "Echo", bytes(MAX_MESSAGE + 1))
     assert not isinstance(caught.value, OverloadError)
     server.stop(0).wait()

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from hummingbird.errors import EnvironmentProblem, PeerError
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.security import Certificates, Pem, Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
@@ -63,14 +64,14 @@ def test_a_certificate_is_replaced_under_a_running_service(tmp_path: Path, count
         before = [shown(port, alice) for port in ports]
         assert before == [shown(port, alice) for port in ports]
         assert 0 < scraped(page)[EXPIRY % "cert"] - time.time() <= 3600
-        channel = service.connect(addresses[0], alice, HANG)
+        channel = rpc_client.connect(addresses[0], alice, HANG)
         live.put(ours.issue("server", "localhost", hours=48))
         assert 47 * 3600 < scraped(page)[EXPIRY % "cert"] - time.time() <= 48 * 3600  # before anybody has connected
         after = [shown(port, alice) for port in ports]
         assert len(set(after)) == 1 and set(after).isdisjoint(before)
         for address in addresses:
             assert asked(address, "Name", tls=alice) == b"'alice'"
-        assert service.call(channel, "Name", b"", timeout=HANG) == b"'alice'"  # the connection of before
+        assert rpc_client.call(channel, "Name", b"", timeout=HANG) == b"'alice'"  # the connection of before
         channel.close()
     events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
     assert events.count("certificates renewed") == 1

@@ -22,9 +22,10 @@ from hummingbird.errors import (
     PeerError,
     UnavailableError,
 )
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.admission import Record
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.status import explain
 from hummingbird.rpc.telemetry import Log
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, until
@@ -168,17 +169,17 @@ def test_a_signal_drains(tmp_path: Path) -> None:
         [sys.executable, "-m", "tests.jobs.service", "--listen", address, "--go", str(go), "--log", str(log)]
     ) as process:
         assert health(address) == "SERVING"
-        channel = service.connect(address, timeout=HANG)
+        channel = rpc_client.connect(address, timeout=HANG)
         thread, ended = waiting(address)
         until(lambda: (tmp_path / "go.inside").exists())
         process.send_signal(signal.SIGTERM)
         until(lambda: health(address) == "NOT_SERVING")
         with pytest.raises(grpc.RpcError) as caught:
-            service.call(channel, "Echo", b"", timeout=HANG)
-        told = service.explain(caught.value, "x")
+            rpc_client.call(channel, "Echo", b"", timeout=HANG)
+        told = explain(caught.value, "x")
         assert isinstance(told, UnavailableError) and told.what == "this server is stopping"
         with pytest.raises(UnavailableError, match="is stopping"):
-            service.connect(address, timeout=0.5)
+            rpc_client.connect(address, timeout=0.5)
         assert process.poll() is None and not ended
         go.touch()
         thread.join(HANG)
@@ -215,4 +216,4 @@ def test_an_error_while_waiting_drains_and_is_raised(tmp_path: Path) -> None:
             program.wait(look)
     assert before == [signal.getsignal(signal.SIGTERM)]
     with pytest.raises(PeerError, match="nothing answers"):
-        service.connect(f"unix:{tmp_path}/s", timeout=0.2)
+        rpc_client.connect(f"unix:{tmp_path}/s", timeout=0.2)

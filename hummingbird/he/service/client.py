@@ -25,8 +25,10 @@ from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
 from hummingbird.he.service import messages
 from hummingbird.kernels.devices import find_device
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.client import Retry
+from hummingbird.rpc.security import Tls
+from hummingbird.rpc.status import explain
 
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
@@ -37,12 +39,12 @@ _REPEATS = 8  # how often one turn may break in its middle
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    tls, token: how both sides know each other, see `rpc.service.connect`. timeout: longest silence of the server, and
+    tls, token: how both sides know each other, see `rpc.client.connect`. timeout: longest silence of the server, and
     longest time that it may be away or full, seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
     that the batches under way may take there, by what the server has told; as much as it has if not given. `public` is
     what the server has told: shapes, operations, parameters; `sent_bytes` and `received_bytes` count the messages of
     turns; `repeated` is how often a turn was tried again; `precision` is that of the last call's batches.
-    Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
+    Raises the errors of `rpc.client.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
     for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description,
     and for a device that is not there.
 
@@ -54,7 +56,7 @@ class RemoteModel:
         self,
         address: str,
         *,
-        tls: service.Tls | None = None,
+        tls: Tls | None = None,
         token: str | None = None,
         timeout: float = 120.0,
         memory: int | None = None,
@@ -65,15 +67,15 @@ class RemoteModel:
         self.precision: list[Precision] = []
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
-        self._channel = service.connect(address, tls, timeout, token=token)
+        self._channel = rpc_client.connect(address, tls, timeout, token=token)
         try:
-            text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
+            text = rpc_client.call(self._channel, "Public", messages.opening(), timeout=timeout)
             self._digest, self.public = messages.digest(text), Public.from_json(text)
             self._room = self._batches(installed(self._device) if memory is None else memory)
             self._client = Client(self.public, device)
         except grpc.RpcError as error:
             self.close()
-            raise service.explain(error, self._where) from None
+            raise explain(error, self._where) from None
         except BaseException:
             self.close()
             raise
@@ -150,7 +152,7 @@ class RemoteModel:
         encrypted = threading.Event()
         with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
             requests = _items(outgoing, problems)
-            call = service.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
+            call = rpc_client.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
             with run.whole.under_way(call), Prefetch(call, _DEPTH, call.cancel) as incoming:
                 try:
                     for first, stop, back in self.public.turns[number].down():
@@ -205,7 +207,7 @@ class RemoteModel:
                 what, hint = f"nothing came for {self._timeout:.0f} s", "is it stopped, or the connection too slow?"
                 raise PeerError(what, where=self._where, hint=hint) from None
             except grpc.RpcError as error:
-                raise service.explain(error, self._where) from None
+                raise explain(error, self._where) from None
         return message
 
     def _count(self, sent: int = 0, received: int = 0) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hummingbird import disk
 from hummingbird.disk import Appended
 from hummingbird.errors import InputError
-from hummingbird.rpc.service import MAX_MESSAGE
+from hummingbird.rpc.admission import MAX_MESSAGE
 
 MAGIC = b"HBPIRJ1\n"
 MOST = MAX_MESSAGE + (2 << 20)  # bytes of a body: a message, or a piece of rows with one message too many

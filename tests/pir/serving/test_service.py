@@ -26,7 +26,7 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.workers import Workers
-from hummingbird.rpc import service as wire
+from hummingbird.rpc import client as rpc_client
 from tests.support import python
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT
@@ -111,7 +111,7 @@ def test_fuzzed_requests_leave_the_programs_at_work(programs):
     """Every method gets nonsense; errors say nothing of what was sent."""
     generator = random.Random(0)
     query = pack_query("xor", dpf.generate(torch.arange(2), 5000)[0])
-    channel = wire.connect(programs[0].address, timeout=HANG)
+    channel = rpc_client.connect(programs[0].address, timeout=HANG)
     for method in ("Answer", "Update"):
         for number in range(40):
             data = bytearray(query)
@@ -120,12 +120,12 @@ def test_fuzzed_requests_leave_the_programs_at_work(programs):
             if method == "Answer" and number % 2:
                 continue
             with pytest.raises(grpc.RpcError) as caught:
-                wire.call(channel, method, message, timeout=HANG)
+                rpc_client.call(channel, method, message, timeout=HANG)
             refusals = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
             assert caught.value.code() in refusals
             assert message.hex()[:16] not in str(caught.value.details()) or not message
     with pytest.raises(grpc.RpcError) as caught:
-        wire.call(channel, "Answer", bytes(5 << 20), timeout=HANG)
+        rpc_client.call(channel, "Answer", bytes(5 << 20), timeout=HANG)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     channel.close()
     with connected(programs) as client:
