@@ -20,8 +20,7 @@ from torch import nn
 
 from hummingbird import graph
 from hummingbird.capacity.profile import Profile as Measured
-from hummingbird.capacity.published import Garbler, LinearFit, Net, PublishedProfile, asplos23
-from hummingbird.capacity.units import LayerUnits, Units
+from hummingbird.capacity.published import Garbler, LayerUnits, LinearFit, Net, PublishedProfile, Units, asplos23
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import calls
 from hummingbird.graph.example_shapes import settled

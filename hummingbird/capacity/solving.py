@@ -19,9 +19,8 @@ import numpy as np
 from hummingbird.capacity import engines
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
 from hummingbird.capacity.limit import binding, limits
-from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_rate
-from hummingbird.capacity.result import RECURRENCE, Result
+from hummingbird.capacity.result import RECURRENCE, HostCost, Result, cost_of
 from hummingbird.capacity.service import Compute, Hosts, Service, check_count, check_number
 from hummingbird.capacity.system import system_of
 from hummingbird.errors import ConfigError

@@ -15,9 +15,8 @@ from tqdm import tqdm
 from hummingbird.capacity import solving
 from hummingbird.capacity.arrivals import Gaps
 from hummingbird.capacity.engines import run
-from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
-from hummingbird.capacity.result import Result
+from hummingbird.capacity.result import HostCost, Result, cost_of
 from hummingbird.capacity.service_json import to_text
 from hummingbird.commands import plan_show, plan_sweep, plots
 from hummingbird.commands.files import check_writable, write_json, write_together

@@ -23,8 +23,7 @@ from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Party, join
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
 from hummingbird.serving.reconnect import ReconnectLoop
 from hummingbird.serving.request_queue import QueueLimits
 

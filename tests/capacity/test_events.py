@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hummingbird.capacity import events, recurrence
-from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, WorkStep, chain
-from hummingbird.capacity.sharing import Flow, shares
+from hummingbird.capacity.service import Compute, Flow, Host, Phase, Rounds, Send, Service, WorkStep, chain, shares
 from hummingbird.capacity.system import REJECTED, SERVED, Draws, Load, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.systems import random_batches, random_case
