@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
+from hummingbird import disk
 from hummingbird.errors import InputError
 from hummingbird.rpc.security import check_name, line_of, new_token
 
@@ -34,25 +34,24 @@ def run(args: argparse.Namespace) -> int:
     """Write both files."""
     check_name(args.name)
     token = new_token()
-    _write(args.out, os.O_CREAT | os.O_EXCL, token + "\n", "--out")
     try:
-        _write(args.tokens, os.O_CREAT | os.O_APPEND, line_of(args.name, token), "--tokens")
-    except InputError:
-        args.out.unlink()  # which nobody knows
-        raise
+        disk.create(args.out, [f"{token}\n".encode()], mode=disk.PRIVATE)
+        disk.sync(args.out.parent)
+    except FileExistsError:
+        raise InputError(f"{args.out} is there already", where="--out", hint="name another file") from None
+    except OSError as error:
+        raise InputError(f"cannot write {args.out}: {error.strerror}", where="--out") from None
+    try:
+        _add_line(args.tokens, line_of(args.name, token).encode())
+    except OSError as error:
+        args.out.unlink()  # no service knows this token
+        raise InputError(f"cannot write {args.tokens}: {error.strerror}", where="--tokens") from None
     print(f"{args.tokens} knows {args.name}: give {args.out} to it, over a channel that nobody else reads")
     return 0
 
 
-def _write(path: Path, flags: int, text: str, where: str) -> None:
-    """Write a new file, or add a line to one, behind the end of its last one, which an editor may have left out."""
-    try:
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600), "ab+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            ended = file.read(1) in (b"", b"\n")
-            file.write(("" if ended else "\n").encode() + text.encode())
-    except FileExistsError:
-        raise InputError(f"{path} is there already", where=where, hint="name another file") from None
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}", where=where) from None
+def _add_line(path: Path, line: bytes) -> None:
+    """Add a line to a file, on the disk when this returns; ends the last line first, where an editor has not."""
+    ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+    disk.append(path, [line if ended else b"\n" + line], mode=disk.PRIVATE)
+    disk.sync(path.parent)

@@ -39,12 +39,11 @@ _REFUSED = 5  # closed connections after which a connection counts as refused
 
 
 class Retry:
-    """One question, asked until it is answered: `failed` says after each failure when the next attempt begins.
+    """One question, asked until it is answered: `failed` returns after each failure when the next attempt begins.
 
-    timeout: seconds from now within which attempts begin. pauses: seconds between attempts at a service that is away,
-    at first and at most: they double. One that is full says itself when it may be asked. passing: errors that another
-    attempt may mend. tries: attempts at most. places: how many services may be asked in place of each other; first:
-    the one that is asked first.
+    timeout: seconds from now within which attempts begin. pauses: first and longest pause between attempts at a service
+    that is away, seconds; pauses double. A full service names the pause itself. passing: errors after which another
+    attempt may succeed. tries: most attempts. places: number of equivalent services. first: the service asked first.
     """
 
     def __init__(
@@ -60,18 +59,19 @@ class Retry:
         self.place = self._first = first
         self._deadline, (self._pause, self._longest) = time.monotonic() + timeout, pauses
         self._shortest, self._passing, self._tries = pauses[0], passing, tries
-        self._rests = [0.0] * places  # until when a service is not asked again
+        self._rests = [0.0] * places  # by service, the time of its next attempt
         self._failure: HummingbirdError | None = None
 
     @property
     def left(self) -> float:
-        """Seconds until the last attempt may begin; below 0 when it is too late."""
+        """Seconds in which further attempts may begin; below 0 when it is too late."""
         return self._deadline - time.monotonic()
 
     def failed(self, error: HummingbirdError) -> float:
-        """Seconds until the next attempt, at `place`. Raises the error where there is none: it does not pass, or the
-        time or the attempts are over. After the deadline it raises the failure before: that one says more than that the
-        time left was too short.
+        """Seconds until the next attempt, at service `place`.
+
+        Raises the error if there is no further attempt: it is not in `passing`, or the time or the attempts are used
+        up. After the deadline it raises the previous failure, which says more than that the time was too short.
         """
         now = time.monotonic()
         if self._failure is not None and now > self._deadline:
@@ -93,7 +93,7 @@ class Retry:
 
 
 class Patience:
-    """The patience of a caller who connects to a service that does not answer yet. timeout: seconds until it ends."""
+    """The retries of a caller who connects to a service that does not answer yet, for `timeout` seconds."""
 
     def __init__(self, address: str, timeout: float) -> None:
         self._address = address
@@ -102,19 +102,19 @@ class Patience:
 
     @property
     def glance(self) -> float:
-        """Seconds for the next attempt."""
+        """Timeout of the next attempt, seconds."""
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Seconds until another attempt, where it may help; raises as `rpc.service.connect` otherwise."""
+        """Seconds until another attempt, if that may help. Raises an error of `connect` otherwise."""
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise explain(error, self._address) from None
         if "handshake" in details.lower() or "verification" in details.lower():
             hint = "both sides need certificates of one authority, the service's for the name in its address"
             raise PeerError(f"TLS failed: {details}", where=self._address, hint=hint) from None
-        # A side that dislikes our certificate, or speaks TLS when we do not, closes without a word (TLS 1.3 lets
-        # it). So does one that is just going down: hence five times.
+        # A service that rejects our certificate, or expects TLS where we send none, closes without a message (TLS 1.3
+        # allows that). So does a service that is just ending: hence five times.
         self._closed += "closed" in details.lower() or "reset" in details.lower()
         if self._closed == _REFUSED:
             hint = "does it expect TLS, a certificate of another authority than ours, or has it no room?"
@@ -137,12 +137,12 @@ def connect(
     token: str | None = None,
     largest: int = MAX_MESSAGE,
 ) -> grpc.Channel:
-    """A channel to a service that has answered; keeps trying for `timeout` seconds while nothing listens.
+    """A channel to a service that has answered; retries for `timeout` seconds while nothing listens.
 
     With `tls`, the service must show a certificate of its authority, for the address's host name (`localhost` for a
-    unix socket). token: of a caller without a certificate. largest: bytes of a message, either way. Raises
-    InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a caller
-    whom the service does not know, and PeerError, early where the handshake itself is refused.
+    unix socket). token: the token of a caller without a certificate. largest: bytes of a message, in either direction.
+    Raises InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a
+    caller that the service does not know, and PeerError, at once if the handshake itself is refused.
     """
     channel = dial(address, tls, largest)
     if token is not None:
@@ -156,8 +156,8 @@ def connect(
 
 
 def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """A channel that has not been used: nobody may listen there. Raises as `connect`, but for PeerError."""
-    # A streamed answer is read by the thread that wants it.
+    """A channel that is not connected yet; a service need not listen. Raises errors of `connect` but PeerError."""
+    # The thread that wants a streamed answer reads it.
     options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
     credentials = channel_credentials(address, tls)
     if credentials is None:
@@ -166,15 +166,15 @@ def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> gr
 
 
 def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
-    """The options of gRPC for a channel to an address. largest: bytes of a message, either way."""
+    """gRPC's options for a channel to an address. largest: bytes of a message, in either direction."""
     options: list[tuple[str, int | str]] = [
-        ("grpc.enable_http_proxy", 0),  # a proxy from the environment must not get in between
-        # No min_reconnect_backoff_ms: gRPC ends an attempt after that time too, in the middle of its TLS handshake.
+        ("grpc.enable_http_proxy", 0),  # no proxy from the environment in between
+        # No min_reconnect_backoff_ms: gRPC also ends an attempt after that time, even within its TLS handshake.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.http2.max_pings_without_data", 0),
-        # A streamed answer comes in frames as large as its messages, some of them ahead. Together with a reader that
-        # is the thread that wants it, these save a tenth of the processor time of ReLUs whose material is dealt
+        # A streamed answer comes in frames as large as its messages, some of them ahead. Together with reading in the
+        # thread that wants the answer, this saves a tenth of the processor time of ReLUs whose material is dealt
         # meanwhile.
         ("grpc.http2.max_frame_size", CHUNK),
         ("grpc.http2.lookahead_bytes", STREAM),
@@ -188,7 +188,7 @@ def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
 
 
 def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """Credentials that a caller shows and asks for at an address; None in plain text. Raises as `dial`."""
+    """The credentials of a caller for an address; None for plain text. Raises errors of `dial`."""
     check_address(address, tls)
     if tls is None:
         return None
@@ -212,7 +212,7 @@ class _Detail(
     ),
     grpc.ClientCallDetails,
 ):
-    """A call, as gRPC asks an interceptor about it."""
+    """The details of a call that an interceptor passes on to gRPC."""
 
 
 class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
@@ -242,26 +242,26 @@ def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float) -> Non
 
 
 def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
-    """One message each way; grpc.RpcError on failure, which `explain` puts in words."""
+    """Send one message; returns the answer. Raises grpc.RpcError, which `status.explain` translates."""
     answer: bytes = method_of(channel, method)(request, timeout=timeout)
     return answer
 
 
 def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """A method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
+    """A method of one message each way, for many calls: `future(message, timeout=...)` of it begins a call."""
     return channel.unary_unary(PREFIX + method)
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """`call`, begun: a future of gRPC's, whose result() is the answer."""
+    """Begin a `call`; returns gRPC's future, whose result() is the answer."""
     return method_of(channel, method).future(request, timeout=timeout)
 
 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """One message there, a stream of messages back: iterate, then `trailing_metadata()`."""
+    """Send one message; returns the stream of answers to iterate, which has `trailing_metadata()` after its end."""
     return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
 
 
 def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
-    """A stream of messages each way: gRPC's own thread iterates `requests`; iterate the result as that of `stream`."""
+    """Exchange streams: a thread of gRPC iterates `requests`; returns the stream of answers, as `stream` does."""
     return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

@@ -26,23 +26,23 @@ from hummingbird.rpc.security import Certificates, Tls, check_address
 # A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
 # 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
 CHUNK = 1 << 20
-WORKERS = 32  # a service's own bounds on what works or waits at a time are shares of this
-_SPARE = 64  # threads beyond the calls at work: for refusals
+WORKERS = 32  # services derive their own limits on running and waiting work from this
+_SPARE = 64  # threads beyond the calls at work, for refusals
 _IDLE = 10.0  # seconds after which a thread without work ends
-STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
+STREAM = 8 * CHUNK  # most bytes in the queues of an exchange, and ahead of a streamed answer's reader
 _HEALTH = "grpc.health.v1.Health"
 PREFIX = "/hummingbird/"  # of the names of methods
-_AGE_MS = 3_600_000  # of a connection: then its caller shows its certificate again
+_AGE_MS = 3_600_000  # of a connection, after which its caller must show its certificate again
 KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
 
 class Exchange(NamedTuple):
-    """A method of two streams: a generator function that reads the caller's messages while it yields its own, both of
+    """A method of two streams: a generator function that reads the caller's messages while it yields its own, each of
     at most `CHUNK` bytes.
 
-    held: bytes of messages that it keeps in memory at most.
+    held: most bytes of messages that it keeps in memory.
     """
 
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
@@ -50,7 +50,7 @@ class Exchange(NamedTuple):
 
 
 class Brief(NamedTuple):
-    """A method that computes nothing and holds nothing: its calls have room of their own beside those at work."""
+    """A method that computes nothing and holds no memory; its calls have a limit of their own."""
 
     function: Callable[[bytes, grpc.ServicerContext], bytes]
 
@@ -68,13 +68,13 @@ def serve(
     gate: Admission | None = None,
     health: tuple[Admission, Mapping[str, Method]] | None = None,
 ) -> grpc.Server:
-    """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams, and
-    `Brief` one that is asked of a full service too.
+    """Start a server of the named methods. A generator function streams its answer, an `Exchange` has two streams, and
+    a full service still answers a `Brief`.
 
-    Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
-    authority are refused, or those without a token where it names no authority. Its files are read again when they
-    have changed (security.py). A unix socket is made for this user only. gate: who may call and how much at a time.
-    health: the methods of gRPC's health service, and their gate.
+    Keep the result: a server that is garbage collected stops. With `tls`, callers without a certificate of its
+    authority are refused, or callers without a token if it names no authority. Its files are read again when they have
+    changed (security.py). A unix socket is for this user only. gate: the admission of callers. health: the methods of
+    gRPC's health service, and their admission.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
@@ -87,11 +87,11 @@ def serve(
     server = grpc.server(
         _Pool(),
         options=[
-            ("grpc.so_reuseport", 0),  # otherwise two servers share a port, and sessions fall apart
+            ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and split a session's calls
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.max_allowed_incoming_connections", gate.limits.connections),
-            ("grpc.max_connection_age_ms", _AGE_MS),  # calls under way go on; the caller connects anew for others
+            ("grpc.max_connection_age_ms", _AGE_MS),  # running calls continue; further ones need a new connection
             *KEEPALIVE,
             *message_options(gate.limits.message),
         ],
@@ -118,8 +118,9 @@ def serve(
 
 
 class _Pool(Executor):
-    """Threads for calls, as many as gRPC lets in. They are daemons: a method that does not end keeps no program alive,
-    as those of ThreadPoolExecutor would. The one that was free last works next, so that those of a busy hour end.
+    """A pool of threads, one for each call that gRPC lets in. They are daemons, unlike those of ThreadPoolExecutor, so
+    that a method that never ends keeps no program alive. The thread that became free last works next, so that surplus
+    threads end after a busy hour.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class _Pool(Executor):
         def run() -> None:
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - the caller's, as Executor has it
+            except BaseException as error:  # noqa: BLE001 - passed to the caller, as Executor requires
                 future.set_exception(error)
 
         with self._lock:
@@ -151,7 +152,7 @@ class _Pool(Executor):
             except queue.Empty:
                 with self._lock:
                     if work not in self._free:
-                        continue  # it is promised to a call
+                        continue  # a call has just taken it
                     self._free.remove(work)
                     return
             run()
@@ -173,7 +174,7 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
 
 
 def _claim(path: str) -> None:
-    """Remove a socket that a killed server has left; gRPC would take it away from a living one just as well."""
+    """Remove the socket of a killed server, but no living one's: gRPC would replace both."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -191,10 +192,10 @@ def _claim(path: str) -> None:
 
 
 def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) -> grpc.RpcMethodHandler:
-    """A method for gRPC, where callers always send a stream, which they cannot tell.
+    """A method as a gRPC handler, which always reads a stream of requests; callers see no difference.
 
-    So a call is at the gate before its request is read: gRPC itself would give a thread to a request of one message,
-    and keep it until the message has come.
+    So a call passes the admission before its request is read: for a request of one message gRPC would occupy a thread
+    until the message has arrived.
     """
     exchange = isinstance(function, Exchange)
     run: Any = function.function if isinstance(function, (Exchange, Brief)) else function
@@ -216,7 +217,7 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 def _single(
     name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Admission, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
-    """A method of one answer, which gRPC sends with the call's status while this thread goes on."""
+    """A method of one answer, which gRPC sends with the call's status after this thread has returned it."""
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with gate.call(name, context, brief) as call:
@@ -229,7 +230,7 @@ def _single(
 
 
 def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]:
-    """The messages of an exchange's caller, which are small: a few of them are kept."""
+    """The messages of an exchange's caller. Raises InputError for one above `CHUNK` bytes."""
     for request in call.read(requests):
         if len(request) > CHUNK:
             raise InputError(f"a message of {len(request)} bytes", where=name, hint=f"at most {CHUNK} at a time")
@@ -237,7 +238,7 @@ def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]
 
 
 def _message(name: str, call: Call, requests: Iterator[bytes], gate: Admission) -> bytes:
-    """The one message of a caller, awaited and counted."""
+    """Wait for the single message of a caller, and count it."""
     with call.for_caller():
         message = next(call.read(requests), None)
     if message is None:

@@ -218,7 +218,7 @@ class Worker:
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
-        """Run batches until party 0's last list. Raises errors of the net's run and of the dispatcher, and PeerError."""
+        """Run batches until party 0's last list. Raises errors of the net's run and the dispatcher, and PeerError."""
         self._dispatcher = dispatcher
         try:
             idle = self.beat

@@ -34,6 +34,7 @@ from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.status import explain
 from hummingbird.rpc.telemetry import Health
 from tests.support.dealers import Authority
+from tests.support.disk import Order
 from tests.support.mutations import mutated
 from tests.support.patience import HANG
 from tests.support.ports import free_port
@@ -184,6 +185,12 @@ def test_a_line_is_added_behind_one_without_an_end(tmp_path: Path) -> None:
     with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as program:
         program.serve(HANDLERS)
         assert asked(f"unix:{tmp_path}/s", "Name", token=read_token(tmp_path / "bob")) == b"'bob'"
+
+
+def test_both_files_of_a_new_token_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(monkeypatch, tmp_path)
+    assert main(["token", "alice", "--tokens", f"{tmp_path}/tokens", "--out", f"{tmp_path}/alice"]) == 0
+    assert order.calls == [("fsync", "alice"), ("fsync", "."), ("fsync", "tokens"), ("fsync", ".")]
 
 
 def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
