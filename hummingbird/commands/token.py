@@ -1,4 +1,4 @@
-"""`token`: a caller's token, and its line in a service's file."""
+"""`token`: makes a caller's token, and its line in a service's token file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hummingbird.errors import InputError
 from hummingbird.rpc.security import check_name, line_of, new_token
 
 HELP = "Make a caller's token for a service (he-server, gc-server and others with --tokens)."
-_DESCRIPTION = """Make a token of 256 random bits. The caller's file, --out, holds it; the service's file, --tokens,
-gets a line of the caller's name and the token's hash. Both are for their owner alone (mode 600). A service reads its
-file again when it changes: remove a line, and that token opens nothing more."""
+_DESCRIPTION = """Make a token of 256 random bits, and write it to the caller's file, --out. The service's file,
+--tokens, gets a line of the caller's name and the token's hash. Both files are for their owner alone (mode 600). A
+service reads its file again when it changes: removing a line revokes the token."""
 _EPILOG = """example:
   python -m hummingbird token alice --tokens tokens.txt --out alice.token
 """
@@ -23,15 +23,15 @@ def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
     form = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("token", help=HELP, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form)
-    sub.add_argument("name", metavar="NAME", help="the caller's: 1 to 64 letters, digits and . _ @ -")
-    text = "the service's file, to which a line is added; made if not there"
+    sub.add_argument("name", metavar="NAME", help="the caller's name: 1 to 64 letters, digits and . _ @ -")
+    text = "the service's token file, to which a line is added; created if missing"
     sub.add_argument("--tokens", required=True, type=Path, metavar="FILE", help=text)
-    sub.add_argument("--out", required=True, type=Path, metavar="FILE", help="the caller's file, a new one")
+    sub.add_argument("--out", required=True, type=Path, metavar="FILE", help="the caller's new file")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write both files."""
+    """Make a token, and write both files."""
     check_name(args.name)
     token = new_token()
     try:

@@ -63,7 +63,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 def add_tls(
     parser: argparse._ActionsContainer,
-    cert: str = "certificate of this side (PEM); a server's for its host name",
+    cert: str = "this side's certificate (PEM); a server's is for its host name",
     ca: str = "certificate of the authority of all sides (PEM)",
 ) -> None:
     """Add --tls-cert, --tls-key and --tls-ca. cert, ca: help texts, with the owner and the name on the certificate."""
@@ -102,13 +102,14 @@ def add_service(
     addresses: argparse's nargs for a program that listens at several addresses. listen: help text of --listen in place
     of the usual one. tokens: whether callers may show tokens. grace: the default of --grace, seconds.
     """
-    text = listen or "HOST:PORT or unix:PATH; another host than this one needs certificates or tokens, and TLS"
+    text = listen or "HOST:PORT or unix:PATH; callers on other hosts need TLS, and certificates or tokens"
     parser.add_argument("--listen", required=True, nargs=addresses or 1, metavar="ADDRESS", help=text)
     otherwise = (" or by tokens", "; without it callers show tokens") if tokens else ("", "")
-    group = parser.add_argument_group("callers", f"by certificates (--tls-cert, --tls-key, --tls-ca){otherwise[0]}")
+    title = f"authenticated by certificates (--tls-cert, --tls-key, --tls-ca){otherwise[0]}"
+    group = parser.add_argument_group("callers", title)
     add_tls(
         group,
-        cert="certificate of this server (PEM), for its host name",
+        cert="this server's certificate (PEM), for its host name",
         ca=f"certificate of the callers' authority (PEM){otherwise[1]}",
     )
     if tokens:
@@ -117,19 +118,19 @@ def add_service(
     else:
         parser.set_defaults(tokens=None)
     group = parser.add_argument_group("operation", "docs/operations.md")
-    text = "offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
+    text = "serve figures for Prometheus at http://HOST:PORT/metrics; without HOST on loopback only"
     group.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
-    text = "append a line of JSON for each call, without values; - is standard error"
+    text = "append a line of JSON for each call, without values; - for standard error"
     group.add_argument("--log", metavar="FILE", help=text)
     most, default = Limits(), "(default: %(default)s)"
-    text = f"calls at work at a time; the last quarter is for callers with few {default}"
+    text = f"most calls at work at a time; the last quarter is for callers with few calls {default}"
     group.add_argument("--max-requests", type=count, default=most.requests, metavar="N", help=text)
-    text = f"those of each caller, and of callers by name (default: {most.per_client})"
+    text = f"most calls at work of each caller, or of the caller NAME (default: {most.per_client})"
     metavar = ("N", "NAME=N")
     group.add_argument("--max-per-client", type=share, nargs="+", default=[], metavar=metavar, help=text)
-    text = f"open connections {default}"
+    text = f"most open connections {default}"
     group.add_argument("--max-connections", type=count, default=most.connections, metavar="N", help=text)
-    text = f"after SIGTERM, calls at work may take so long to end {default}"
+    text = f"longest time for calls at work to end after SIGTERM {default}"
     group.add_argument("--grace", type=positive, default=grace, metavar="SECONDS", help=text)
 
 
@@ -162,7 +163,7 @@ def add_caller(parser: argparse._ActionsContainer) -> None:
 
 def add_token(parser: argparse._ActionsContainer) -> None:
     """Add --token-file alone, for a program that serves and calls, with one certificate for both."""
-    text = "this side's token, instead of a certificate; TLS then takes --tls-ca alone"
+    text = "file of this side's token, instead of a certificate; TLS then takes --tls-ca alone"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
 
 
@@ -189,7 +190,7 @@ def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: boo
     takes a file for each input of a net, which `inputs_of` reads.
     """
     text = "images (n, ...)" + (
-        "; of a net with several inputs, one file for each, in the order of forward()" if several else ""
+        "; for a net with several inputs, one file for each, in the order of forward()" if several else ""
     )
     how: dict[str, Any] = {"nargs": "+"} if several else {}
     parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help=text, **how)
