@@ -1,5 +1,5 @@
-"""The commands: python -m hummingbird COMMAND, or hummingbird COMMAND once the package is installed. Each is the module
-of its name in hummingbird/commands.
+"""The command line: python -m hummingbird COMMAND, or hummingbird COMMAND once the package is installed. A command is
+the module of that name in hummingbird/commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMANDS = (
 
 
 class _OneLineEach(argparse.HelpFormatter):
-    """Help in which each command has a line: its name, and what it does."""
+    """A help formatter that shows each command on one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=20, width=120)
@@ -29,7 +29,7 @@ class _OneLineEach(argparse.HelpFormatter):
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The command line with these commands. Only their modules are imported: a dealer needs no CrypTen."""
+    """The parser with these commands. Only their modules are imported: a dealer needs no CrypTen."""
     top = argparse.ArgumentParser(
         prog="python -m hummingbird",
         description="Private inference of PyTorch nets between servers.",
@@ -42,7 +42,9 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, or list them all; errors are two lines, what and hint, and Ctrl-C one."""
+    """Run a command, or list all commands if there is none; returns the exit code. Errors print two lines, the error
+    and a hint, Ctrl-C one.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         parser().print_help()

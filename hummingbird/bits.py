@@ -1,14 +1,14 @@
-"""Which bits of a share decide a ReLU: one window [k:m) per layer, kept in a versioned JSON file.
+"""Bit configurations: for each layer the window [k:m) of bits that decides a ReLU's sign, in a versioned JSON file.
 
 A share s in Z_2^64 (fixed point, scale 2^16) is cut to (s >> m) mod 2^w, w = k - m: bits m..k-1. The sign of the sum
 of the cut shares is the sign of x when -2^(k-1) <= x < 2^(k-1), up to the carry of the low m bits (HummingBird,
 section 4).
 
-A window with q also rounds: what the layer gives are multiples of 2^(q-16). k and m go on counting bits at scale 2^16.
-Its lowest q bits are never opened, and bits max(m, q)..k-1 decide.
+A window with q also rounds: the layer's results are multiples of 2^(q-16), while k and m still count bits at scale
+2^16. The lowest q bits are never opened, and bits max(m, q)..k-1 decide.
 
-Besides, a configuration may say what the rows of softmaxes and norms are assumed to be (`Rows`): what costs less then
-is right for such rows only.
+A configuration may also hold assumptions on the rows of softmaxes and norms (`Rows`), which make these cheaper, and
+right for such rows only.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from hummingbird.records import field as record_field
 
 FORMAT = "hummingbird-bits"
 VERSION = 3
-_WHOLE = 16  # bits of fraction of a value at rest, `ring.SCALE`: all that q can round away
-_DEEPEST = 32  # of provenance: far below what Python's own stack allows
-_MOST_TEXT, _MOST_LAYERS = 16 << 20, 1 << 16  # bytes of a file
-_NUMBER = records.anything("a number")  # what is made of it looks at it
+_WHOLE = 16  # fraction bits of a value at rest, `ring.SCALE`: the most that q can round away
+_DEEPEST = 32  # nesting of provenance, far below the limit of Python's stack
+_MOST_TEXT, _MOST_LAYERS = 16 << 20, 1 << 16  # bytes and layers of a file
+_NUMBER = records.anything("a number")  # the record's own __post_init__ checks it
 
 
 @dataclass(frozen=True, order=True)
 class BitWindow:
-    """Bits m..k-1 of each share, 0 <= m <= k <= 64. `BitWindow(64, 0)` is exact; w = 0 makes the layer an identity.
+    """The bits m..k-1 of each share, 0 <= m <= k <= 64. `BitWindow(64, 0)` is exact; w = 0 makes the layer an identity.
 
-    q: how many of the 16 bits of fraction are rounded away from the layer's results, 0 <= q <= 16.
-    Raises ConfigError for anything else, and for windows of which q leaves no bit.
+    q: number of fraction bits, of 16, rounded away from the layer's results, 0 <= q <= 16.
+    Raises ConfigError for anything else, and for windows in which q leaves no bit.
     """
 
     k: int = record_field(_NUMBER)
@@ -85,11 +85,12 @@ class BitWindow:
 
 @dataclass(frozen=True)
 class Rows:
-    """An assumption about every row of a softmax or of a norm. Rows beyond it give noise, without notice.
+    """An assumption on every row of a softmax or of a norm. Rows beyond it give noise, without notice.
 
-    Of a softmax over x: x less the mean of its row is in [least, most], least < 0 < most, and the mean of exp(x - mean)
-    over a row is at most `sum` (None: what the range allows). Of a norm: variance + eps of a row is in [least, most],
-    0 < least; it has no sum. Raises ConfigError for numbers that are not finite, least >= most, and a sum below 1.
+    For a softmax over x: x minus the mean of its row is in [least, most], least < 0 < most, and the mean of
+    exp(x - mean) over a row is at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a
+    row is in [least, most], 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite,
+    least >= most, and a sum below 1.
     """
 
     least: float = record_field(_NUMBER)
@@ -115,11 +116,11 @@ class Rows:
 EXACT = BitWindow(64, 0)
 _LAYERS = records.mapping(records.record(BitWindow), _MOST_LAYERS)
 _PROVENANCE = records.mapping(records.anything(), _MOST_LAYERS, 1 << 16)
-_SHOWN = 12  # lines of windows in a repr, and of rows
+_SHOWN = 12  # lines for windows, and for rows, in a repr
 
 
 class Frozen(dict[str, Any]):
-    """A dict that cannot change: it is read, compared and written as JSON like any other."""
+    """An immutable dict, which otherwise behaves like any dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a bit configuration cannot change: make a new one, BitConfig(default, layers, provenance)")
@@ -130,7 +131,7 @@ class Frozen(dict[str, Any]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
-        return self  # what it holds cannot change either
+        return self  # its values are immutable too
 
     def __reduce__(self) -> tuple[type[Frozen], tuple[dict[str, Any]]]:
         return Frozen, (dict(self),)
@@ -138,14 +139,14 @@ class Frozen(dict[str, Any]):
 
 @dataclass(frozen=True, repr=False)
 class BitConfig:
-    """A window for every layer that compares: `layers` by qualified name, `default` for the rest. A value: it cannot
-    change, and is hashable.
+    """A window for every layer that compares; immutable and hashable.
 
-    provenance: how the windows were found (accuracy, seed, command ...). Its `net`, `protocol` and `parties` are
-        compared with what the windows are used for (`check_use`); the rest is carried.
-    input_range: the largest |input| that the windows were made for, None if it is not known.
-    rows: what the rows of softmaxes and norms are assumed to be, by qualified name; nothing of those not named.
-    Raises ConfigError for windows and rows that are none, naming the layer, and for what JSON cannot hold.
+    layers: windows by the layers' qualified names. default: the window of all other layers.
+    provenance: how the windows were found (accuracy, seed, command ...). `check_use` compares its `net`, `protocol` and
+        `parties` with the use of the windows; the other entries are only kept.
+    input_range: the largest |input| for which the windows were made; None if not known.
+    rows: assumptions on the rows of softmaxes and norms, by qualified name; none for layers that are not named.
+    Raises ConfigError, which names the layer, for invalid windows and rows, and for values that JSON cannot hold.
     """
 
     default: BitWindow = EXACT
@@ -197,7 +198,7 @@ class BitConfig:
 
     @property
     def windows(self) -> BitConfig:
-        """The windows and rows alone, without how they were found and for which inputs."""
+        """The windows and rows alone, without provenance and input range."""
         return BitConfig(self.default, self.layers, rows=self.rows)
 
     def window(self, name: str) -> BitWindow:
@@ -205,15 +206,15 @@ class BitConfig:
         return self.layers.get(name, self.layers.get(name.partition("#")[0], self.default))
 
     def rows_of(self, name: str) -> Rows | None:
-        """Rows assumed of a layer; the second call of a reused module falls back to its name, as `window` does."""
+        """The assumption on a layer's rows, or None; the second call of a reused module falls back as in `window`."""
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """The same with these rows, beside those of layers that are not named in them."""
+        """The configuration with these rows added, or replaced where the layer has rows."""
         return replace(self, rows={**self.rows, **rows})
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise ConfigError if a layer is named that is not among `names` (the layers of the net that compare)."""
+        """Raise ConfigError if `layers` names a layer that is not among `names`, the net's layers that compare."""
         known = list(names)
         known_set = set(known) | {name.partition("#")[0] for name in known}
         unknown = sorted(set(self.layers) - known_set)
@@ -224,7 +225,7 @@ class BitConfig:
             )
 
     def check_rows(self, softmaxes: Iterable[str], norms: Iterable[str]) -> None:
-        """Raise ConfigError if rows are named that are neither a softmax's nor a norm's, or cannot be theirs."""
+        """Raise ConfigError if `rows` names a layer that is no softmax or norm, or has invalid values for it."""
         kinds = {**dict.fromkeys(softmaxes, "softmax"), **dict.fromkeys(norms, "norm")}
         short = {name.partition("#")[0]: kind for name, kind in kinds.items()} | kinds
         if unknown := sorted(set(self.rows) - set(short)):
@@ -240,11 +241,11 @@ class BitConfig:
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
-        """Compare what the windows were found for with what they are used for, as far as provenance tells.
+        """Compare the provenance of the windows with their use, as far as it is known.
 
-        net: gives the net's fingerprint, and others that it may go by. parties: None if not known. Raises ConfigError
-        for another net; warns of another protocol or number of parties, under which the same windows prune more, or
-        reach less far.
+        net: returns the net's fingerprint, then others that are also accepted. parties: None if not known. Raises
+        ConfigError for another net; warns of another protocol or number of parties, with which the same windows prune
+        more, or have a smaller range.
         """
         if "net" in self.provenance and self.provenance["net"] not in (own := net()):
             raise ConfigError(
@@ -283,13 +284,13 @@ class BitConfig:
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "bit configuration") -> BitConfig:
-        """Parse `to_json`'s text; ConfigError for another format, another version, unknown keys or wrong windows."""
+        """Parse the text of `to_json`. Raises ConfigError for another format or version, unknown keys, bad windows."""
         data = records.parse(text, most=_MOST_TEXT, deepest=_DEEPEST + 8, **_how(where))
         return cls.from_plain(data, where=where)
 
     @classmethod
     def from_plain(cls, data: Any, *, where: str = "bit configuration") -> BitConfig:
-        """The configuration in the content of a file; errors of `from_json`."""
+        """The configuration from the JSON value of a file. Raises errors of `from_json`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ConfigError(
                 f"not a {FORMAT} file", where=where, hint='the first key must be "format": "hummingbird-bits"'
@@ -311,7 +312,10 @@ class BitConfig:
 
     @classmethod
     def of(cls, bits: BitConfig | BitWindow | str | os.PathLike[str] | None) -> BitConfig:
-        """A config itself, a window for all layers, a file, or None for exact comparisons; errors of `load`."""
+        """The configuration for a BitConfig, a window for all layers, a file's path, or None for exact comparisons.
+
+        Raises errors of `load`.
+        """
         if bits is None:
             return cls(EXACT)
         if isinstance(bits, BitConfig):
@@ -326,7 +330,7 @@ class BitConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> BitConfig:
-        """Read a file written by `save`; ConfigError says what is wrong with it."""
+        """Read a file that `save` has written. Raises ConfigError for a missing or invalid file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
@@ -338,7 +342,7 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """A hint for who gave a budget, a window, or the path of no file as a file of windows."""
+    """The hint for a budget, a window, or a wrong path in place of a file of windows."""
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"
@@ -351,7 +355,7 @@ def _instead_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile:
-    """A configuration, in the order of its text. What makes windows, rows and configurations looks at the numbers."""
+    """The file of a configuration, with its fields in order. BitWindow, Rows and BitConfig check the numbers."""
 
     format: str = records.constant(FORMAT)
     version: int = record_field(records.one_of((2, VERSION)), default=VERSION)
@@ -365,7 +369,7 @@ class BitsFile:
 
     @property
     def config(self) -> BitConfig:
-        """The configuration itself; ConfigError for what cannot be one."""
+        """The file as a BitConfig. Raises ConfigError for an invalid one."""
         return BitConfig(self.default, self.layers, self.provenance, self.input_range, self.rows)
 
 
@@ -375,14 +379,14 @@ def _none(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile2(BitsFile):
-    """A configuration of version 2, which has no rows."""
+    """A file of version 2, which has no rows."""
 
     rows: Mapping[str, Rows] = record_field(records.Kind("nothing", _none), left_out=True, default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WindowFile1:
-    """A window of version 1, which has no q."""
+    """A window in a file of version 1, without q."""
 
     k: int = record_field(_NUMBER)
     m: int = record_field(_NUMBER)
@@ -393,7 +397,7 @@ _WINDOW1 = records.through(records.record(WindowFile1), lambda file: BitWindow(f
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile1(BitsFile2):
-    """A configuration of version 1, whose windows have no q."""
+    """A file of version 1, whose windows have no q."""
 
     version: int = record_field(records.one_of((1,)), default=1)
     default: BitWindow = record_field(_WINDOW1, missing=True, default=EXACT)
@@ -415,7 +419,7 @@ def _short(fingerprint: Any) -> str:
 
 
 def _finite(number: float) -> bool:
-    """Whether it is 0 or more, and a float can hold it."""
+    """Whether a number is at least 0, and a float can hold it."""
     try:
         return 0 <= float(number) < math.inf
     except OverflowError:
@@ -423,7 +427,7 @@ def _finite(number: float) -> bool:
 
 
 def _frozen(value: Any, where: str, depth: int = 0) -> Any:
-    """JSON values, copied so that they cannot change: dicts `Frozen`, lists as tuples."""
+    """An immutable copy of JSON values: dicts become `Frozen`, lists tuples. Raises ConfigError for other values."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if depth == _DEEPEST:

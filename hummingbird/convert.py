@@ -1,10 +1,9 @@
-"""A trained PyTorch net to a private one: `convert_model(net)`, layer by layer over the canonical steps of
-`hummingbird.graph`.
+"""Converts a trained PyTorch net to a private one, layer by layer over the canonical steps of `hummingbird.graph`.
 
     net = hummingbird.convert_model(net.eval(), bits=BitConfig.load("bits.json"))
     logits = net(hummingbird.cryptensor(images, src=0))
 
-Nothing is converted unless everything can be: `validate_model` lists every problem at once, by qualified name.
+A net is converted completely or not at all: `validate_model` lists all problems at once, by qualified name.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from hummingbird.mpc.session import session as sessions
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
     """Teach `convert_model` a layer: `build(module)` returns a module from CrypTen tensors (scale 2^16) to one of them.
 
-    Return a `hummingbird.mpc.layers.layer.Layer` with a `cost` method to have it priced and metered exactly. The
-    module's
-    parameters and buffers are public: with private weights it must have none. ConfigError for other arguments.
+    A `hummingbird.mpc.layers.layer.Layer` with a `cost` method is priced and metered exactly. The module's parameters
+    and buffers are public: with private weights it must have none. Raises ConfigError for other arguments.
     """
     if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
         got = type(module_type).__name__ if isinstance(module_type, nn.Module) else repr(module_type)
@@ -52,7 +50,7 @@ def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module]
 
 
 def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
-    """Every reason why `net` cannot be converted, by qualified name with a hint; an empty list when it can.
+    """All reasons why `net` cannot be converted, by qualified name with a hint; an empty list if it can.
 
     example: as for `convert_model`.
     """
@@ -64,7 +62,7 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: int | None, config: BitConfig) -> list[Problem]:
-    """Steps without a private form or without values, and numbers that fixed point cannot hold."""
+    """Problems of steps without a private form or without values, and of numbers that fixed point cannot represent."""
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
@@ -96,7 +94,7 @@ def _tensors(step: Step) -> list[Tensor]:
 
 
 def _unbuilt(step: Step) -> list[Problem]:
-    """Problems of the private form of a custom layer."""
+    """Problems of a custom layer's private form."""
     kind = type(step.attrs["module"])
     try:
         built = CUSTOM[kind](step.attrs["module"])
@@ -117,31 +115,30 @@ def convert_model(
     example: Any = None,
     aim: str | None = None,
 ) -> PrivateNet:
-    """The private twin of a trained net; the net itself is left as it is and used as in eval mode.
+    """The private form of a trained net; the net itself does not change, and is used as in eval mode.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
-        `rows` say what the rows of softmaxes and norms are assumed to be: these then cost a fraction, and give noise
-        for rows beyond, without notice.
-    weights: "public", or the rank of the party whose weights they are; the others' values are then ignored, only
-        shapes count.
+        `rows` are assumptions on the rows of softmaxes and norms, which then cost a fraction; rows beyond them give
+        noise, without notice.
+    weights: "public", or the rank of the party that owns the weights; of the other parties' weights only shapes count.
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
-        reduced-ring ReLU, whose comparison is computed by the parties on dealt triples. Both trust the dealer not to
-        collude with a party.
-    example: an input that the net is traced with, for a forward() that asks for shapes or takes several inputs: a
-        tensor, a tuple of arguments or a dict of keyword arguments. Only shapes count, which inputs must then have, but
+        reduced-ring ReLU, whose comparison the parties compute on dealt triples. Both trust the dealer not to collude
+        with a party.
+    example: an input with which the net is traced, for a forward() that reads shapes or takes several inputs: a tensor,
+        a tuple of arguments or a dict of keyword arguments. Only its shapes count; later inputs must have the same, but
         for the number of images. Floating-point tensors are private; others (masks, token numbers) are public, and
-        every party brings the same to a call. Flags and None are part of the converted net, and so are public tensors
-        if forward() asks for their values.
-    aim: what the tables of the masked opening are chosen for: "latency", the fewest rounds, or "throughput", the fewest
-        bits of all parties and the dealer together: smooth functions are then splines of masked comparisons, which
-        decide from bit 8 of the window on or from a lower one, where these move less than tables; "throughput:RATIO"
-        counts each bit of the dealer RATIO times, the bandwidth of the parties' links over that of the dealer's. All
-        parties, and their stores, have the same.
-        None: throughput where a dealer streams material into this session, latency with a store or without a session.
+        every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
+        tensors whose values forward() reads.
+    aim: the choice of tables for the masked opening. "latency": the fewest rounds. "throughput": the fewest bits of all
+        parties and the dealer together; smooth functions are then splines of masked comparisons if these move less than
+        tables (they decide from bit 8 on, or from a lower one if the window does). "throughput:RATIO" counts each bit
+        of the dealer RATIO times, the bandwidth of the parties' links over that of the dealer's. All parties, and their
+        stores, must have the same aim. None: throughput if a dealer streams material into this session, latency with a
+        store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
-    net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of
-    bits that were found for another protocol or number of parties, and of first weights above 2^7, which magnify the
-    rounding of small inputs.
+    net (with private weights only their owner can tell), AgreementError if, after `init`, the parties differ. Warns of
+    bits that were found for another protocol or number of parties, and of weights above 2^7 in the first layer, which
+    magnify the rounding of small inputs.
     """
     session = sessions.current() if sessions.is_initialized() else None
     if aim is None:
@@ -161,13 +158,13 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet:
-    """`convert_model` without a word to the other parties; parties: how many there will be, None if not known."""
+    """`convert_model` without communication. parties: number of parties, None if not known."""
     config = BitConfig.of(bits)
     owner = owner_of(weights)
     named(protocol)
     chosen = TableChoice.of(aim)
     try:
-        # Numbers of private weights must not be in the steps, which all parties have.
+        # Numbers of private weights must not be in the steps, which are the same at all parties.
         steps = graph.trace(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
         problems = _problems(steps, owner, config)
     except ModelError as refused:
@@ -175,7 +172,7 @@ def build(
     if problems:
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     if owner is not None and (public := [step.name for step in steps if step.op == "custom" and _tensors(step)]):
-        # They would be each party's own, and the result of their products garbage.
+        # Each party would use its own weights, and their products would be garbage.
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'
         raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
     config.check_names([step.name for step in steps if step.op in COMPARING])
@@ -200,9 +197,10 @@ def build(
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
-    """The fingerprints that windows of the net may name; steps: as it is traced with its numbers, None to trace it.
+    """The fingerprints that windows of the net may name.
 
-    A search sees the numbers that forward() reads from weights, and private weights do not become such.
+    steps: the net traced with its numbers; None: trace it here. A search sees the numbers that forward() reads from
+    weights, while with private weights the steps do not contain them.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps
@@ -210,7 +208,7 @@ def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> lis
 
 
 def owner_of(weights: str | int) -> int | None:
-    """The rank of the party that owns the weights, None for public ones; ConfigError for anything else."""
+    """The rank of the party that owns the weights, None for public ones. Raises ConfigError for anything else."""
     if weights == "public":
         return None
     parties = sessions.current().parties if sessions.is_initialized() else None

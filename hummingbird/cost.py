@@ -1,11 +1,11 @@
-"""Rounds and bits: what messages cost, in closed form (standard library only).
+"""Rounds and bits of messages, in closed form (standard library only).
 
-`bits` are sent online by one party, frames included; `offline_bits` are the corrections that all parties together get
-from the dealer, in turns (besides a 128-bit seed each, once per session). n: elements; parties: N. What the meter
-counts equals these numbers; tests hold both to it.
+`bits` are sent online by one party, frames included; `offline_bits` are the corrections that the dealer sends to all
+parties together, by rotation (besides a 128-bit seed for each, once per session). n: number of elements. parties: N.
+The meter must count exactly these numbers; tests check it.
 
-The price of an operation of a protocol stands beside it, in its module of mpc/protocols. Here are openings, of which
-such prices are made, and the messages that several rooms of the package share or compare.
+The price of a protocol's operation is in its module of mpc/protocols. This module has openings, from which such prices
+are composed, and messages that several rooms of the package share or compare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """Rounds, bits sent by one party, bits received offline by all together; costs of consecutive steps add up."""
+    """Rounds, bits sent by one party, and bits received offline by all parties; costs of consecutive steps add up."""
 
     rounds: int = 0
     bits: int = 0
@@ -43,19 +43,19 @@ def packed(n: int) -> int:
 
 
 def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
-    """One exchange: a frame with this payload to each of the other parties."""
+    """The cost of an opening: one frame with this payload to each of the other parties."""
     if parties == 1:
         return Cost(0, 0, offline_bits)
     return Cost(1, 8 * (parties - 1) * (HEADER_BYTES + payload_bytes), offline_bits)
 
 
 def to_one(parties: int, payload_bytes: int, sends: bool) -> Cost:
-    """One message per party, to a single one; `sends`: whether this party is a sender."""
+    """The cost of one message from each party to a single one. sends: whether this party is a sender."""
     return Cost(int(parties > 1), 8 * (HEADER_BYTES + payload_bytes) if sends and parties > 1 else 0)
 
 
 def sharing(parties: int, is_source: bool) -> Cost:
-    """An input: its owner tells the shape (nine words); the shares themselves come from seeds."""
+    """The cost of sharing an input: its owner sends the shape (nine words); the shares come from seeds."""
     return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
 
 
@@ -66,16 +66,20 @@ ORDER_WORDS = 4  # of 8 bytes, for each request that party 0 names
 
 
 def asking(parties: int, values: int, bits: int, results: int, result_bits: int, key_bytes: int = 0) -> tuple[int, int]:
-    """Bytes that a client sends to all parties together, and gets: N - 1 seeds and one copy of its values' low bits up,
-    N copies of its results' down. values, results: of all images of the request; key_bytes: of the keys of its lookups
-    for each party.
+    """Bytes that a client sends to all parties together, and receives from them: up N - 1 seeds and one copy of the
+    values' low bits, down N copies of the results' low bits.
+
+    values, results: numbers in all images of the request. key_bytes: bytes of the lookups' keys for each party.
     """
     up = parties * (REQUEST_HEADER_BYTES + key_bytes) + (parties - 1) * 16 + packed(values * bits)
     return up, parties * (ANSWER_HEADER_BYTES + packed(results * result_bits))
 
 
 def ordering(parties: int, requests: int, first: bool) -> Cost:
-    """A list of so many requests from party 0 (`first`: its own price) to the others: a header, and a row for each."""
+    """The cost of party 0's list of `requests` requests to the others: a header, and a row for each request.
+
+    first: whether the cost is party 0's.
+    """
     payload = 16 + 8 * ORDER_WORDS * requests
     frames = 1 + (requests > 0)
     bits = 8 * (parties - 1) * (frames * HEADER_BYTES + payload)
@@ -86,12 +90,12 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """CrypTen's private product of n elements, truncated here (crypten/fixed_point.py)."""
+    """CrypTen's private product of n elements, with the truncation of crypten/fixed_point.py."""
     return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
-    """CrypTen's private square, truncated here."""
+    """CrypTen's private square of n elements, with the truncation of crypten/fixed_point.py."""
     return opening(parties, 8 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
@@ -114,8 +118,8 @@ def crypten_relu(n: int, parties: int) -> Cost:
 
 
 def crypten_shipped_relu(n: int, parties: int) -> Cost:
-    """The same as CrypTen ships it, whose messages have no frames of ours. Its offline bits are those that a dealer
-    would send if it dealt the triples, which CrypTen's own provider lets every party draw.
+    """CrypTen's ReLU as shipped, without this package's frames. Its offline bits are those that a dealer would send for
+    its triples, which CrypTen's own provider lets every party draw.
     """
     here = crypten_relu(n, parties)
     return Cost(here.rounds, here.bits - 8 * HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
@@ -128,7 +132,7 @@ COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's messa
 
 
 def cot_message(count: int, random: bool) -> int:
-    """Bytes of a receiver's message for so many correlated transfers, in blocks of 128: 31/8 or 4 bytes each."""
+    """Bytes of a receiver's message for `count` correlated transfers, in blocks of 128: 31/8 or 4 bytes each."""
     return (31 if random else 32) * 16 * -(-count // 128)
 
 
@@ -148,7 +152,7 @@ def bfv_switching_key() -> int:
 
 
 def bfv_reply(replies: int, values: int) -> int:
-    """Bytes of replies: 26,624 each, a polynomial modulo two primes, and 6.5 for each value that is read of them."""
+    """Bytes of replies: 26,624 for each, a polynomial modulo two primes, and 6.5 for each value read from them."""
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
 
 
@@ -158,15 +162,18 @@ LABEL_BYTES, TILE = 16, 16  # of a wire; instances whose rows are packed togethe
 
 
 def garbled_tables(n: int, blocks: int, words: int, ring: int) -> int:
-    """Bytes of n instances' tables, each of so many blocks of 16 bytes and words of `ring` bits, by tiles of 16."""
+    """Bytes of the tables of n instances, each of `blocks` blocks of 16 bytes and `words` words of `ring` bits, packed
+    in tiles of 16 instances.
+    """
     full, rest = divmod(n, TILE)
     return LABEL_BYTES * blocks * n + packed(TILE * words * ring) * full + packed(rest * words * ring)
 
 
 def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, int]:
-    """Bytes online for n instances, to the data's side and to the model's; garbler: "data" or "model".
+    """Bytes online for n instances, to the data's side and to the model's side. garbler: "data" or "model".
 
-    Labels of the evaluator's bits for the bits themselves; or labels of the garbler's, for results mod 2^ring.
+    If the data's side garbles, it gets width bits of each instance and sends a label for each bit. If the model's side
+    garbles, it sends these labels, and gets results mod 2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))
@@ -176,5 +183,5 @@ def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, in
 
 
 def impala(relus: int, pools: int, width: int) -> tuple[int, int]:
-    """Its own count, Table 4: bytes offline and online of ReLUs and 2x2 max poolings on values of `width` bits."""
+    """Bytes offline and online of ReLUs and 2x2 max poolings on values of `width` bits, by Impala's Table 4."""
     return (128 * relus + 416 * pools) * width, (80 * relus + 272 * pools) * width

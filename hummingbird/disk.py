@@ -1,8 +1,8 @@
-"""Files that a crash leaves as a whole or not at all: the only module that flushes, renames and locks files.
+"""Files that are complete or absent after a crash: the only module that flushes, renames and locks files.
 
-A file's content is on the disk after fsync(2) of the file, and its name after fsync(2) of its folder; rename(2) swaps
-names in one step (POSIX). So a file is written under another name beside its place, flushed, renamed, and the folder
-flushed. Every function raises OSError as the system does: the callers know what the file was for.
+A file's content is on the disk after fsync(2) of the file, and its name after fsync(2) of its folder; rename(2)
+replaces a name atomically (POSIX). So a file is written under another name in the same folder, flushed and renamed, and
+then the folder is flushed. Every function raises the system's OSError: the callers know the purpose of the file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-PRIVATE, SHARED = 0o600, 0o666  # modes of new files: the user's alone; as the user's umask lets others read
+PRIVATE, SHARED = 0o600, 0o666  # modes of new files: for this user alone; for others too, as far as the umask allows
 
 
 def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a file, with its name on the disk when this returns; its size in bytes.
+    """Write a file, whose content and name are on the disk when this returns; returns its size in bytes.
 
-    Until the last step the old file, or none, is there; the draft is `NAME.new`, and nothing is left of it on an error.
+    Until the last step the old file remains, if there was one; the draft is `NAME.new`, which an error removes.
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -35,9 +35,9 @@ def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 
 
 def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a new file; its size. FileExistsError if there is one. Its name is on the disk after `sync` of its folder.
+    """Write a new file; returns its size in bytes. Its name is on the disk after `sync` of its folder.
 
-    Nothing is left of it on an error.
+    Raises FileExistsError if the file exists. An error removes the file.
     """
     file = opened(path, mode=mode)
     try:
@@ -51,19 +51,22 @@ def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 
 
 def opened(path: Path, *, mode: int = SHARED) -> BinaryIO:
-    """A new file to write to, which `flush` brings to the disk. FileExistsError if there is one."""
+    """A new file to write to, which `flush` brings to the disk. Raises FileExistsError if the file exists."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
-def append(path: Path, pieces: Iterable[bytes]) -> None:
-    """Add to a file, made if it is not there; on the disk when this returns. `Appended` locks it, and undoes a part."""
-    with open(path, "ab") as file:
+def append(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> None:
+    """Add to a file, creating it if need be; the content is on the disk when this returns.
+
+    Unlike `Appended` it takes no lock, and does not undo a piece that was written in part.
+    """
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.writelines(pieces)
         flush(file)
 
 
 def flush(file: IO[Any]) -> None:
-    """Bring all that was written to an open file to the disk."""
+    """Bring everything written to an open file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -78,34 +81,37 @@ def sync(path: Path) -> None:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Give a file, or a folder, its name in one step; a file of that name goes. A crash may still undo it."""
+    """Rename a file or folder atomically, replacing a file at `path`. A crash may undo it until `sync` of the
+    folder.
+    """
     os.replace(draft, path)
 
 
 def publish(draft: Path, path: Path) -> None:
-    """`rename`, with the name on the disk when this returns. What is in a folder must be there already."""
+    """`rename`, with the name on the disk when this returns. The contents of a folder must be on the disk before."""
     rename(draft, path)
     sync(path.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there; its name is gone from the disk when this returns."""
+    """Remove a file if it exists; its name is gone from the disk when this returns."""
     path.unlink(missing_ok=True)
     sync(path.parent)
 
 
 def overwrite(path: Path) -> None:
-    """Write zeros over a file's content, on the disk when this returns. A disk may keep old blocks all the same."""
+    """Overwrite a file's content with zeros, on the disk when this returns. A disk may still keep the old blocks."""
     with open(path, "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))
         flush(file)
 
 
 class Appended:
-    """A file locked for this process, to which whole pieces are added, each on the disk when `append` returns.
+    """A file locked by this process, to which pieces are added completely or not at all, on the disk when `append`
+    returns.
 
-    create: make it if it is not there, empty. OSError where it cannot be opened, BlockingIOError where another process
-    has it.
+    create: create an empty file if there is none. Raises OSError if the file cannot be opened, BlockingIOError if
+    another process has locked it.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -114,7 +120,7 @@ class Appended:
         self._file = os.open(path, flags, PRIVATE)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(self._file), os.stat(path)):  # replaced while this one was opened
+            if not os.path.samestat(os.fstat(self._file), os.stat(path)):  # the file was replaced meanwhile
                 raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
         except BaseException:
             self.close()
@@ -122,11 +128,13 @@ class Appended:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file in bytes."""
         return os.fstat(self._file).st_size
 
     def append(self, piece: bytes) -> None:
-        """Add a piece. OSError where the disk does not take it: the file is as it was, or takes no more pieces."""
+        """Add a piece. Raises OSError if the disk does not take all of it: the file is then as before, or, if that
+        fails too, takes no more pieces.
+        """
         if self._torn:
             raise OSError(errno.EIO, "an earlier piece was cut off")
         size = self.size
@@ -142,19 +150,19 @@ class Appended:
             raise
 
     def cut(self, size: int) -> None:
-        """Keep the first `size` bytes only."""
+        """Truncate the file to its first `size` bytes."""
         os.ftruncate(self._file, size)
         os.fsync(self._file)
 
     def read(self, count: int, at: int) -> bytes:
-        """Up to `count` bytes, from byte `at` on; fewer at the end of the file only."""
+        """Read `count` bytes from offset `at`, or fewer at the end of the file."""
         data = os.pread(self._file, count, at)
         while len(data) < count and (more := os.pread(self._file, count - len(data), at + len(data))):
             data += more
         return data
 
     def close(self) -> None:
-        """Close the file, which gives the lock back; may be called twice."""
+        """Close the file, which releases the lock; may be called twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,6 +1,6 @@
-"""One exception tree: what failed, where (layer or argument), and how to mend it.
+"""The exceptions of the package: what failed, where (layer or argument), and how to mend it.
 
-Every message reads `what (at where)`, then a line `hint: ...`, so that it can be pasted into a bug report as it is.
+Every message reads `what (at where)`, then a line `hint: ...`, so that a bug report can quote it as it is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 
 class HummingbirdError(Exception):
-    """Base of all errors raised here.
+    """The base class of all errors of this package.
 
-    what: what was expected and what was got, in one sentence.
-    where: the layer's qualified name, the argument, or the file concerned.
-    hint: what to do about it.
+    what: one sentence on the expected and the actual value.
+    where: the qualified name of the layer, the argument, or the file.
+    hint: how to mend it.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
@@ -24,7 +24,7 @@ class HummingbirdError(Exception):
 
 
 def shown(value: Any) -> str:
-    """A value in the text of an error: in short, and of tensors the shape alone, for their numbers may be private."""
+    """A short text of a value for an error; of a tensor only its shape, since its numbers may be private."""
     if (shape := getattr(value, "shape", None)) is not None:
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     if isinstance(value, Sequence) and any(hasattr(part, "shape") for part in value):
@@ -35,7 +35,7 @@ def shown(value: Any) -> str:
 
 
 class Problem(NamedTuple):
-    """One thing in a net that cannot be converted: qualified name, what is wrong, what to do."""
+    """One reason why a net cannot be converted: the step's qualified name, what is wrong, how to mend it."""
 
     name: str
     what: str
@@ -46,9 +46,9 @@ class Problem(NamedTuple):
 
 
 class ModelError(HummingbirdError):
-    """A net cannot be converted; `problems` lists every reason at every place, by qualified name.
+    """A net cannot be converted; `problems` lists every reason at every step, by qualified name.
 
-    The message tells a reason once, with the first of its places.
+    The message names a reason once, with the first of its steps.
     """
 
     def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
@@ -57,11 +57,11 @@ class ModelError(HummingbirdError):
         super().__init__(f"the net cannot be converted, {len(self.problems)} problem(s):{lines}", hint=hint)
 
 
-_SHOWN = 3  # places of one reason that a message names
+_SHOWN = 3  # steps that a message names for one reason
 
 
 def _grouped(problems: Sequence[Problem]) -> list[str]:
-    """A line for each reason, `a, b, c and 21 more: what  [hint: ..]`, and where to find the places left out."""
+    """A line for each reason, `a, b, c and 21 more: what  [hint: ..]`, and where to find the steps left out."""
     places: dict[tuple[str, str], list[str]] = {}
     for problem in problems:
         places.setdefault((problem.what, problem.hint), []).append(problem.name)
@@ -91,7 +91,7 @@ class PeerError(HummingbirdError):
 
 
 class OverloadError(PeerError):
-    """A service has more to do than it may; `retry_after` seconds later it may have room."""
+    """A service has reached a limit; it may have room after `retry_after` seconds."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", retry_after: float = 1.0) -> None:
         self.retry_after = retry_after
@@ -99,15 +99,15 @@ class OverloadError(PeerError):
 
 
 class UnavailableError(PeerError):
-    """A service is stopping, or the connection to it is lost: what is safe to repeat may be tried again later."""
+    """A service is stopping, or the connection to it is lost: a request that is safe to repeat may be tried later."""
 
 
 class AccessError(PeerError):
-    """A service does not know the caller, or does not let this caller do what it asked for."""
+    """A service does not know the caller, or does not permit this caller's request."""
 
 
 class NotFoundError(PeerError):
-    """A service does not have what a caller named."""
+    """A service does not have the thing that a caller named."""
 
 
 class DealerError(HummingbirdError):
@@ -115,11 +115,11 @@ class DealerError(HummingbirdError):
 
 
 class StoreError(HummingbirdError):
-    """A store of slots is damaged, full, used up, in use, or belongs to another session."""
+    """A store of slots is damaged, full, used up, in use by another process, or of another session."""
 
 
 class DiskError(StoreError):
-    """A file cannot be written: its disk is full, or refuses. No caller's mistake; a service may have room later."""
+    """A file cannot be written: the disk is full or fails. The caller is not at fault; the disk may have room later."""
 
 
 class TrustError(HummingbirdError):
@@ -127,11 +127,13 @@ class TrustError(HummingbirdError):
 
 
 class EnvironmentProblem(HummingbirdError):
-    """Something the package needs from its surroundings (a library, a variable) is missing."""
+    """Something that the package needs from its environment (a library, a variable, a file) is missing or unusable."""
 
 
 class LaunchError(HummingbirdError):
-    """Parties that `launch` had started failed; `failures` has the text of each by its name, the first cause first."""
+    """Parties that `launch` started have failed; `failures` has each party's error text by its name, the first cause
+    first.
+    """
 
     def __init__(self, what: str, failures: Mapping[str, str], *, hint: str = "") -> None:
         self.failures = dict(failures)

@@ -1,4 +1,4 @@
-"""Least squares with coefficients that are not negative: seconds of several kinds of work, from measured seconds."""
+"""Nonnegative least squares: seconds of each kind of work, from measured seconds of mixtures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def nonnegative(rows: Tensor) -> Tensor:
-    """Coefficients c >= 0, float64 (terms,), with the least |rows c - 1|; a term that no row has gets 0.
+    """The coefficients c >= 0, float64 (terms,), that minimise |rows c - 1|; a term that is 0 in all rows gets 0.
 
-    rows: float64 (n, terms); divide each by its measured seconds for the least relative error. The best of all subsets
-    of terms is the solution: 2^terms least squares.
+    rows: float64 (n, terms); divide each row by its measured seconds for the least relative error. The best of all
+    subsets of terms is the solution: 2^terms least-squares problems.
     """
     terms = rows.shape[1]
     scale = rows.norm(dim=0).clamp_min(1e-300)

@@ -1,4 +1,4 @@
-"""Tensors that a caller gives: what can be made ring elements, checked before anything is shared or sent."""
+"""Checks of a caller's tensors, and their ring elements, before anything is shared or sent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
-    """Ring elements, int64, of a real tensor, scale 2^16.
+    """The ring elements, int64, of a real tensor at scale 2^16.
 
-    limit: the largest |x| allowed, up to 2^30; None: 2^20, as in any net. InputError for anything else.
+    limit: the largest |x| allowed, up to 2^30; None: 2^20, as in any net. Raises InputError for anything else.
     """
     if not isinstance(x, Tensor):
         hint = "torch.as_tensor(x, dtype=torch.float32)"
@@ -40,9 +40,9 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
 
 
 def numbered(x: Any, where: str, rows: int) -> Tensor:
-    """Row numbers, int64 on the CPU, of a tensor of whole numbers from 0 to rows - 1.
+    """The row numbers, int64 on the CPU, in an integer tensor with values in [0, rows).
 
-    InputError for anything else, which names none of them: its text may end up in a log.
+    Raises InputError for anything else. The error names no row number: its text may end up in a log.
     """
     if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64) or x.layout != torch.strided:
         got = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
@@ -55,7 +55,7 @@ def numbered(x: Any, where: str, rows: int) -> Tensor:
 
 
 def check_limit(limit: Any, where: str) -> None:
-    """InputError unless `limit` is None or a positive number."""
+    """Raise InputError unless `limit` is None or a positive number."""
     number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
     if limit is not None and not (number and math.isfinite(limit) and limit > 0):
         hint = "a positive number, such as the net's input_range, or None"

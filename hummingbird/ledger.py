@@ -1,13 +1,14 @@
-"""Single use across crashes: which slots of a store were handed out, on disk before any of it is handed out.
+"""The ledger of a store: it marks each slot as used, on the disk before the slot is handed out, so that no slot is used
+twice after a crash.
 
-A text file, one JSON object per line, only ever appended to, and synchronised to the disk line by line. A line that
-cannot be read, because a crash has cut it off, may be the mark of a slot: it counts as one. A line of which the disk
-takes a part only, because it is full, is taken back, and nothing is handed out; where that fails too, this process
-writes no more: the next line would be joined to the torn one, and its mark be lost. The file is locked while a process
-uses the store.
+The ledger is a text file of one JSON object per line, which is only appended to and flushed line by line. An unreadable
+line, cut off by a crash, may have been the mark of a slot, and counts as one. If a full disk takes only a part of a
+line, the part is removed, and no slot is handed out; if that fails too, this process writes no further lines, since the
+next line would be joined to the torn one, and its mark lost. The file is locked while a process uses the store.
 
-What this cannot see: a folder that is restored from a backup, or used as two copies at once, forgets what was used.
-The parties take the highest of all their slots, so that all folders of a store would have to be set back together.
+The ledger cannot detect a folder that is restored from a backup, or used as two copies at once: such a folder has
+forgotten used slots. The parties take the highest of all their slots, so that all folders of a store would have to be
+restored together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hummingbird.errors import DealerError, DiskError, HummingbirdError, InputEr
 
 
 def beginning(set_id: str) -> bytes:
-    """The content of a ledger in which nothing is used."""
+    """The content of a ledger without used slots."""
     return _line({"store": set_id}) + b"\n"
 
 
@@ -42,7 +43,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """The first slot that may be unused after this line, where it was `slot` before."""
+    """The first slot that may be unused after this line, if it was `slot` before."""
     used = entry.get("used")
     if type(used) is int and used >= 0:
         return max(slot, used + 1)
@@ -51,7 +52,7 @@ def _after(slot: int, entry: dict[str, object]) -> int:
 
 
 def looked_at(path: Path) -> int:
-    """The first slot that may be unused, of a ledger that another process may be writing. OSError if it is gone."""
+    """The first slot that may be unused, by a ledger that another process may be writing. Raises OSError if gone."""
     slot = 0
     for line in _lines(path.read_bytes())[1:]:
         slot = _after(slot, _parse(line))
@@ -59,9 +60,9 @@ def looked_at(path: Path) -> int:
 
 
 class Ledger:
-    """The ledger `path` of this set; `next`: the first slot that was never marked, nor any after it.
+    """The ledger in the file `path`, of the set `set_id`. next: the first slot after all marked ones.
 
-    error: the class of what it raises.
+    error: the class of the errors raised.
     """
 
     def __init__(self, path: Path, set_id: str, error: type[HummingbirdError] = DealerError) -> None:
@@ -86,7 +87,7 @@ class Ledger:
             raise
 
     def use(self, slot: int) -> None:
-        """Mark a slot as used; it is on the disk when this returns. an error for one that may have been used."""
+        """Mark a slot as used, on the disk when this returns. Raises `error` for a slot that may have been used."""
         if slot < self._first or slot in self._marked:
             raise self._error(
                 f"slot {slot} has been handed out already", where=str(self.path), hint="randomness is for single use"
@@ -96,7 +97,10 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Remember what the store is used with, on the disk when this returns; an error for something else."""
+        """Bind the store to the net or program of this digest, on the disk when this returns.
+
+        Raises `error` if the store is bound to another digest under this name.
+        """
         before, now = self._bound.get(name), digest.hex()
         if before is None:
             self._append({"bound": name, "digest": now})
@@ -109,7 +113,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Close the file, which releases the lock."""
         self._file.close()
 
     def _append(self, entry: dict[str, object] | None) -> None:
@@ -127,7 +131,7 @@ class Ledger:
         if first != _line({"store": set_id}):
             raise self._damaged("its first line does not name this store")
         if not data.endswith(b"\n"):
-            self._append(None)  # ends the line that a crash has cut off
+            self._append(None)  # ends a line that a crash has cut off
         for line in lines:
             entry = _parse(line)
             name, digest = entry.get("bound"), entry.get("digest")

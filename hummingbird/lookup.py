@@ -1,20 +1,21 @@
-"""Nets that begin with a private lookup: rows of a table, by numbers that no party of a service learns.
+"""Nets that begin with a private lookup: rows of a table, selected by row numbers that no party of a service learns.
 
-    net = LookedUp(embedding, layers, bags=(1, 63))          # a row, and beside it the weighted sum of 63
-    logits = net(indices, weights)                           # in clear, to train it and to compare
+    net = LookedUp(embedding, layers, bags=(1, 63))          # one row, and beside it the weighted sum of 63 rows
+    logits = net(indices, weights)                           # in clear, to train and to compare
 
-`hummingbird serve` takes such a net as any other. Its client sends each of the two parties a key for every lookup
-(pir/dpf.py), by which party b's table gives y_b with y_0 - y_1 = s * row mod 2^64: shares of s * row, for a sign s,
-+1 or -1, that the client alone knows. The client hands out shares of s * weight, and one product of shares (Beaver
-1991) has
+`hummingbird serve` takes such a net as any other. For every lookup the client sends each of the two parties a key
+(pir/dpf.py), with which party b computes y_b from the table, where y_0 - y_1 = s * row mod 2^64: shares of s * row, for
+a sign s = +1 or -1 that only the client knows. The client sends shares of s * weight, and one product of shares (Beaver
+1991) is
 
     (s * weight) * (s * row) = weight * row,
 
-so weights cost nothing more. This product, the sums of the bags and the layers after them are `LookedUp.after`, which
-`convert_model` converts as it does any net of two inputs, and prices.
+so that the sign costs nothing more. This product, the sums of the bags and the layers after them are `LookedUp.after`,
+which `convert_model` converts and prices as any net of two inputs.
 
-TRUST: the two parties must not collude: both keys of a lookup are its row number. Public: the table, the layers unless
-their weights are private, how many positions each bag has (one that is not needed has weight 0, of any row).
+TRUST: the two parties must not collude: both keys of a lookup together reveal its row number. Public are the table, the
+layers unless their weights are private, and the number of positions of each bag (an unused position has weight 0, with
+any row).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from hummingbird.errors import ConfigError
 
 
 class Weighted(nn.Module):
-    """A net on rows that are there: (n, positions, dim), and weights, (n, positions).
+    """The net after the lookup: takes rows (n, positions, dim) and weights (n, positions).
 
-    The weighted sums of the bags stand side by side, (n, bags * dim), before the net. |weight * row|, summed over a
-    bag, stays below 2^30.
+    The net gets the bags' weighted sums, concatenated: (n, bags * dim). |weight * row|, summed over a bag, must be
+    below 2^30.
     """
 
     def __init__(self, net: nn.Module, bags: Sequence[int]) -> None:
@@ -45,10 +46,10 @@ class Weighted(nn.Module):
 
 
 class LookedUp(nn.Module):
-    """A net of rows: numbers int64 (n, positions) and weights, floating point (n, positions), to what `net` gives.
+    """A net that takes row numbers, int64 (n, positions), and weights, floating point (n, positions).
 
-    table: what the numbers are looked up in. bags: positions of each bag; (1, 63): one row, and the sum of 63.
-    ConfigError for other arguments.
+    table: the table of rows. net: the layers after the bags. bags: positions of each bag; (1, 63): one row, and the
+    weighted sum of 63 rows. Raises ConfigError for other arguments.
     """
 
     def __init__(self, table: nn.Embedding, net: nn.Module, bags: Sequence[int]) -> None:

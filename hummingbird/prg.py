@@ -1,12 +1,12 @@
 """The only source of randomness for shares, masks and keys.
 
-A seed is 128 or 256 bits from the operating system, and its size says what expands it: 16 bytes are a key of AES-128
-in counter mode, the fastest on a CPU; 32 bytes are a key of ChaCha20 (RFC 8439), which every device computes alike, so
-that parties on GPUs draw their shares where they need them. A PRF in counter mode is a PRG; a key is used for one
-stream only, so the counter starts at 0 and never repeats. Streams for different purposes come from different keys:
-`derive(seed, "purpose", 3)` hashes the seed with labels, encoded without ambiguity, by keyed BLAKE2b. A derived seed
-has the size of its parent: who makes a session's first seeds chooses for all of them (`CIPHERS`).
-Never used here: torch's generators, which are Mersenne Twister (CPU) or Philox (CUDA), neither of them cryptographic.
+A seed is 128 or 256 bits from the operating system, and its size selects the cipher that expands it: 16 bytes are a key
+of AES-128 in counter mode, the fastest on a CPU; 32 bytes are a key of ChaCha20 (RFC 8439), which every device computes
+with equal results, so that parties on GPUs draw their shares there. A PRF in counter mode is a PRG; a key is used for
+one stream only, so the counter starts at 0 and never repeats. Streams for different purposes have different keys:
+`derive(seed, "purpose", 3)` hashes the seed with labels, encoded unambiguously, by keyed BLAKE2b. A derived seed has
+the size of its parent, so that a session's first seeds select the cipher of all (`CIPHERS`).
+torch's generators are never used here: Mersenne Twister (CPU) and Philox (CUDA) are not cryptographic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED_BYTES = CIPHERS["aes-128-ctr"]
 
 
 def cipher_of(device: str) -> str:
-    """The cipher of `CIPHERS` that is the fastest on a device of this type."""
+    """The name in `CIPHERS` of the fastest cipher on a device of this type."""
     return "aes-128-ctr" if device == "cpu" else "chacha20"
 
 
@@ -35,14 +35,14 @@ def new_seed(size: int = SEED_BYTES) -> bytes:
 
 
 def fresh(device: torch.device | str = "cpu") -> Stream:
-    """A stream of a fresh seed, of the cipher that is expanded where its device is: for what nobody else draws."""
+    """A stream from a fresh seed, with a cipher that runs on this device: for numbers that no other process draws."""
     return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
 
 
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
-    """A seed for one purpose, independent of every other purpose of the same parent, and of its size (or `size`).
+    """A seed for one purpose, independent of the seeds for other purposes. size: bytes, by default the parent's size.
 
-    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ.
+    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. Raises InputError for a parent below 16 bytes.
     """
     if len(seed) < SEED_BYTES:
         raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")
@@ -54,23 +54,23 @@ def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
 
 
 def expands_on_devices(seed: bytes) -> bool:
-    """Whether a seed is one that every device expands."""
+    """Whether every device can expand this seed."""
     return len(seed) == CIPHERS["chacha20"]
 
 
 class Stream:
     """Uniform bits from one seed, read forward only: `Stream(seed).words(2, 3)`.
 
-    Every call begins at a whole block of 64 bytes, so that what it draws can be computed alone, where it is read
-    (`leave`). Two streams of the same seed give the same values if and only if the same calls are made in the same
-    order. device: where the results are; a seed of 32 bytes is expanded there. on_device: whether that is not the CPU.
+    Every call begins at a new block of 64 bytes, so that its bits can be computed separately, where they are read
+    (`leave`). Two streams of the same seed give the same values if and only if they get the same calls in the same
+    order. device: of the results; a seed of 32 bytes is expanded there. on_device: whether it is expanded off the CPU.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
         if len(seed) not in CIPHERS.values():
             raise InputError(f"a seed has 16 or 32 bytes, got {len(seed)}", where="prg.Stream")
         self.device = torch.device(device)
-        self._block = 0  # that comes next
+        self._block = 0  # index of the next block
         # A zero nonce is safe: the key belongs to this stream alone.
         chacha = expands_on_devices(seed)
         self.on_device = chacha and self.device.type != "cpu"
@@ -78,11 +78,13 @@ class Stream:
 
     @property
     def packs(self) -> bool:
-        """Whether words of any width are drawn without gaps; a GPU draws whole ones, each in a register of its own."""
+        """Whether words of any width are drawn without gaps; a GPU draws whole words, each in its own register."""
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
-        """Leave uniform elements of the next whole blocks to who reads them; width: of a packed word, in bits."""
+        """Reserve the next blocks for uniform elements, which are computed where they are read. width: bits of a packed
+        word.
+        """
         drawn = Drawn(self._key, self._block, shape, dtype, width)
         self._block += blocks_of(drawn.nbytes)
         return drawn

@@ -1,4 +1,4 @@
-"""Records: JSON from files and from strangers, read into frozen dataclasses whose fields carry their limits.
+"""Records: JSON from files and other processes, read into frozen dataclasses whose fields carry their limits.
 
     @dataclass(frozen=True)
     class Opening:
@@ -9,11 +9,11 @@
     data = records.write(opening)
 
 `read` is the only reader of JSON in the package. It refuses a text that is too long or nested too deeply before it
-parses it, and then NaN and infinities, a field that stands twice, is unknown or missing, and a value of another type
-(True is no number) or outside of its limits. Its errors name the field, what it must be, and what it is.
+parses it, and then NaN and infinities, a duplicate, unknown or missing field, and a value of another type (True is no
+number) or outside of its limits. Its errors name the field, the expected kind, and the value.
 
-The standard library's parser with these kinds, and no library for it: msgspec, the best kept one, takes the last of two
-equal fields, ignores unknown ones in a dataclass, and has no limits for integers beyond 64 bits.
+Why no library: msgspec, the best-kept one, takes the last of two equal fields, ignores unknown fields in a dataclass,
+and has no limits for integers beyond 64 bits.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 from hummingbird.errors import HummingbirdError, InputError
 
 R = TypeVar("R")
-MOST = 1 << 20  # bytes of a text, unless a reader says otherwise
-DEEPEST = 32  # lists and objects in each other
+MOST = 1 << 20  # default limit of a text, bytes
+DEEPEST = 32  # default limit of nested lists and objects
 LARGEST = (1 << 63) - 1
-_HUGE = sys.float_info.max  # beyond it a whole number is no float, and 1e999 is infinite
+_HUGE = sys.float_info.max  # a larger integer is no float, and 1e999 is infinite
 _STRANGE = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
-_NOT_BRACKETS = re.compile(r'[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # linear: an open string matches too
+_NOT_BRACKETS = re.compile(r'[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # linear: matches open strings too
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxlong = _shown.maxother = 48
 _shown.maxlevel = 2
 
 
 class Kind(NamedTuple):
-    """A kind of values: what an error says is expected; from a value of JSON to the field's; and back.
+    """A kind of values.
 
-    `read` raises `Fault`, or what a wrong value raises in Python.
+    expected: the description in errors. read: converts a JSON value to the field's value; raises `Fault`, or any Python
+    error of a wrong value. plain: converts the field's value to a JSON value.
     """
 
     expected: str
@@ -56,7 +57,7 @@ class Kind(NamedTuple):
 
 
 class Fault(Exception):
-    """A value that is not as it must be. what: a sentence without its subject, the value at `path`."""
+    """An invalid value. what: the predicate of a sentence on the value at `path`."""
 
     def __init__(self, what: str, path: str = "") -> None:
         super().__init__(what)
@@ -64,7 +65,7 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """The error of a record's own checks, and the record's path."""
+    """An error raised by a record's own checks, with the record's path."""
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)
@@ -75,21 +76,22 @@ class _Refused(Exception):
 
 
 def field(kind: Kind, *, missing: bool = False, left_out: bool = False, **default: Any) -> Any:
-    """A field of a record. default: as `dataclasses.field` has it.
+    """A field of a record. default: keyword arguments of `dataclasses.field`.
 
-    missing: it may be missing in a text, and is its default then. left_out: nor is it written while it is its default.
+    missing: whether a text may lack the field, which then has its default. left_out: the same, and the default value is
+    not written either.
     """
     return dataclasses.field(metadata={"kind": kind, "missing": missing or left_out, "left_out": left_out}, **default)
 
 
 def whole(least: int = 0, most: int = LARGEST) -> Kind:
-    """A whole number in least..most."""
+    """An integer in least..most."""
     expected = f"a whole number in {least}..{_power(most)}"
     return _plain(expected, lambda value: type(value) is int and least <= value <= most)
 
 
 def real(least: float = 0.0, most: float = _HUGE, *, above: bool = False) -> Kind:
-    """A finite number in least..most, as a float; above: not `least` itself."""
+    """A finite number in least..most, as a float. above: excludes `least`."""
 
     expected = f"a number {'above' if above else 'from'} {least:g}" + ("" if most == _HUGE else f" to {most:g}")
 
@@ -106,7 +108,7 @@ def flag() -> Kind:
 
 
 def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
-    """A text of shortest..longest characters; printable: of letters, digits, signs and spaces alone."""
+    """A text of shortest..longest characters. printable: whether all of them must be printable."""
     expected = f"a{' printable' * printable} text of {shortest} to {longest} characters"
 
     def good(value: Any) -> bool:
@@ -116,23 +118,23 @@ def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
 
 
 def one_of(names: Sequence[Any]) -> Kind:
-    """One of these texts, or numbers."""
+    """One of these texts or numbers."""
     return _plain(f"one of {', '.join(map(str, names))}", lambda value: any(_same(value, name) for name in names))
 
 
 def constant(value: Any) -> Any:
-    """A field that has this value in every record, such as a format or its version: it is looked at first."""
+    """A field with the same value in every record, such as a format or its version; it is checked first."""
     kind = _plain(repr(value), lambda found: _same(found, value))
     return dataclasses.field(default=value, metadata={"kind": kind, "missing": False, "left_out": False, "first": True})
 
 
 def hexadecimal(*sizes: int) -> Kind:
-    """Bytes of one of these sizes, written as digits. No error shows them: they may be a secret."""
+    """Bytes of one of these sizes, as hexadecimal digits. No error shows the value, which may be secret."""
     return Kind(_hex(sizes), lambda value: bytes.fromhex(_digits(value, sizes)), bytes.hex)
 
 
 def digits(size: int) -> Kind:
-    """The text of `size` bytes in hexadecimal, which no error shows."""
+    """The hexadecimal text of `size` bytes; no error shows the value."""
     return Kind(_hex((size,)), lambda value: _digits(value, (size,)))
 
 
@@ -180,17 +182,20 @@ def maybe(kind: Kind) -> Kind:
 
 
 def anything(expected: str = "a value of JSON") -> Kind:
-    """A value as JSON has it, within the limits of the whole text: for what has checks of its own."""
+    """Any JSON value within the limits of the whole text, for records that check it themselves."""
     return Kind(expected, lambda value: value)
 
 
 def through(kind: Kind, read: Callable[[Any], Any], plain: Callable[[Any], Any]) -> Kind:
-    """A value that `read` makes of one of another kind; it may raise any error of Python or of this package."""
+    """A value that `read` makes from a value of `kind`, and `plain` converts back.
+
+    read: may raise any error of Python or of this package.
+    """
     return Kind(kind.expected, lambda value: _guarded(read, kind.read(value)), lambda value: kind.plain(plain(value)))
 
 
 def record(kind: type[Any]) -> Kind:
-    """A record in a record."""
+    """A record within a record."""
     return Kind("an object", functools.partial(_made, kind), plain)
 
 
@@ -202,16 +207,16 @@ def read(data: str | bytes, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def read(data: str | bytes, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """The record, or the value of a kind, in a text of JSON.
+    """Read a record, or a value of a kind, from a JSON text.
 
-    name: of it in an error, as in "malformed NAME: it has no field 'turn'". most: bytes. deepest: lists and objects in
-    each other. how: `error`, the class of what is raised, InputError unless said, and its `where` and `hint`.
+    name: its name in errors, as in "malformed NAME: it has no field 'turn'". most: limit in bytes. deepest: limit of
+    nested lists and objects. how: `error`, the class of errors, by default InputError, and their `where` and `hint`.
     """
     return of(parse(data, name=name, most=most, deepest=deepest, **how), kind, name=name, **how)
 
 
 def parse(data: str | bytes, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """The value of JSON in a text, for `of`: where a field says which record it is. Arguments of `read`."""
+    """Parse a JSON text, for a later `of`, if a field selects the record. Arguments as in `read`."""
     with _told(name, **how):
         return _parsed(data, most, deepest)
 
@@ -221,7 +226,7 @@ def of(value: Any, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def of(value: Any, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
-    """The record, or the value of a kind, in a value of JSON; arguments of `read`."""
+    """Read a record, or a value of a kind, from a JSON value. Arguments as in `read`."""
     with _told(name, **how):
         return kind.read(value) if isinstance(kind, Kind) else _made(kind, value)
 
@@ -230,14 +235,14 @@ def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A record as values of JSON, in the order of its fields."""
+    """A record as JSON values, in the order of its fields."""
     values = {part.name: (part, getattr(record, part.name)) for part in _parts(type(record))}
     written = {name: pair for name, pair in values.items() if not (pair[0].metadata["left_out"] and _is_default(*pair))}
     return {name: part.metadata["kind"].plain(value) for name, (part, value) in written.items()}
 
 
 def write(record: Any, **layout: Any) -> str:
-    """A record's text. layout: `indent`, `separators`, `sort_keys` of json.dumps."""
+    """The JSON text of a record. layout: `indent`, `separators`, `sort_keys` of json.dumps."""
     return json.dumps(plain(record), allow_nan=False, **layout)
 
 
@@ -245,7 +250,7 @@ def write(record: Any, **layout: Any) -> str:
 
 
 def _parts(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a record's class; TypeError for one without a kind."""
+    """The fields of a record's class. Raises TypeError for a field without a kind."""
     return _looked_up(kind)
 
 
@@ -263,7 +268,7 @@ def _is_default(part: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _made(kind: type[R], value: Any) -> R:
-    """A record from an object of JSON."""
+    """A record from a JSON object."""
     fields = _checked(value, type(value) is dict, "an object")
     parts = {part.name: part for part in _parts(kind)}
     order = sorted(parts.values(), key=lambda part: not part.metadata.get("first"))
@@ -287,7 +292,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """A number in words: powers of two, and one less, as such where they are long."""
+    """A number as text; large powers of two, and one less, as 2^n and 2^n-1."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less
@@ -374,7 +379,7 @@ def _no_number(name: str) -> NoReturn:
 def _told(
     name: str, where: str = "", hint: str = "", error: Callable[..., HummingbirdError] = InputError
 ) -> Iterator[None]:
-    """Raise faults as errors that name the record, the field and the place."""
+    """A block that turns faults into errors, which name the record, the field and `where`."""
     try:
         yield
     except Fault as fault:

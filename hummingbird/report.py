@@ -1,4 +1,4 @@
-"""The costs of a net before anything runs, as figures and as a table for people."""
+"""The costs of a private net before it runs, as figures and as a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost of a step before or after a net's layers, for a party that sends, and which parties do."""
+    """The cost of a step before or after a net's layers, for a party that sends. by: which parties send."""
 
     cost: Cost
     by: str
@@ -38,13 +38,14 @@ class Around:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """The price of a batch through a private net, for each party; `str` of it is the table of all layers.
+    """The price of a batch through a private net, for each party; its `str` is the table of all layers.
 
-    shape: of the batch that each lane runs. layers: the price of every step. setup: paid once, for private weights.
-    bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds. dealer_bandwidth: of
-    the dealer's link. aim: of these prices. aims: rounds and bits of a batch for every aim, the cost of one lane.
-    beside: those of `gmw`, and of CrypTen's ReLUs as shipped, whose offline bits a dealer would send. inputs: those of
-    an example, in words. around: what comes before and after the layers, as `_around` has it: no part of the sums.
+    shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
+    bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: of each
+    party. dealer_bandwidth: bits per second of the dealer's link. aim: the aim of these prices. aims: rounds and bits
+    of a batch of one lane for every aim. beside: the same for `gmw`, and for CrypTen's ReLUs as shipped, with the
+    offline bits that a dealer would send for them. inputs: a description of the example's inputs. around: costs before
+    and after the layers (`_around`), which no sum contains.
     """
 
     shape: tuple[int, ...]
@@ -63,12 +64,12 @@ class Estimate:
 
     @property
     def total(self) -> Cost:
-        """Rounds and bits of a batch, of one lane."""
+        """Rounds and bits of a batch of one lane."""
         return _total(self.layers)
 
     @property
     def rounds(self) -> int:
-        """Rounds of a batch's layers; `around` has those of sharing it and of opening its result."""
+        """Rounds of a batch's layers, without sharing the input and opening the result (`around`)."""
         return self.total.rounds
 
     @property
@@ -78,15 +79,15 @@ class Estimate:
 
     @property
     def offline_bytes(self) -> float:
-        """Bytes of correlated randomness that the parties get from the dealer for a batch, all together.
+        """Bytes of correlated randomness that the dealer sends to all parties together for a batch.
 
-        They take turns: a party gets an equal part, to within the bytes of the largest request.
+        The dealer rotates between them: each gets an equal part, to within the bytes of the largest request.
         """
         return self.total.offline_bits / 8
 
     @property
     def seconds(self) -> float:
-        """Time on the wire for a batch, without computation."""
+        """Time on the wire for a batch, seconds, without computation."""
         return self._seconds(self.total)
 
     def _seconds(self, cost: Cost) -> float:
@@ -129,7 +130,7 @@ class Estimate:
         return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
     def _in_all(self) -> str:
-        """A table of what a batch of all lanes costs online, offline and together: by each aim, and beside it."""
+        """A table of the costs of a batch of all lanes, online, offline and in all, for each aim and for `beside`."""
         differ = len(set(self.aims.values())) > 1
         rows = []
         for name, cost in {**(self.aims if differ else {"above": self.total}), **self.beside}.items():
@@ -145,7 +146,7 @@ class Estimate:
         return "\n".join([table, *self._fewest()])
 
     def _fewest(self) -> list[str]:
-        """A line where `gmw` moves fewer bits in all than any aim, as it may where smooth functions rule."""
+        """A line if `gmw` moves fewer bits in all than any aim, as it may if smooth functions dominate."""
         gmw, others = self.beside.get("gmw"), [*self.aims.values(), self.total]
         if gmw is None or self._moved(gmw) >= min(map(self._moved, others)):
             return []
@@ -155,7 +156,7 @@ class Estimate:
         return self.parties * cost.bits + cost.offline_bits
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
-        """The cells of a row that are counted."""
+        """The cells of a row with figures."""
         return (
             f"{elements:,}",
             str(cost.rounds),
@@ -183,15 +184,15 @@ def estimate(
 ) -> Estimate:
     """Rounds, bits and wire time of every layer of a net for a batch of `shape` (B, ...), before anything runs.
 
-    bits, weights, protocol: as for `convert_model`, but windows of any net with these layers will do: a price does not
-    depend on the net's weights, so that it need not be trained. A net that asks for shapes is traced with this one.
-    example: in place of the shape a batch of inputs, as for `convert_model`, for a net that takes several, token
+    bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
+    not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
+    example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs, token
     numbers or flags.
-    bandwidth: bits per second and party; rtt: round-trip time in seconds. lanes: of each party; each runs such a batch
-    at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency. Totals are given for
-    both aims, throughput as it is for these links. dealer_bandwidth: of the dealer's link, bits per second.
-    No session is needed. Raises what `convert_model` raises, InputError for a shape that the net cannot take, and
-    ConfigError for the other arguments.
+    bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: of each party; each runs such a
+    batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency. Totals are
+    computed for both aims, throughput for these links. dealer_bandwidth: bits per second of the dealer's link.
+    Needs no session. Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError
+    for the other arguments.
 
         print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
         print(hummingbird.estimate(bert, example={"words": words, "mask": mask}))
@@ -228,10 +229,7 @@ def estimate(
 
 
 def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[str, Around]:
-    """The costs of comparing what was planned, once for a net, of sharing its inputs and of opening its results.
-
-    Results that one party learns are sent by the others alone, each to it.
-    """
+    """The costs of comparing the parties' plans, once for a net, of sharing its inputs and of opening its results."""
     given = [name for name, _ in private.inputs] if sizes[1:] != (0,) else []
     opened = [8 * math.prod(shape) for _, shape in private.results(sizes)[1]]
     each = "the party that has it" if len(given) < 2 else "the parties that have them"
@@ -246,12 +244,12 @@ def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[s
 
 
 def agreement_cost(private: PrivateNet, parties: int) -> Cost:
-    """The cost of `PrivateNet.set_up` but for private weights: its facts, as text, to every other party."""
+    """The cost of `PrivateNet.set_up` without private weights: the net's facts, as text, to every other party."""
     return opening(parties, len(text_of({"hummingbird version": VERSION, **private.facts}).encode()))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """The shape of a batch; InputError for what is none."""
+    """The shape of a batch as a tuple. Raises InputError for anything else."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
         return sizes  # public inputs alone are (batch, 0)
@@ -261,8 +259,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:
-    """Prices of a batch by the layers of `gmw`, which has every ReLU of the net at its own place, and CrypTen's of
-    these.
+    """The prices of a batch by `gmw`, from its layers, and by CrypTen's ReLUs. The layers of `gmw` still contain every
+    ReLU of the net.
     """
     relus = [crypten_shipped_relu(planned.elements, parties) for planned in layers if planned.op == "relu"]
     return {"gmw": _total(layers), **({CRYPTEN: sum(relus, FREE)} if relus else {})}
@@ -274,9 +272,8 @@ def _total(layers: Sequence[PlannedCost]) -> Cost:
 
 
 def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
-    """ConfigError unless bandwidth, in bits per second, and round-trip time, in seconds, are those of a link.
-
-    name: of the bandwidth, in errors.
+    """Raise ConfigError unless the bandwidth, bits per second, is positive and the round-trip time, seconds, is not
+    negative; both finite. name: the bandwidth's name in errors.
     """
     for what, value, least in ((name, bandwidth, math.ulp(0.0)), ("rtt", rtt, 0.0)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
@@ -285,12 +282,12 @@ def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
 
 
 def link_words(bandwidth: float, rtt: float) -> str:
-    """A link in words: 10 Gb/s, 0.2 ms round trip."""
+    """A link as text: 10 Gb/s, 0.2 ms round trip."""
     return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
 
 
 def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
-    """A line below the table on all lanes of a party, if there are several."""
+    """A line below the table for all lanes of a party together, if there are several."""
     if lanes == 1:
         return []
     sent, offline = (f"{lanes * bits / 8e3:,.1f} kB" for bits in (batch.bits, batch.offline_bits))
@@ -298,7 +295,7 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 
 
 def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
-    """Lines below the table: the price of private weights, paid once, and why these tables were chosen."""
+    """Lines below the table: the price of private weights, and the reasons for the choice of tables."""
     out = []
     if setup != FREE:
         out.append(

@@ -1,11 +1,11 @@
 """Fixed point and exact linear algebra in Z_2^64.
 
 A real v is the ring element round(v * 2^s) mod 2^64, an int64 whose overflow wraps; s is the scale in bits, 16 at
-rest. A product has the sum of its factors' scales, so a linear layer takes scale s to s + 20 and the truncation is
-left to the next protocol that opens the value anyway (protocols/truncation.py). Linear maps act on each share alone: no
+rest. The scale of a product is the sum of its factors' scales, so a linear layer takes scale s to s + 20; the next
+protocol that opens the value truncates it (protocols/truncation.py). Linear maps act on each share separately, without
 communication.
 
-Products and convolutions without padding are those of `hummingbird.kernels`; here they get torch's names and options.
+`hummingbird.kernels` has products, and convolutions without padding; this module adds torch's names and options.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from hummingbird.errors import InputError
 from hummingbird.kernels import Factor
 
 SCALE = 16  # bits of fraction at rest, CrypTen's default
-# Bits of fraction of weights. More than at rest: a net folds its batch norms into them, and then the largest weight of
-# a tensor is some 100 times the typical one. 16 + 20 leave 28 bits for the integer part of a linear layer's result.
-# Weights of which a window reads the results have fewer, down to 16 (`Comparison.weight_scale`).
+# Fraction bits of weights. More than at rest, because batch norms are folded into weights, and the largest weight of a
+# tensor is then some 100 times the typical one. 16 + 20 leave 28 bits for the integer part of a linear layer's result.
+# Weights whose results are read through a window have fewer, down to 16 (`Comparison.weight_scale`).
 WEIGHT_SCALE = 20
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
 # below 2^62, which the protocols of protocols/truncation.py need.
 MAX_INTEGER_BITS = 30
 PRECISION = 10  # constants are rounded by at most 2^-10 of the largest of them
-# Where no window reads the results, by 2^-14 of the largest weight, if there is room for that. That is for weights that
-# are all below 2^-6: others have their 20 bits anyway, so that a dealer with other weights makes the same plan.
+# If no window reads the results, weights are rounded by 2^-14 of the largest, if there is room. This matters for
+# weights that are all below 2^-6: others have their 20 bits anyway, so that a dealer with other weights makes the same
+# plan.
 FINE_WEIGHTS = 14
-FINE_FACTOR = 18  # and a single factor by 2^-18 of itself: its error is a gain, which no sum averages out
-LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused
+FINE_FACTOR = 18  # a single factor is rounded by 2^-18 of itself: its error is a gain, which no sum averages out
+LEAST_PRECISION = 8  # without room for these, constants are rounded by at most 2^-8, or else refused
 
 
 def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode", limit: float | None = None) -> Tensor:
     """Real to ring: int64 round(x * 2^scale), same shape.
 
-    limit: the largest |x| allowed, if one is known. InputError for a larger one, NaN, infinities, and |x| >= 2^30, or
+    limit: the largest |x| allowed, or None. Raises InputError for a larger |x|, NaN, infinities, and |x| >= 2^30, or
     2^(62 - scale) if that is less.
     """
     bits = min(MAX_INTEGER_BITS, 62 - scale)
@@ -48,7 +49,7 @@ def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode", limit: float
     if x.is_meta:
         return torch.empty_like(x, dtype=torch.int64)
     largest = float(x.abs().max()) if x.numel() else 0.0  # NaN where one is
-    # No text says how large: it is told to the other parties.
+    # No error says how large: the other parties see it.
     if not math.isfinite(largest):
         raise InputError("the tensor holds NaN or infinity", where=where, hint="look at the data it was made from")
     if largest >= 2.0**bits:
@@ -65,10 +66,11 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Bits of fraction for public constants: as few as hold them exactly, else enough for `precision`, at least 16.
+    """The number of fraction bits for public constants: the fewest that hold them exactly, else enough for `precision`,
+    at least 16.
 
-    x: real tensor. most: the bits there is room for. InputError if their rounding would exceed 2^-8 of the largest |x|.
-    Exact arithmetic on the values alone: every machine finds the same number.
+    x: real tensor. most: the largest number of fraction bits. Raises InputError if rounding to `most` bits would exceed
+    2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))
@@ -78,7 +80,7 @@ def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "
     if wanted <= most:
         return wanted
     if float(largest) * 2.0 ** (most + 1) < 2.0**LEAST_PRECISION:  # rounding errs by up to 2^-(most + 1)
-        # Not how small: this text is told to the other parties.
+        # The error does not say how small: the other parties see it.
         raise InputError(
             f"numbers so small that multiples of 2^-{most} miss them by more than 2^-{LEAST_PRECISION} of the largest",
             where=where,
@@ -88,7 +90,7 @@ def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "
 
 
 def exponent_of(value: float) -> int:
-    """The least e with |value| <= 2^e; 0 for zero and what is not finite."""
+    """The least e with |value| <= 2^e; 0 for zero, NaN and infinities."""
     if not value or not math.isfinite(value):
         return 0
     mantissa, exponent = math.frexp(abs(value))
@@ -96,7 +98,7 @@ def exponent_of(value: float) -> int:
 
 
 def shifted(x: Tensor, bits: int) -> Tensor:
-    """Ring elements at `bits` more bits of fraction: exact upwards; downwards to the nearest, for public ones."""
+    """Ring elements at `bits` more fraction bits: exact, but for negative `bits` rounded to nearest (public values)."""
     return x << bits if bits >= 0 else (x + (1 << -bits >> 1)) >> -bits
 
 
@@ -112,9 +114,9 @@ def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
 
 
 def arranged(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """A weight in torch's layout for `op` of BILINEAR as the kernels take it: the matrix, or (O, C // groups, kh, kw).
+    """A weight in the kernels' layout, a matrix or (O, C // groups, kh, kw), from torch's layout for `op` of BILINEAR.
 
-    A transposed convolution is one with the flipped kernel.
+    A transposed convolution becomes a convolution with the flipped kernel.
     """
     if op in ("conv1d", "conv_transpose1d"):
         weight = weight[:, :, None]
@@ -135,7 +137,7 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Transposed convolution in 2 dimensions: the input is spread out by the stride and convolved."""
+    """Transposed convolution in 2 dimensions: a convolution of the input, spread out by the stride."""
     batch, channels, height, width = x.shape
     kernel = weight.code.shape[2:]
     spread = torch.zeros(
@@ -156,8 +158,8 @@ BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_trans
 def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
     """The product `op` of two int64 tensors mod 2^bits, with torch's own names and keyword arguments (`BILINEAR`).
 
-    The bits of the result above `bits` are anything. b: a tensor in torch's layout for `op`, or, for all but "mul", the
-    `Factor` of its `arranged` form, with which the same product is cheaper the next time.
+    The bits of the result above `bits` are arbitrary. b: a tensor in torch's layout for `op`, or, for all but "mul",
+    the `Factor` of its `arranged` form, which makes repeated products cheaper. Raises InputError for an unknown `op`.
     """
     if op not in BILINEAR:
         raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")
@@ -182,7 +184,7 @@ def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: o
 
 
 def _option(options: dict[str, object], name: str, default: int, length: int) -> tuple[int, ...]:
-    """An option of torch's convolutions, a number or one for each dimension."""
+    """An option of torch's convolutions as a tuple; it may be a number, or one for each dimension."""
     value = options.get(name, default)
     if isinstance(value, (tuple, list)):
         return tuple(int(v) for v in value) * (length // len(value))

@@ -1,4 +1,4 @@
-"""One party of `python -m hummingbird check`: a small random net, privately and in plain torch."""
+"""One party of `python -m hummingbird check`: a small random net, run privately and in plain torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import nn
 
 import hummingbird
 
-TOLERANCE = 0.01  # three layers of 2^-16 rounding on logits of order one stay far below
+TOLERANCE = 0.01  # far above the error of three layers with 2^-16 rounding on logits of order one
 
 
 def net() -> nn.Module:
-    """The same weights at every party."""
+    """The net, with the same weights at every party."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
@@ -19,7 +19,7 @@ def net() -> nn.Module:
 
 
 def party(session: hummingbird.Session) -> tuple[str, bool]:
-    """One party's words about its run, and whether something is wrong; called by `hummingbird.launch`."""
+    """Run the net as one party; returns a line about the run, and whether it failed. `hummingbird.launch` calls it."""
     plain = net()
     images = torch.rand(4, 1, 8, 8)
     with hummingbird.meter() as m:

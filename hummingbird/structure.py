@@ -1,8 +1,8 @@
 """Nested arguments and results as plain data: a structure of tuples, lists and dicts, and its tensors in order.
 
-A structure is ("tensor",), ("public",) for a tensor that is no secret, ("constant", value), ("numbers", type, shape,
-values) for a tensor that stays as it is, or (kind, keys, parts) for a container; kind is "tuple", "list", "dict" or
-"object" (a dataclass, or a library's ModelOutput, which comes back as a `NamedResults`).
+A structure is ("tensor",), ("public",) for a public tensor, ("constant", value), ("numbers", type, shape, values) for a
+constant tensor, or (kind, keys, parts) for a container, whose kind is "tuple", "list", "dict" or "object" (a dataclass,
+or a library's ModelOutput; `rebuild` returns a `NamedResults` for it).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 Structure = tuple[Any, ...]
 TENSOR: Structure = ("tensor",)
 PUBLIC: Structure = ("public",)
-DEEPEST = 16  # of results that may come from anybody
+DEEPEST = 16  # nesting of a structure from another process
 
 
 class NamedResults(dict[str, Any]):
@@ -30,7 +30,7 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """The structure of a value, and what in it `is_tensor` or else `is_public`, from front to back."""
+    """The structure of a value, and in order the parts for which `is_tensor` or `is_public` is true."""
     if is_tensor(value):
         return TENSOR, [value]
     if is_public(value):
@@ -39,7 +39,7 @@ def flatten(
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         keys = [field.name for field in dataclasses.fields(value)]
         kind, parts = "object", [getattr(value, key) for key in keys]
-        if isinstance(value, Mapping):  # a ModelOutput leaves out what is None
+        if isinstance(value, Mapping):  # a ModelOutput leaves out fields that are None
             keys, parts = list(value), list(value.values())
     elif isinstance(value, Mapping):
         kind, keys, parts = "dict", list(value), list(value.values())
@@ -53,7 +53,7 @@ def flatten(
 
 
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
-    """The structure with the values of constant tensors, of those that `fits`, in place of the tensors."""
+    """The structure with "numbers" in place of the constant tensors for which `fits` is true."""
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
         return ("numbers", str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.reshape(-1).tolist()))
@@ -63,7 +63,7 @@ def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """The value of this structure with these tensors."""
+    """The value with this structure, whose tensors are the next of `leaves`."""
     if structure in (TENSOR, PUBLIC):
         return next(leaves)
     if structure[0] == "constant":
@@ -76,7 +76,7 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def places(structure: Structure, within: str = "") -> Iterator[str]:
-    """A name for each tensor in a structure, of the keys and numbers on the way to it: "logits", "1", "states.0"."""
+    """A name for each tensor in a structure, from the keys and indices on its path: "logits", "1", "states.0"."""
     if structure in (TENSOR, PUBLIC):
         yield within
     elif len(structure) == 3:
@@ -103,12 +103,12 @@ def keys(structure: Structure) -> Iterator[Any]:
 
 
 def tensors(structure: Structure) -> int:
-    """How many tensors a structure holds."""
+    """Number of tensors in a structure."""
     return 1 if structure == TENSOR else sum(map(tensors, structure[2])) if len(structure) == 3 else 0
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a constant, or a key, is one that JSON has: a word, a number, True, False or None."""
+    """Whether a constant or key is a JSON value: a string, a number, True, False or None."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
@@ -118,7 +118,9 @@ def odd(structure: Structure) -> Any:
 
 
 def read(value: Any, depth: int = 0) -> Structure:
-    """The structure of results as JSON has brought it, from anybody; ValueError or TypeError for what is none."""
+    """Check the structure of results in a JSON value from another process. Raises ValueError or TypeError for any other
+    value.
+    """
     kind, *rest = value
     if depth > DEEPEST:
         raise ValueError("results nested too deeply")
@@ -134,7 +136,7 @@ def read(value: Any, depth: int = 0) -> Structure:
 
 
 def leaf(value: Any) -> Any:
-    """The tensor of a result that holds one, in containers or not."""
+    """The first tensor of a result, within containers or not."""
     while isinstance(value, (tuple, list, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value

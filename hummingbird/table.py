@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, total: bool = False) -> str:
-    """Columns aligned, the first `left` of them to the left; `total`: a rule before the last row."""
+    """A table with aligned columns, the first `left` of them to the left. total: a rule precedes the last row."""
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
 

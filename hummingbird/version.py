@@ -1,3 +1,3 @@
-"""The release, compared between the parties before they compute."""
+"""The release, which the parties compare before they compute."""
 
 VERSION = "0.1.0"

@@ -81,6 +81,11 @@ def test_what_is_added_or_overwritten_is_on_the_disk(tmp_path: Path, monkeypatch
     assert order.place("unlink", "a") < order.place("fsync", ".")
 
 
+def test_a_file_that_is_added_to_has_the_mode_that_was_asked_for(tmp_path: Path) -> None:
+    disk.append(tmp_path / "a", [b"a"], mode=disk.PRIVATE)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == disk.PRIVATE
+
+
 def test_a_folder_is_published_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "draft").mkdir()
     disk.create(tmp_path / "draft" / "a", [b"a"])

@@ -1,4 +1,14 @@
-"""Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
+"""Capacity: how many requests a private-inference service can serve on some machines and link, before they are bought.
+
+service        a service as data: hosts, phases of steps, tokens       service_json   its file
+nets, encrypted, lookups, shipped, paper, compose, published           build services from nets and plans
+profile        measured seconds of a machine                           quantities     units of options and tables
+arrivals       processes of requests                                   drawing        seeded draws
+system         rules that both engines follow                          limit          largest rates in closed form
+recurrence, workers, events, engines    the two engines, and the choice between them
+result, statistics                      figures and money of a simulation, and their intervals
+solving        the least input that meets a goal
+"""
 
 from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, poisson, trace
 from hummingbird.capacity.encrypted import he

@@ -1,9 +1,10 @@
-"""When requests come, and how many images each brings: what is drawn for runs, or read from a file.
+"""Arrival processes: the times of requests and their numbers of images, drawn for each run or read from a file.
 
-Poisson; gamma gaps of a burstiness (a form below 1 is burstier than Poisson, as in vLLM's `bench serve`); constant
-gaps; a trace; a Poisson process whose rate changes by the hour, by inversion of its integral (E. Cinlar, "Introduction
-to Stochastic Processes", 1975); users who ask, wait for their answer and think. The gaps of a seed are those of rate 1,
-scaled: at a higher rate every request comes earlier, as common random numbers want it. Same seed, same arrivals.
+The processes: Poisson; gamma-distributed gaps (a shape parameter below 1 is burstier than Poisson, as in vLLM's `bench
+serve`); constant gaps; a trace; a Poisson process whose rate changes every hour, by inversion of its integral (E.
+Cinlar, "Introduction to Stochastic Processes", 1975); users who ask, wait for their answer and think. A seed's gaps are
+drawn at rate 1 and scaled, so that at a higher rate every request arrives earlier (common random numbers). The same
+seed gives the same arrivals.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Arrivals(ABC):
-    """A process of requests.
+    """An arrival process.
 
-    images: of a request, a whole number or {number: weight}. patience: seconds after which a request leaves whose
-    online phase has not begun. session: requests of a client on average, of which the first begins its session; inf:
-    all clients have been here before. (Users begin one with their first request.)
+    images: number of images of a request, an integer or {integer: weight}. patience: seconds after which a request
+    leaves if its online phase has not begun. session: mean number of requests of a client, the first of which begins
+    its session; inf: every client already has a session. (Users begin one with their first request.)
     """
 
     images: int | Mapping[int, float] = field(default=1, kw_only=True)
@@ -56,12 +57,14 @@ class Arrivals(ABC):
 
     @property
     def mean_images(self) -> float:
-        """Images of a request on average."""
+        """Mean number of images of a request."""
         return sum(number * weight for number, weight in self._weights.items()) / sum(self._weights.values())
 
     def load(self, runs: int, requests: int, seed: int, *, per_request: int = 1) -> Load:
-        """The arrivals of `runs` independent runs. per_request: images that the service takes with one request; more
-        images are as many requests of it as they need, one after another.
+        """The arrivals of `runs` independent runs of `requests` requests each.
+
+        per_request: images of one request of the service; an arrival with more images makes several such requests, one
+        after another.
         """
         check_count(runs, "runs", 1, "runs")
         check_count(requests, "requests", 1, "requests")
@@ -80,20 +83,20 @@ class Arrivals(ABC):
 
     @abstractmethod
     def _times(self, shape: tuple[int, int], seed: int) -> dict[str, Any]:
-        """Fields of a Load that say when requests come."""
+        """The fields of a Load with the times of requests."""
 
-    steady: ClassVar[bool] = True  # the same at all times, so that there may be a steady state
+    steady: ClassVar[bool] = True  # whether the process is stationary, so that there may be a steady state
 
     @abstractmethod
     def per_second(self) -> float:
-        """Requests per second in the long run; of users, if they never waited."""
+        """Requests per second in the long run; for users, if they never had to wait."""
 
 
 @dataclass(frozen=True)
 class Gaps(Arrivals):
-    """Requests at `rate` per second with independent gaps of a gamma distribution, or all alike.
+    """Requests at `rate` per second with independent gamma-distributed gaps, or constant gaps.
 
-    burstiness: its form; 1: Poisson, independent clients; below: bursts; inf: constant gaps.
+    burstiness: the distribution's shape parameter; 1: Poisson, independent clients; below 1: bursts; inf: constant.
     """
 
     rate: float
@@ -120,7 +123,7 @@ class Gaps(Arrivals):
 
 @dataclass(frozen=True)
 class Hourly(Arrivals):
-    """A Poisson process at rates[h] requests per second in hour h, from the first again after the last."""
+    """A Poisson process of rates[h] requests per second in hour h, repeated after the last hour."""
 
     rates: tuple[float, ...]
     steady: ClassVar[bool] = False
@@ -146,7 +149,10 @@ class Hourly(Arrivals):
 
 @dataclass(frozen=True)
 class Trace(Arrivals):
-    """Requests at given times, the same in every run; from `trace`, with the images of each."""
+    """Requests at fixed times, the same in every run; `trace` reads them.
+
+    due: arrival times, seconds, ascending. brought: images of each request; empty: drawn from `images`.
+    """
 
     due: tuple[float, ...]
     brought: tuple[int, ...] = ()
@@ -178,7 +184,7 @@ class Trace(Arrivals):
 
 @dataclass(frozen=True)
 class Users(Arrivals):
-    """Users who each ask, wait for the answer, and think for an exponential time of mean `think` seconds."""
+    """`count` users, who each ask, wait for the answer, and think for an exponential time of mean `think` seconds."""
 
     count: int
     think: float
@@ -207,9 +213,9 @@ def constant(rate: float, **other: Any) -> Gaps:
 
 
 def trace(path: str | PathLike[str], **other: Any) -> Trace:
-    """Read a trace: a line for each request, its seconds and then, if it likes, its images; # begins a comment.
+    """Read a trace: one line for each request, with its time in seconds and optionally its images; # begins a comment.
 
-    Raises InputError, with the line, for anything else, and for requests out of order or none.
+    Raises InputError, with the line number, for anything else, for requests out of order, and for no requests.
     """
     due, brought = list[float](), list[int]()
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):

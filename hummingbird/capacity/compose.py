@@ -1,12 +1,12 @@
-"""A net of the user's own for the services of Garimella et al.: its layers, and the net's seconds and bytes from them.
+"""Constants of any net for the services of Garimella et al., computed from its layers.
 
     net = composed(torch_net, (3, 32, 32))               # under the shipped profile
     service = paper.service("cg", net, threads=paper.Threads(4, 17, 32), up=835e6, down=165e6, store=16e9)
 
-The net may be untrained, or on the meta device: shapes alone count. Layers of the homomorphic evaluation run side by
-side (LPHE): each goes, in order, to the first thread that is free. Its `error` says how far the seconds of the six
-measured nets are off when they are composed so. `garbled_here` puts this kind of machine's garbled circuits in place of
-the authors': AND gates times measured seconds of one.
+The net may be untrained, or on the meta device: only shapes count. Layers of the homomorphic evaluation run in parallel
+(LPHE): each is assigned, in order, to the first free thread. `PublishedProfile.error` is the error of such composed
+seconds on the six measured nets. `garbled_here` replaces the authors' seconds of garbled circuits by those of a
+measured machine: AND gates times the seconds of one gate.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from torch import nn
 
 from hummingbird import graph
 from hummingbird.capacity.profile import Profile as Measured
-from hummingbird.capacity.published import Garbler, LinearFit, Net, PublishedProfile, asplos23
-from hummingbird.capacity.units import LayerUnits, Units
+from hummingbird.capacity.published import Garbler, LayerUnits, LinearFit, Net, PublishedProfile, Units, asplos23
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import calls
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.steps import refs
 
 _LAYERS = frozenset(("conv", "linear"))
-# Linear without weights, hence done by both sides on their shares.
+# Linear operations without weights, which each side computes on its own shares.
 _LOCAL = frozenset(
     "input output add sub neg avg_pool adaptive_avg_pool mean sum cat flatten reshape permute transpose squeeze "
     "unsqueeze chunk split getitem pad size int".split()
@@ -38,9 +37,9 @@ _GATE_BYTES = 32  # of a garbled AND (half gates: Zahur, Rosulek and Evans, EURO
 
 
 def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | None = None, name: str = "net") -> Net:
-    """The net on images of `shape`, (C, H, W), by the profile's units; by default those of `asplos23`.
+    """The constants of a net on images of `shape` (C, H, W), from the units of `profile`, by default `asplos23`.
 
-    Raises ModelError with all layers that are neither linear nor a ReLU, and what tracing raises.
+    Raises ModelError with all layers that are neither linear nor a ReLU, and errors of tracing.
     """
     units = (profile or asplos23()).units
     layers, relus, results = describe(net, shape)
@@ -48,9 +47,10 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
 
 
 def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
-    """The profile with this kind of machine's seconds of garbled circuits, at both sides, and a note on their origin.
+    """The profile with a measured machine's seconds of garbled circuits, at both sides, and a note on their origin.
 
-    A ReLU has as many AND gates as its bytes of circuit make. ConfigError where `measured` has no rows "gc".
+    The number of a ReLU's AND gates follows from the bytes of its circuit. Raises ConfigError if `measured` has no rows
+    "gc".
     """
     profile = profile or asplos23()
     work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}
@@ -62,7 +62,7 @@ def garbled_here(measured: Measured, profile: PublishedProfile | None = None) ->
 
 
 def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], int, int]:
-    """A net's layers with weights in order, its ReLUs and its results, for one image; errors as of `composed`."""
+    """A net's layers with weights in order, its number of ReLUs and of results, for one image. Raises as `composed`."""
     steps = graph.trace(settled(net, torch.empty(1, *shape)))
     hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
     found = [
@@ -80,7 +80,7 @@ def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], in
 
 
 def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> LayerUnits:
-    """The layer that a step is; values: of all steps, for one image; made: its own."""
+    """The sizes of a step's layer. values: results of all steps for one image. made: the step's own result."""
     weight, source = step.attrs["weight"], next(refs(step.inputs)).index
     given = values[source]
     return LayerUnits(
@@ -96,7 +96,7 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 
 
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
-    """The net of these layers; several that read one value take it from one message, of the widest kernel."""
+    """The net of these layers. Layers that read the same value share one message, sized for the widest kernel."""
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}
     for layer in layers:
@@ -133,7 +133,7 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """The time at which the last layer ends, where the first free one of `threads` threads begins each, in order."""
+    """Seconds until the last layer ends, if each layer in order begins on the first free one of `threads` threads."""
     free = [0.0] * threads
     for length in seconds:
         heapq.heappush(free, heapq.heappop(free) + length)

@@ -1,4 +1,6 @@
-"""Seeded draws: a generator for each purpose, so that a draw more of one thing changes no other. They hide nothing."""
+"""Seeded draws for simulations: a generator for each purpose, so that further draws for one purpose leave the others
+unchanged. These numbers are no secrets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from hummingbird.capacity.system import Floats, Ints
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
-    """A generator that differs for every seed and purpose."""
+    """A generator whose seed follows from `seed` and `purpose`."""
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -26,11 +28,11 @@ def uniform(shape: tuple[int, ...], seed: int, purpose: str) -> Floats:
 
 
 def gamma(shape: tuple[int, ...], form: float, seed: int, purpose: str) -> Floats:
-    """Numbers of mean 1 of a gamma distribution of that form (its "shape"): of variance 1 / form."""
+    """Gamma-distributed numbers of mean 1 and variance 1 / form; form: the distribution's shape parameter."""
     forms = torch.full(shape, form, dtype=torch.float64)
     return (torch._standard_gamma(forms, generator=generator(seed, purpose)) / form).numpy()
 
 
 def choices(count: int, shape: tuple[int, ...], seed: int, purpose: str) -> Ints:
-    """Whole numbers below `count`, all as likely."""
+    """Uniform integers in [0, count)."""
     return torch.empty(shape, dtype=torch.int64).random_(0, count, generator=generator(seed, purpose)).numpy()

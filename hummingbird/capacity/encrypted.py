@@ -1,11 +1,11 @@
-"""The service of a net on ciphertexts (`he`): a client asks for a batch in turns, and the server needs no tokens.
+"""The service of a net on ciphertexts (`he`): a batch takes some rounds between client and server, and no tokens.
 
-Bytes are those of the plan's slices (`Public.turn_bytes`), two messages' way for each turn; seconds come from a
-profile. In a turn what is encrypted is sent and received while more is encrypted, and what is evaluated is sent and
-decrypted while more is evaluated: each of the two takes as long as the longest of its three.
+Bytes are those of the plan's slices (`Public.turn_bytes`), and each round takes one round-trip time; seconds come from
+a profile. Within a round the client encrypts a slice while earlier ones are sent and received, then the server
+evaluates a slice while earlier ones are sent and decrypted: each half takes as long as the longest of its three steps.
 
-"client" stands for all clients: it has cores for every request that is under way, and no limit of its own on its link;
-the server's link has one. Up to `slots` images of one client share a batch, which costs the same for one as for all.
+"client" stands for all clients: it has cores for every request under way, and its link has no limit; the server's link
+has one. Up to `slots` images of one client share a batch, which costs the same for one image as for all.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from hummingbird.he.service.server import TURNS
 from hummingbird.kernels import heap
 from hummingbird.report import BANDWIDTH, RTT
 
-# A turn of encrypted inference as work: how much of it there is, and its seconds at a client and a server.
+# A round of encrypted inference as work: its amounts, and its seconds at client and server ---------------------------
 #
-# A net's batch is some turns (he/runtime/rounds.py), and a row of a profile is one of them, in four parts: the client
-# encrypts, the server receives, evaluates, and the client decrypts, with what it then does in the clear. Each includes
-# packing its messages or unpacking them; no link is involved.
+# A net's batch takes some rounds (he/runtime/rounds.py). A row of a profile is one round, in four parts: the client
+# encrypts; the server receives, then evaluates; the client decrypts, and computes its own steps in the clear. Each part
+# includes packing or unpacking of its messages; no link is involved.
 
 PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """The rows that a net's seconds are composed of: those of its mode."""
+    """The kind of the profile rows from which a net's seconds are composed, by its mode."""
     return f"he {public.mode}"
 
 
@@ -58,10 +58,11 @@ def check_images(public: Public, images: int) -> None:
 
 
 def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
-    """The amount of each kind of work in turn `number`, for a batch of `images` images.
+    """The amount of each kind of work in round `number`, for a batch of `images` images.
 
-    Residues: sent, made by what is no linear layer, answered (masked, and divided by primes), returned. products: of
-    a residue and a weight. plain: values that the client packs and unpacks.
+    sent: residues from the client. products: of a residue and a weight. made: residues of operations other than linear
+    layers. answered: residues that are masked and divided by primes. returned: residues to the client. plain: values
+    that the client packs and unpacks. turns: 1.
     """
     public, program = plan.public, plan.programs[number]
     turn, forms, degree = public.turns[number], program.forms(), public.parameters.degree
@@ -89,7 +90,7 @@ def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
 
 
 def digest(plan: Plan, number: int, images: int) -> str:
-    """SHA-256 of what decides a turn's work: parameters, shapes, the client's steps and the images; no weights."""
+    """SHA-256 of the facts that determine a round's work: parameters, shapes, the client's steps, images."""
     public, program = plan.public, plan.programs[number]
     last = public.last if number == len(public.turns) - 1 else ()
     shapes = [[list(part.shape) for part in op.parts] for op in program.operations if isinstance(op, Linear)]
@@ -101,10 +102,10 @@ def digest(plan: Plan, number: int, images: int) -> str:
 
 
 def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measurement]:
-    """Measure batches of `images` images on torch's threads: a row for each turn, of `repeats` runs after one to warm
-    up.
+    """Measure batches of `images` images on torch's threads: a row for each round, with `repeats` samples after one run
+    to warm up.
 
-    Errors of `check_images`, and of images that the plan's pseudo-random ones stand for.
+    Raises errors of `check_images` and of inference: the images are pseudo-random ones within the plan's range.
     """
     public = plan.public
     check_images(public, images)
@@ -130,7 +131,7 @@ def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measu
 
 
 def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[str, float]]:
-    """Seconds of each part of each turn of one batch."""
+    """Seconds of each part of each round of one batch."""
     public, batch, found = client.public, client.begin(images), []
     for number, turn in enumerate(public.turns):
         seconds = dict.fromkeys(PARTS, 0.0)
@@ -140,7 +141,7 @@ def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[st
                 packed = list(messages.pack_upload(public, next(uploads)))
             with _timed(seconds, "receive"):
                 work.receive(messages.read_upload(public, number, first, stop, iter(packed).__next__))
-        next(uploads, None)  # a turn is complete when its slices have ended
+        next(uploads, None)  # a round is complete when its slices have ended
         downloads = work.downloads()
         for first, stop, back in turn.down():
             with _timed(seconds, "evaluate"):
@@ -155,22 +156,22 @@ def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[st
 
 @contextlib.contextmanager
 def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
-    """Count the seconds of a block to a part."""
+    """A block whose seconds are added to a part."""
     started = time.perf_counter()
     yield
     seconds[part] += time.perf_counter() - started
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The service ---------------------------------------------------------------------------------------------------------
 
 CLIENT, SERVER = "client", "server"
 
 
 def he(model: HEModel, images: int, profile: Profile) -> Service:
-    """The service of a net that `he.convert_model` made, each request a batch of `images` images of one client.
+    """The service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
 
-    As many requests at a time as `he-server` has by default. ConfigError for more images than a batch has room for, and
-    for a profile without rows of the net's mode.
+    It serves as many requests at a time as `he-server` does by default. Raises ConfigError for more images than a batch
+    has room for, and for a profile without rows of the net's mode.
 
         capacity.he(hummingbird.he.convert_model(net, (1, 28, 28)), 2048, capacity.load_profile("profile.json"))
     """
@@ -194,7 +195,7 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 
 
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
-    """The steps of all turns, one after the other."""
+    """The steps of all rounds, one after the other."""
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):
         up, down = public.turn_bytes(turn)

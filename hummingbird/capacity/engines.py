@@ -1,4 +1,4 @@
-"""Simulate a service under a load: draw what chance decides, and take the engine that it needs, saying why."""
+"""Simulates a service under a load: draws the random inputs, and chooses the engine, with the reason for it."""
 
 from __future__ import annotations
 
@@ -8,60 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hummingbird.capacity import events, pieces
+from hummingbird.capacity import events, recurrence
 from hummingbird.capacity.arrivals import Arrivals, Trace
 from hummingbird.capacity.drawing import choices
 from hummingbird.capacity.limit import Resource, capacity_of, limits
-from hummingbird.capacity.replay import BatchReplay, Singles
 from hummingbird.capacity.result import EVENTS, RECURRENCE, Result
 from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, WorkStep
-from hummingbird.capacity.system import Draws, Floats, Load, LoadOutcome, System, system_of, transits
-from hummingbird.errors import ConfigError, InputError
+from hummingbird.capacity.system import Draws, Floats, Load, System, system_of, transits
+from hummingbird.errors import ConfigError
 
-# The engine where nothing is shared: latencies by a recurrence over requests, for all runs at once -------------------
-#
-#     B_j = max(a worker is free, B_{j-1}, G of the request that took token j - K)     E_j = B_j + T_off,j
-#     R_i = i-th smallest E        S_i = max(A_i, a slot is free)       G_i = max(S_i, R_i)       C_i = G_i + T_on,i
-#
-# Every event happens with the last of its causes (a max-plus recurrence: F. Baccelli et al., "Synchronization and
-# Linearity", 1992), so each request is a handful of numpy calls on vectors over the runs (`walks`), or over the
-# pieces of long ones (`pieces`). Three facts keep it exact: a refill that is not yet begun when request i goes begins
-# after that, so R_i is known; of r workers the next is free at the r-th largest of the ends so far; and with tokens
-# and slots given in order of arrival, S and G ascend.
-#
-# It does not know of shared cores and links (`events` does), priorities, or places that are freed out of order.
-
-
-def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
-    """Follow every request of `load` through `system`; `seconds`: of each phase, with sizes already counted in.
-
-    10^6 requests take about 0.5 s of one core, as one run or as many; half a minute as a run whose queue never empties,
-    of users, or where requests are turned away or join the shortest of several queues.
-    Raises ConfigError for rules that this recurrence does not follow exactly, and for a store too small for a request.
-    """
-    need = system.per_request * load.sizes()
-    system.check_tokens(need)
-    _check(system, load, seconds)
-    if system.batch > 1:
-        return BatchReplay(system, load, seconds, need).run()
-    found = pieces.simulate(system, load, seconds, need) if pieces.of_each(system, load) > 1 else None
-    return Singles(system, load, seconds, need).run() if found is None else found
-
-
-def _check(system: System, load: Load, seconds: Draws) -> None:
-    if system.tokens is not None and seconds.refill is None:
-        raise InputError("tokens, and no seconds of a refill", where="refill")
-    varied = bool(np.ptp(seconds.request)) or seconds.session is not None or system.batch > 1
-    if system.kept and system.slots > 1 and varied:
-        hint = "use the event engine, one slot, or a constant online phase"
-        raise ConfigError("tokens kept until requests end, which end out of order", where="kept", hint=hint)
-    system.check_batches(load, seconds)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-
-BATCHES = ("batch", "hold", "each")  # rules that are the service's, and may be given in place of its own
-_SIZES = {RECURRENCE: (200, 5000), EVENTS: (10, 1000)}  # runs, and requests of each
+BATCHES = ("batch", "hold", "each")  # fields of the service that `rules` may replace
+_SIZES = {RECURRENCE: (200, 5000), EVENTS: (10, 1000)}  # default numbers of runs, and of requests in each
 
 
 def run(
@@ -77,13 +34,14 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     **rules: int | float | bool | None,
 ) -> Result:
-    """Simulate `runs` of `requests` each; the same seed gives the same numbers.
+    """Simulate `runs` runs of `requests` requests each; the same seed gives the same figures.
 
-    at: machines and link in place of the service's own. engine: "recurrence" neglects that cores and links are shared;
-    "events" does not; None: events where more may be asked of a core or a link than it has. full: stores are full at
-    first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress: told (requests done, of
-    all) by the event engine. By default 10^6 requests by the recurrence, 10^4 by events, seconds of time either way.
-    Raises ConfigError for what the engine does not know, and for requests of more tokens than a store holds.
+    at: machines and link in place of the service's own. engine: "recurrence" treats cores and links as unshared,
+    "events" shares them; None: events if the demand on a core or link may exceed its capacity. full: whether stores are
+    full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress: called by the
+    event engine with (requests done, requests in all). The default is 10^6 requests by the recurrence or 10^4 by
+    events; both take seconds.
+    Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
     service = dataclasses.replace(service if at is None else service.at(at), **own)  # type: ignore[arg-type]
@@ -92,19 +50,19 @@ def run(
     shape = _shape(arrivals, engine, runs, requests)
     load = arrivals.load(*shape, seed, per_request=service.images)
     away = transits(service, load)
-    if load.think is not None:  # a user who waits for the wire asks so much later
+    if load.think is not None:  # the transit delays a user's next request
         first = np.full((shape[0], load.users), service.transit_seconds())
         load = dataclasses.replace(load, think=load.think + np.hstack([first, away]))
     factors = drawn_factors(service, system, load, seed)
     if engine == RECURRENCE:
-        outcome = simulate(system, load, seconds(service, load, factors))
+        outcome = recurrence.simulate(system, load, seconds(service, load, factors))
     else:
         total = shape[0] * shape[1]
         told = None if progress is None else lambda done: progress(done, total)
         outcome = events.simulate(service, system, load, factors, told)
-    # The engines follow a request from where the service has it; those on their way are in nobody's way.
+    # The engines follow a request from its arrival at the service; requests in transit do not affect each other.
     outcome = dataclasses.replace(outcome, arrived=outcome.arrived - away)
-    # Limits are in requests of the service's own, of which each arrival may bring several.
+    # Limits count the service's own requests, of which one arrival may bring several.
     sized = dataclasses.replace(service, each=service.each / float(load.sizes().mean()))
     return Result(service, system, arrivals, load, outcome, engine, why, limits(sized))
 
@@ -116,7 +74,7 @@ def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | No
 
 
 def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, str]:
-    """The engine to take, and why in a few words."""
+    """The engine to use, and the reason in a few words."""
     if wanted is not None:
         if wanted not in _SIZES:
             raise ConfigError(f"no engine {wanted!r}", where="engine", hint=f"one of {', '.join(_SIZES)}")
@@ -130,10 +88,10 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 
 
 def shared(service: Service, system: System) -> Resource | None:
-    """A core or link of which all phases that may be under way at a time could ask more than it has; None: none.
+    """A core or link whose capacity the phases that may run at the same time could exceed; None if there is none.
 
-    At most: of a phase the steps that are not ordered with one of its steps, all at once. What the steps of one phase
-    share among themselves is in its seconds already (`Service.seconds`).
+    The bound takes all steps of a phase that are unordered with one of its steps as simultaneous. Sharing among the
+    steps of one phase is part of its seconds already (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:
@@ -150,7 +108,7 @@ def shared(service: Service, system: System) -> Resource | None:
 
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
-    """The rate at which steps of a phase that may be under way together use a core or link, at most."""
+    """The largest rate at which simultaneous steps of a phase may use a core or link."""
     before: dict[str, set[str]] = {}
     for step in phase.steps:
         before[step.name] = set(step.after).union(*(before[name] for name in step.after))
@@ -173,7 +131,7 @@ def _rate(service: Service, step: WorkStep, resource: Resource) -> float:
 
 
 def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Draws:
-    """Factors of the core-seconds of every phase, drawn from those of the service."""
+    """Factors of the core-seconds of every phase, drawn from the service's `Phase.factors`."""
     runs, requests = load.shape
     tokens = int(load.sizes().sum(1).max()) * system.per_request
 
@@ -188,12 +146,12 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
     assert request is not None
     refills = (runs * system.replicas, -(-tokens // system.per_refill))
     refill = draw(service.refill, refills, "refill") if system.tokens is not None else None
-    sessions = service.session if load.first is None or load.first.any() else None  # nobody begins one
+    sessions = service.session if load.first is None or load.first.any() else None  # None: no request begins a session
     return Draws(request, refill, draw(sessions, load.shape, "session"))
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:
-    """Seconds of every phase that has everything to itself, at its factor: what the recurrence takes."""
+    """Seconds of every phase, unshared, at its factors: the input of the recurrence."""
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:
         if phase is None or values is None:

@@ -1,8 +1,9 @@
-"""The engine where phases share cores and links: events in the order of time, of one run after the other.
+"""The engine for phases that share cores and links: a discrete-event simulation, one run after the other.
 
-It follows the rules of `system` as queues of requests; how long a phase takes comes out of what else is under way
-(`machine`). The recurrence is the same service where every phase has its hosts and links to itself. Every replica has
-hosts, slots and a store of its own. Requests go as groups: a batch, or one alone.
+It follows the rules of `system` with queues of requests. The duration of a phase depends on the steps that run at the
+same time (`Machine`); where every phase has its hosts and links to itself, the result equals that of recurrence.py.
+Every replica has hosts, slots and a store of its own. A group of requests, a batch or a single request, is served as
+one.
 """
 
 from __future__ import annotations
@@ -10,14 +11,176 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
-from hummingbird.capacity.machine import ARRIVES, BEGINS, ENDS_ALONE, GIVES_UP, Machine
-from hummingbird.capacity.service import Service
+from hummingbird.capacity.limit import capacity_of
+from hummingbird.capacity.service import Compute, Flow, Phase, Rounds, Service, WorkStep, shares
 from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Floats, Load, LoadOutcome, System
 from hummingbird.errors import HummingbirdError, InputError
+
+# The machine: hosts and links at work --------------------------------------------------------------------------------
+#
+# Running steps share cores and links; the shares are computed anew whenever a step begins or ends. A step takes
+# core-seconds at a rate of at most its width, bits at the rate of the source's link up and the target's link down, or
+# half round trips, which are never shared. A step whose rate does not change keeps its end, so that a step that shares
+# nothing ends exactly when `Service.step_seconds` says. Replicas have hosts of their own and one clock.
+
+Then = Callable[[], None]
+ENDS, ENDS_ALONE, ARRIVES, GIVES_UP, BEGINS = range(5)  # the order of what happens at one time
+_MOST_SHARES = 1 << 16  # remembered
+
+
+class _Task(NamedTuple):
+    """A step as the machine runs it.
+
+    waits: number of steps before it. then: numbers of the steps that wait for it. amount: core-seconds, bits or,
+    without a flow, seconds. flow: the flow's number; None: the step shares nothing. computes: whether it is `Compute`.
+    """
+
+    waits: int
+    then: tuple[int, ...]
+    amount: float
+    flow: int | None
+    computes: bool
+
+
+@dataclass(eq=False)
+class _Running:
+    flow: int
+    left: float  # of its amount, at time `since`
+    then: Then
+    since: float
+    rate: float = 0.0
+    end: float = math.inf
+
+
+class Machine:
+    """The clock, the heap of future events, and the running steps of every replica."""
+
+    def __init__(self, service: Service, replicas: int = 1) -> None:
+        self.service, self.now = service, 0.0
+        self._capacity = {
+            (kind, role): capacity_of(service, (role, kind))
+            for role in service.hosts
+            for kind in ("cores", "up", "down")
+        }
+        self._flows: list[Flow] = []
+        self._phases: dict[int, tuple[_Task, ...]] = {}  # by the phase's id: the service keeps it alive
+        self._events: list[tuple[float, int, int, Then]] = []
+        self._numbers = 0
+        self._running: list[list[_Running]] = [[] for _ in range(replicas)]
+        self._stale: dict[int, None] = {}  # replicas whose running steps have changed since their last shares
+        self._shared = [0] * replicas  # how often shares were computed
+        self._known: dict[tuple[int, ...], dict[int, float]] = {}  # by the running flows, the rate of each flow
+
+    def at(self, time: float, order: int, then: Then) -> None:
+        """Call `then` at `time`, seconds; events of one time happen by their `order`."""
+        self._numbers += 1
+        heappush(self._events, (time, order, self._numbers, then))
+
+    def advance(self) -> None:
+        """Advance the clock to the next event, and run it."""
+        for replica in self._stale:
+            self._share(replica)
+        self._stale.clear()
+        self.now, _, _, then = heappop(self._events)
+        then()
+
+    def _share(self, replica: int) -> None:
+        """Compute the shares of a replica's running steps, and schedule the end of the first step to end."""
+        running = self._running[replica]
+        self._shared[replica] += 1
+        if not running:
+            return
+        rates = self._rates(running)
+        for step in running:
+            if (rate := rates[step.flow]) != step.rate:
+                step.left = max(0.0, step.left - step.rate * (self.now - step.since))
+                step.since, step.rate = self.now, rate
+                step.end = self.now + step.left / rate
+        first = min(running, key=lambda step: step.end)
+        self.at(first.end, ENDS, partial(self._end, replica, first, self._shared[replica]))
+
+    def _rates(self, running: list[_Running]) -> dict[int, float]:
+        flows = tuple(sorted([step.flow for step in running]))
+        rates = self._known.get(flows)
+        if rates is None:
+            if len(self._known) >= _MOST_SHARES:
+                self._known.clear()
+            found = shares([self._flows[flow] for flow in flows], self._capacity)
+            rates = self._known[flows] = dict(zip(flows, found, strict=True))
+        return rates
+
+    def _end(self, replica: int, step: _Running, shared: int) -> None:
+        """End a step, unless shares were computed since this end was scheduled, and with them another end."""
+        if shared == self._shared[replica]:
+            self._running[replica].remove(step)
+            self._stale[replica] = None
+            step.then()
+
+    def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
+        """Run the steps of a phase, then call `then`.
+
+        factor: multiplies core-seconds. size: multiplies all amounts.
+        """
+        tasks = self._phases.get(id(phase)) or self._tasks(phase)
+        waits = [task.waits for task in tasks]
+        left = len(tasks)
+        if not left:
+            then()
+
+        def start(number: int) -> None:
+            task = tasks[number]
+            amount = size * factor * task.amount if task.computes else size * task.amount
+            if task.flow is None:
+                self.at(self.now + amount, ENDS_ALONE, partial(end, task))
+            else:
+                self._running[replica].append(_Running(task.flow, amount, partial(end, task), self.now))
+                self._stale[replica] = None
+
+        def end(ended: _Task) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                then()
+            for number in ended.then:
+                waits[number] -= 1
+                if not waits[number]:
+                    start(number)
+
+        for number, task in enumerate(tasks):
+            if not task.waits:
+                start(number)
+
+    def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
+        """The steps of a phase as tasks; numbers their flows."""
+        after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
+        made = tuple(
+            _Task(len(set(step.after)), after[step.name], *self._work(step), isinstance(step.work, Compute))
+            for step in phase.steps
+        )
+        self._phases[id(phase)] = made
+        return made
+
+    def _work(self, step: WorkStep) -> tuple[float, int | None]:
+        """The amount of a step, and its flow's number, None for a step that shares nothing."""
+        work, flow = step.work, self.service.flow(step)
+        if isinstance(work, Rounds) or flow is None:
+            return self.service.step_seconds(step), None
+        amount = work.core_seconds if isinstance(work, Compute) else 8 * work.bytes
+        if not amount or min(flow.cap, *(self._capacity[resource] for resource in flow.resources)) == math.inf:
+            return 0.0, None  # no time
+        if flow not in self._flows:
+            self._flows.append(flow)
+        return amount, self._flows.index(flow)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 Group = tuple[int, ...]  # requests that are served as one
 
@@ -25,11 +188,11 @@ Group = tuple[int, ...]  # requests that are served as one
 def simulate(
     service: Service, system: System, load: Load, factors: Draws, told: Callable[[int], None] | None = None
 ) -> LoadOutcome:
-    """Follow every request of `load` through `system`, whose phases are those of `service`.
+    """Follow every request of `load` through `system`, with the phases of `service`.
 
-    factors: of the core-seconds of each phase. told: how many requests have left, after each.
-    A request takes about 0.05 ms with nine steps. Raises ConfigError for batches of what comes otherwise than to one
-    queue, and for a store too small for a request.
+    factors: factors of the core-seconds of each phase. told: called with the number of requests that have left, after
+    each. A request of nine steps takes about 0.05 ms. Raises ConfigError for batches with other arrivals than open ones
+    at one queue, and for a store too small for a request.
     """
     if system.tokens is not None and (service.refill is None or factors.refill is None):
         raise InputError("tokens, and no refill", where="refill")
@@ -54,10 +217,10 @@ _ROUNDING = 1e-6
 
 
 class _Replica:
-    """Who is there, who waits for a slot and who, in one line, for tokens; and the store."""
+    """A replica: its requests, those that wait for a slot, the groups that queue for tokens, and its store."""
 
     def __init__(self, system: System, number: int, refill: Floats | None) -> None:
-        self.number, self.refill = number, refill  # factors, by the order of start
+        self.number, self.refill = number, refill  # factors of the refills, by order of start
         self.present, self.slots = 0, system.slots
         self.waiting, self.line = deque[int](), deque[Group]()
         self.level, self.room, self.workers = system.stored, system.store - system.stored, system.workers
@@ -65,7 +228,7 @@ class _Replica:
 
 
 class _Run:
-    """One run: its requests, and its replicas."""
+    """One run of the simulation: its requests and its replicas."""
 
     def __init__(
         self, service: Service, system: System, load: Load, factors: Draws, run: int, told: Callable[[int], None] | None
@@ -85,16 +248,16 @@ class _Run:
         self.fate = [SERVED] * load.shape[1]
         self.where: list[_Replica] = []  # of each request
         self.gone = 0
-        self.there, self.since = 0.0, 0.0  # request-seconds, counted by who is there, until then
-        self.user: dict[int, int] = {}  # who made a request
-        self.new = [True] * load.users
+        self.there, self.since = 0.0, 0.0  # request-seconds in the system, counted up to the time `since`
+        self.user: dict[int, int] = {}  # the user of each request
+        self.new = [True] * load.users  # users none of whose requests were served yet
 
     @property
     def _numbers(self) -> range:
         return range(self.system.replicas)
 
     def simulate(self) -> None:
-        """Let everything happen until the last request has left."""
+        """Run events until the last request has left."""
         for replica in self.replicas:
             self._refill(replica)
         if self.load.due is not None:
@@ -111,7 +274,7 @@ class _Run:
             raise HummingbirdError(what, where="event engine", hint="this is a defect: please report it")
 
     def _think(self, user: int, time: int) -> None:
-        """Let a user think for that one of the times, then ask."""
+        """Let a user think for `load.think[run, time]` seconds, then ask."""
         assert self.load.think is not None
         after = float(self.load.think[self.run, time])
         self.machine.at(self.machine.now + after, ARRIVES, partial(self._ask, user))
@@ -122,7 +285,7 @@ class _Run:
             self._arrive(len(self.where))
 
     def _count(self) -> None:
-        """Count who was there since the last time."""
+        """Add the request-seconds since the last count."""
         self.there += (len(self.where) - self.gone) * (self.machine.now - self.since)
         self.since = self.machine.now
 
@@ -134,7 +297,7 @@ class _Run:
         self.times[_A, number] = self.machine.now
         if self.system.batch > 1:
             here.waiting.append(number)
-            for after in (0.0, self.system.hold):  # a batch may be full now, or has waited long enough then
+            for after in (0.0, self.system.hold):  # a batch may be full now, or due after `hold`
                 self.machine.at(self.machine.now + after, BEGINS, partial(self._gather, here))
         elif here.slots:
             self._begin(here, (number,))
@@ -147,7 +310,7 @@ class _Run:
             self.machine.at(until, GIVES_UP, partial(self._lose, number))
 
     def _gather(self, here: _Replica) -> None:
-        """Begin the batches that are full, or whose first request has waited so long."""
+        """Begin the batches that are full, or whose first request has waited for `hold` seconds."""
         b, waiting = self.system.batch, here.waiting
         while here.slots and waiting:
             if len(waiting) < b and self.machine.now < self.times[_A, waiting[0]] + self.system.hold:
@@ -155,7 +318,7 @@ class _Run:
             self._begin(here, tuple(waiting.popleft() for _ in range(min(b, len(waiting)))))
 
     def _lose(self, number: int) -> None:
-        """Let a request go that still waits, for a slot or for tokens."""
+        """Remove a request that still waits for a slot or for tokens when its patience ends."""
         here = self.where[number]
         if number in here.waiting:
             here.waiting.remove(number)
@@ -167,7 +330,7 @@ class _Run:
             self._hand_out(here)
 
     def _begin(self, here: _Replica, group: Group) -> None:
-        """Give a group a slot."""
+        """Assign a slot to a group, and then the tokens that it needs."""
         here.slots -= 1
         self.times[_S, group] = self.machine.now
         if self.system.tokens == 0:
@@ -188,7 +351,7 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Give tokens to groups in the order of their line."""
+        """Hand tokens to the queued groups, in order."""
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need
             here.room += 0 if self.system.kept else need
@@ -216,7 +379,7 @@ class _Run:
         self._hand_out(here)
 
     def _go(self, here: _Replica, group: Group) -> None:
-        """Begin the online phase, or before it the session."""
+        """Begin the online phase, after the session where a new client needs one."""
         self.times[_G, group] = self.machine.now
         first, online = group[0], partial(self._online, here, group)
         if self.session is not None and self.service.session is not None and self._is_first(first):
@@ -234,7 +397,7 @@ class _Run:
         self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
 
     def _longer(self, here: _Replica, group: Group) -> None:
-        """Compute for the other requests of a batch."""
+        """Compute for the batch's other requests, `each` seconds apiece."""
         seconds, then = self.system.each * (len(group) - 1), partial(self._done, here, group)
         if not seconds:
             then()

@@ -1,9 +1,9 @@
-"""The largest rate of requests that a service can keep up with, and what sets it, in closed form.
+"""The largest rate of requests that a service can sustain, and its cause, in closed form.
 
-Three kinds of bound, on means: slots, c / T_on (made on demand: c / (T_on + refills)); refills, min(r, K / m) m / (n
-T_off) for r at a time, m tokens each and n a request; and every core and link, its capacity over what a request and its
-share of the refills ask of it. The least holds (a closed circuit of a max-plus system; page `planner`, "Rate limit").
-Clients are many, and their own links bound nothing.
+There are three kinds of bounds, on means. Slots: c / T_on for c slots, or c / (T_on + refills) with tokens made on
+demand. Refills: min(r, K / m) m / (n T_off) for r workers, m tokens a refill and n tokens a request. Every core and
+link: its capacity over the demand of a request and its share of the refills. The least bound holds (a closed circuit of
+a max-plus system; page `planner`, "Rate limit"). Clients are many, so that their own links are no bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 
 
 class Limit(NamedTuple):
-    """A bound on requests per second, and what sets it; resource: the core or link, if it is one that phases share."""
+    """A bound on requests per second, and its cause. resource: the core or link that sets it, or None."""
 
     rate: float
     cause: str
@@ -27,12 +27,12 @@ class Limit(NamedTuple):
 
 
 def mean_seconds(service: Service, phase: Phase) -> float:
-    """Mean seconds of a phase that has everything to itself, over its factors."""
+    """Mean seconds of an unshared phase over its factors."""
     return statistics.fmean(service.seconds(phase, factor) for factor in phase.factors or (1.0,))
 
 
 def refills_per_request(service: Service) -> float:
-    """Refills that a request uses up: made on demand, whole ones for all of its batch."""
+    """Mean number of refills for a request; on demand, an integer number for each batch."""
     if service.refill is None:
         return 0.0
     share = service.request_tokens / service.refill_tokens
@@ -40,7 +40,7 @@ def refills_per_request(service: Service) -> float:
 
 
 def loads(service: Service, phase: Phase) -> dict[Resource, float]:
-    """Mean core-seconds and bits that a phase asks of every core and link."""
+    """Mean core-seconds and bits that a phase needs of every core and link."""
     factor = statistics.fmean(phase.factors or (1.0,))
     found: dict[Resource, float] = defaultdict(float)
     for step in phase.steps:
@@ -54,10 +54,11 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
 
 
 def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
-    """Mean core-seconds and bits that a request asks of every core and link but its client's, its share of a batch and
-    refills too.
+    """Mean core-seconds and bits that a request needs of every core and link but its client's, with its share of a
+    batch and of refills.
 
-    together: requests of a batch on average; None: all are full. What a batch takes longer it computes.
+    together: mean number of requests of a batch; None: all batches are full. A larger batch's longer time counts as
+    computing.
     """
     n = service.batch if together is None else together
     more = service.request.computing
@@ -71,8 +72,8 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
-    """The least of the limits; shared: also of cores and links that phases share. Those of the transit alone always
-    count.
+    """The least of the limits, which are sorted. shared: whether limits of cores and links that phases share count;
+    those of links that the transit alone uses always count.
     """
     used = {
         name: {resource for resource, amount in loads(service, phase).items() if amount}
@@ -89,7 +90,7 @@ def capacity_of(service: Service, resource: Resource) -> float:
 
 
 def limits(service: Service) -> list[Limit]:
-    """All bounds, the least first."""
+    """All bounds, ascending."""
     online = (mean_seconds(service, service.request) + (service.batch - 1) * service.each) / service.batch
     refills = refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0

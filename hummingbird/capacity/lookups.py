@@ -1,8 +1,8 @@
-"""The service of private lookups (`pir`): a pass of both servers answers the inferences that have gathered.
+"""The service of private lookups (`pir`): one pass of both servers over the table answers a batch of inferences.
 
-Bytes and work of an inference are `pir.price`, without headers; a pass reads the table once for all of its inferences.
-Its batches are those of the server's window (pir/serving/service.py): full of keys, or as old as the first query may
-wait. The client's own work is left out, and its link has no limit; those of the servers have.
+Bytes and work of an inference are those of `pir.price`, without headers; a pass reads the table once for all of its
+inferences. A batch begins when it is full of keys, or when its first query has waited as long as the server lets it
+(pir/serving/service.py). The client's own work is left out, and its link has no limit; the servers' links have one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hummingbird.report import BANDWIDTH, RTT
 
 CLIENT, SERVERS = "client", ("server-0", "server-1")
 KIND = "pir"
-_ONCE = ("bucket", "held")  # of a pass, whatever the number of its inferences
+_ONCE = ("bucket", "held")  # kinds of work of a pass that do not depend on the number of its inferences
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """The amount of each kind of work in an inference, with its share of a pass that answers several."""
+    """The amount of each kind of work in an inference, with its share of a pass that answers `inferences`."""
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}
 
@@ -35,10 +35,10 @@ def pir(
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
 ) -> Service:
-    """The service of lookups by the codes of a plan, each request one inference; records as for `pir.price`.
+    """The service of lookups by the codes of a plan; each request is one inference.
 
-    max_batch: keys that end the waiting for others; max_wait: seconds after which it ends. ConfigError for a profile
-    without rows "pir".
+    record_bytes: as for `pir.price`. max_batch: keys that fill a batch. max_wait: seconds after which a batch begins
+    anyway. Raises ConfigError for a profile without rows "pir".
 
         capacity.pir(plan.codes, 256, capacity.load_profile("profile.json"))
     """
@@ -47,7 +47,7 @@ def pir(
     cost = price(codes, record_bytes)
     alone = profile.seconds(KIND, "answer", amounts(cost, 1))
     batch = max(1, max_batch // max(code.keys for code in codes))
-    full = profile.seconds(KIND, "answer", amounts(cost, batch))  # of each: fixed / batch + each
+    full = profile.seconds(KIND, "answer", amounts(cost, batch))  # for each inference: fixed / batch + each
     each = (batch * full.mean - alone.mean) / (batch - 1) if batch > 1 else 0.0
     server = Host(cores=profile.threads, up=BANDWIDTH, down=BANDWIDTH)
     rows = " and ".join(f"{code.rows:,}" for code in codes)
@@ -67,7 +67,7 @@ def pir(
 
 
 def _transit(cost: Price) -> Phase:
-    """Keys up to both servers, then records down."""
+    """The transit: keys up to both servers, then records down."""
     up = [WorkStep(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
     there = WorkStep("there", Rounds(1), tuple(step.name for step in up))
     down = [WorkStep(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]

@@ -1,11 +1,11 @@
-"""Services of a private net between parties: `masked` and `gmw`, with a store that was dealt or a streaming dealer.
+"""Services of a private net between parties, `masked` and `gmw`, with a store that was dealt or a streaming dealer.
 
-Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer those of its dry run, and a
-token is a slot of a store, whose corrections go to the parties in turn. Seconds come from a profile. A request is one
-slice: two slices are under way at a time, one computes while the other one is on the wire (mpc/plan/microbatch.py).
+Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer are those of its dry run, and
+a token is a slot of a store, whose corrections go to the parties by rotation. Seconds come from a profile. A request is
+one slice; two slices run at a time, one computes while the other's messages are on the wire (mpc/plan/microbatch.py).
 
-Before and after, a request is on its way: its client sends every party a share of the inputs, and gets one of the
-results from each, all over the client's own link (`cost.asking`; serving/message.py).
+The transit: the client sends every party a share of the inputs, and receives a share of the results from each, all over
+the client's own link (`cost.asking`; serving/message.py).
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ from hummingbird.prg import new_seed
 from hummingbird.report import BANDWIDTH, RTT
 from hummingbird.serving.plan import input_bits, result_bits
 
-# Seconds of a slice of a private net on this machine, without a link: one party computes and the others say zeros.
+# Seconds of a slice of a private net on this machine, without a link: one party computes, the others send zeros -------
 #
-# What a party sends and receives depends on shapes alone, and so does its work (mpc/plan/dry_run.py). Three parts are
-# timed
-# apart: computing, expanding a party's seeds, and the dealer's work.
+# A party's messages and its work depend on shapes alone (mpc/plan/dry_run.py). Three parts are timed separately:
+# computing, expanding a party's seeds, and the dealer's work.
 
 
 class _Again(Zeros):
-    """A dealer that gives the zeros of the first slice for every other one: to make them is not a party's work."""
+    """A dealer that returns the first slice's zeros for every further slice: making them is no work of a party."""
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
         super().__init__(slice_shape)
@@ -60,17 +59,17 @@ class _Again(Zeros):
         return self._made[-1]
 
     def begin(self) -> None:
-        """Forget what one slice took."""
+        """Begin another slice: forget the requests of the last one."""
         self.requests = []
 
 
 def kind_of(private: PrivateNet) -> str:
-    """The rows that a net's seconds are composed of: those of its protocol."""
+    """The kind of the profile rows from which a net's seconds are composed, by its protocol."""
     return f"mpc {private.facts['protocol']}"
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
-    """SHA-256 of what decides a slice's work: the net but for its weights, windows, owner, shape and parties."""
+    """SHA-256 of the facts that determine a slice's work: architecture, windows, protocol, owner, shape and parties."""
     facts = {name: private.facts[name] for name in ("architecture", "bits", "protocol", "weights")}
     words = {**facts, "shape": list(shape), "parties": parties}
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
@@ -79,9 +78,9 @@ def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
 def amounts(
     private: PrivateNet, shape: Sequence[int], parties: int, requests: Sequence[Request[Any]]
 ) -> dict[str, float]:
-    """How much of each kind of work a slice holds: products, values, bits online and offline, bytes of shares, layers.
+    """The amount of each kind of work in a slice: products, values, bits online and offline, bytes of shares, layers.
 
-    requests: those of its dry run.
+    requests: the slice's requests to the dealer, from a dry run.
     """
     planned = private.costs(shape, parties)
     total = sum((step.cost for step in planned), FREE)
@@ -99,9 +98,9 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure a slice of `shape` on torch's threads: each part `repeats` times, after one to warm up.
+    """Measure a slice of `shape` on torch's threads: each part `repeats` times, after one run to warm up.
 
-    InputError as `dry_run`.
+    Raises InputError as `dry_run` does.
     """
     requests = dry_run(private, shape, parties).batch
     turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
@@ -123,7 +122,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
             run_alone(twin, shape)
 
         dealer.begin()
-        dealer._made.clear()  # of the setup
+        dealer._made.clear()  # material of the setup
         seconds = {"compute": samples(computed, repeats)}
     if requests:
         seconds |= {"expand": samples(expanded, repeats), "deal": samples(dealt, repeats)}
@@ -132,7 +131,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
 
 
 def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
-    """Seconds of `work`, each time, after once."""
+    """Seconds of each of `repeats` calls of `work`, after one call to warm up."""
     work()
     found = []
     for _ in range(repeats):
@@ -142,7 +141,7 @@ def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The services --------------------------------------------------------------------------------------------------------
 
 CLIENT, DEALER = "client", "dealer"
 DEALERS = ("stream", "store")
@@ -157,12 +156,12 @@ def masked(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """The service of a net converted with protocol "masked", each request a slice of `shape` (B, ...).
+    """The service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
 
-    dealer: "stream": it makes material during the request, as the one that `serve` starts; "store": slots are dealt
-    while there is room for more, and each party keeps its part (`Hosts.store` says how large it is). lanes: of each
-    party. Links are those of a data centre, the client's too: `Service.at` sets others.
-    ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
+    dealer: "stream": it makes material during the request, as the dealer that `serve` starts; "store": slots are dealt
+    while the stores have room, and each party keeps its part (`Hosts.store` is its size). lanes: of each party. All
+    links, the client's too, are those of a data centre: `Service.at` sets others.
+    Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
 
         capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
     """
@@ -209,7 +208,7 @@ def _service(
         for role, size in (slots if stored else sent).items()  # a slot is padded to whole pages
         if size
     ]
-    if not stored:  # in parallel: what is made first is sent, and used, first
+    if not stored:  # in parallel: material made first is sent and used first
         steps += [*dealing, *correcting]
     host = Host(cores=profile.threads * lanes, up=BANDWIDTH, down=BANDWIDTH)
     hosts = dict.fromkeys([*roles, DEALER] if requests else roles, host)
@@ -248,7 +247,7 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
 
 
 def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
-    """Steps of the parties: all compute, then all bits and rounds; seeds are expanded beside it, a slot ahead."""
+    """Steps of the parties: computing, then all bits, then all rounds; seeds are expanded in parallel, a slot ahead."""
     computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)
     sending = [
@@ -264,8 +263,8 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
 
 
 def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:
-    """A client's shares of a slice's inputs up, then the parties' shares of its results down, one after another on its
-    link; None for a net of public inputs, which is not served (serving/plan.py).
+    """The transit: a client's shares of a slice's inputs up, then the parties' shares of its results down, one after
+    another on the client's link. None for a net with public inputs, which cannot be served (serving/plan.py).
     """
     if any(step.op == "public" for step in private.plan):
         return None
@@ -274,7 +273,7 @@ def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> P
     def asked(parties: int) -> tuple[int, int]:
         return asking(parties, math.prod(shape), bits, results, result_bits(private.plan))
 
-    (last, _), (up, down), others = asked(1), asked(len(roles)), roles[:-1]  # the last party gets what a lone one would
+    (last, _), (up, down), others = asked(1), asked(len(roles)), roles[:-1]  # the last party gets no seed, but words
     sent = {**dict.fromkeys(others, (up - last) / len(others)), roles[-1]: last}
     return chain(
         *((f"input to {role}", Send(CLIENT, role, size)) for role, size in sent.items()),
@@ -285,7 +284,7 @@ def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> P
 
 
 def _setup(roles: list[str], cost: Cost) -> Phase | None:
-    """The opening of private weights, once a session."""
+    """The opening of private weights, once in a session; None if they are public."""
     if cost == FREE:
         return None
     sends = [

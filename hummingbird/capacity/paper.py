@@ -1,10 +1,10 @@
 """The two services that Garimella et al. (ASPLOS 2023) compare, server garbling (SG) and client garbling (CG).
 
-A client has a net of one server evaluated. In advance (a refill, T_off) the server computes the linear layers on
-encrypted masks, and one side garbles the ReLUs, of which the other keeps the circuits; with an image (a request, T_on)
+A client has an image and a server a net. In advance (a refill, T_off) the server computes the linear layers on
+encrypted masks, and one side garbles the ReLUs and sends the circuits to the other side; for an image (a request, T_on)
 labels are sent and circuits evaluated. Steps follow one another, so that T_off and T_on are sums:
 
-    gc(x, t) = (slope_x ReLUs + intercept_x) / t                     seconds of t threads, x: who garbles or evaluates
+    gc(x, t) = (slope_x ReLUs + intercept_x) / t                     seconds of t threads; x: the side and its task
     T_off    = keygen + key/u + encrypt + up/u + HE + down/d + decrypt + GC
     SG: GC   = gc(server garbles) + encode + circuits/d + (base OTs + OT set-up)/u + OTs/d
         T_on = input/u + encode + labels/d + linear + gc(client evaluates) + prediction/d
@@ -12,7 +12,7 @@ labels are sent and circuits evaluated. Steps follow one another, so that T_off 
         T_on = input/u + linear + encode + OT set-up/d + OTs/u + gc(server evaluates) + prediction/d
     token    = 8 linear values + ReLUs (18,248 SG, 3,590 CG) bytes, at the client
 
-HE is read from a table by threads (LPHE: layers side by side), u and d are bytes per second of the client's link.
+HE is read from a table by threads (LPHE: layers in parallel); u and d are bytes per second of the client's link.
 
     net = asplos23().net("tinyimagenet/resnet18")
     at = service("cg", net, Threads(client=4, he=17, gc=32), up=835e6, down=165e6, store=16e9)
@@ -30,9 +30,9 @@ from hummingbird.capacity.published import Net, PublishedProfile, asplos23
 from hummingbird.capacity.service import Compute, Host, Phase, Send, Service, Work, WorkStep, chain, check_count
 from hummingbird.errors import ConfigError
 
-KINDS = {"sg": "evaluator", "cg": "garbler"}  # what the client keeps of the circuits
+KINDS = {"sg": "evaluator", "cg": "garbler"}  # the client's side of the circuits
 VALUE_BYTES = 8
-# Steps by what they belong to.
+# Names of steps by category.
 HE = ("homomorphic evaluation", "encryption", "decryption")
 GC = ("garbling", "evaluation", "encoding")
 WIRE = ("key", "ciphertexts", "replies", "circuits", "OT set-up", "OTs", "base OTs", "input", "labels", "prediction")
@@ -47,7 +47,7 @@ class Threads(NamedTuple):
     gc: int = 32
 
 
-ONE = Threads()  # for homomorphic evaluation; the paper's machines
+ONE = Threads()  # the paper's machines, with one thread for homomorphic evaluation
 
 
 def service(
@@ -60,10 +60,10 @@ def service(
     store: float = 0,
     profile: PublishedProfile | None = None,
 ) -> Service:
-    """The service "sg" or "cg" for a net: one client of `store` bytes, one server, a refill and a request at a time.
+    """The service "sg" or "cg" for a net: one client with `store` bytes, one server, one refill and request at a time.
 
-    up, down: bits per second of the client's link. profile: of garbling, by default `asplos23`. Raises ConfigError for
-    another kind, fewer than one thread, more HE threads than the net's table has, and no bandwidth.
+    up, down: bits per second of the client's link. profile: measurements of garbling, by default `asplos23`. Raises
+    ConfigError for another kind, fewer than one thread, more HE threads than the net's table has, and no bandwidth.
     """
     profile = profile or asplos23()
     if kind not in KINDS:
@@ -94,7 +94,7 @@ def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
 
 
 def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:
-    """A refill and a request."""
+    """The phases of a refill and of a request."""
     garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
     width = {"client": threads.client, "server": threads.gc}
     of = net.sg if kind == "sg" else net.cg
@@ -131,19 +131,20 @@ def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) ->
 
 
 def baseline(net: Net, store: float = 0, gc: int = 32) -> Service:
-    """The paper's starting point: SG, one HE thread, the link halved."""
+    """The paper's baseline: SG, one HE thread, half of the link in each direction."""
     return service("sg", net, Threads(4, 1, gc), up=BANDWIDTH / 2, down=BANDWIDTH / 2, store=store)
 
 
 def proposed(net: Net, store: float = 0) -> Service:
-    """The paper's proposal: CG, all layers side by side, the link split for what CG sends."""
+    """The paper's proposal: CG, all layers in parallel, and the split of the link that suits CG's messages."""
     return service("cg", net, Threads(4, len(net.he), 32), up=835e6, down=165e6, store=store)
 
 
 def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
     """The same service with RLP: several refills at a time, each with one core of the client and one of the server.
 
-    As in the paper each has the whole link to itself, which promises too much of more than a few (events.py does not).
+    As in the paper each refill has the whole link to itself, which is too optimistic for more than a few; the event
+    engine shares the link.
     """
     client = at.hosts["client"]
     alone = service(kind, net, Threads(1, 1, 1), up=client.up, down=client.down)
@@ -151,7 +152,7 @@ def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
 
 
 def faster(at: Service, times: Mapping[str, float]) -> Service:
-    """The service with each of these steps faster, or of fewer bytes, by its factor, wherever the step stands."""
+    """The service with the steps named in `times` sped up by these factors: fewer core-seconds, or fewer bytes."""
 
     def step(one: WorkStep) -> WorkStep:
         work, factor = one.work, times.get(one.name, 1.0)
@@ -168,16 +169,16 @@ def faster(at: Service, times: Mapping[str, float]) -> Service:
 
 
 def sent(at: Service) -> tuple[float, float]:
-    """Bytes up and down the client's link, of a refill and a request together."""
+    """Bytes up and down the client's link for a refill and a request together."""
     works = [step.work for phase in at.phases().values() for step in phase.steps]
     sends = [work for work in works if isinstance(work, Send)]
     return sum(s.bytes for s in sends if s.source == "client"), sum(s.bytes for s in sends if s.target == "client")
 
 
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
-    """WSA: bits per second up and down that share a bandwidth so that a refill and a request take least.
+    """WSA: the split of a bandwidth, in bits per second up and down, that minimises a refill and a request together.
 
-    U/b + D/(B - b) is least where its derivative is 0: b = B sqrt U / (sqrt U + sqrt D).
+    U/b + D/(B - b) is minimal where its derivative is 0: b = B sqrt U / (sqrt U + sqrt D).
     """
     up, down = map(math.sqrt, sent(at))
     return bandwidth * up / (up + down), bandwidth * down / (up + down)

@@ -1,11 +1,11 @@
-"""A machine's measured seconds: samples of pieces of work, and the seconds of other work composed of them.
+"""Measured seconds of a machine: samples of pieces of work, from which the seconds of other work are composed.
 
-A row is one piece of work: how much of each kind it holds (multiplications, values, bits, ...), and samples of the
-seconds of its parts, on `threads` cores. Work that was measured has its own samples. Other work is composed,
+A row is one piece of work: its amount of each kind of work (multiplications, values, bits, ...), and samples of the
+seconds of its parts, on `threads` cores. The seconds of measured work are its own samples. Other work is composed,
 
     seconds = sum over kinds of  c_kind * amount_kind,   c >= 0, with the least relative error over the rows' medians,
 
-and the error of such a composition is what it makes of each measured row when that row is left out.
+and the error of the composition is the leave-one-out error over the measured rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ FORMAT = "hummingbird-profile"
 VERSION = 1
 _MOST_TEXT = 64 << 20  # bytes
 _MOST_FACTORS = 256
-_NUMBER = records.anything("a number")  # what makes a record of these looks at it
-STEADY = 0.25  # the largest spread of a measurement: beyond that the machine was busy with something else
+_NUMBER = records.anything("a number")  # the record's own __post_init__ checks it
+STEADY = 0.25  # largest spread of a valid measurement: beyond it the machine was busy with other work
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One piece of work that was measured. kind: of the rows that it is composed with. digest: names this very work.
+    """One measured piece of work.
 
-    amounts: of each kind of work in it. seconds: samples by part, as in "compute", "expand", "deal".
+    kind: rows of one kind are fitted together. digest: identifies this work. amounts: of each kind of work in it.
+    seconds: samples by part, such as "compute", "expand", "deal".
     """
 
     kind: str = field(records.text(1024))
@@ -58,7 +59,7 @@ class Measurement:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """The span of the middle half of some samples over their median; 0 for a single one."""
+    """The interquartile range of samples over their median; 0 for a single sample."""
     if len(samples) < 2:
         return 0.0
     first, middle, third = statistics.quantiles(samples, n=4, method="inclusive")
@@ -67,9 +68,9 @@ def spread(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a part of some work: the mean, samples over their mean, and the relative error of composing them.
+    """Seconds of a part of some work.
 
-    error: 0 for work that was measured.
+    factors: samples over their mean. error: relative error of the composition; 0 for measured work.
     """
 
     mean: float
@@ -79,7 +80,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine: what it is and runs (`commands.program.machine`), threads of each measurement, and the rows."""
+    """A measured machine: its description (`commands.program.machine`), threads of each measurement, and the rows."""
 
     machine: Mapping[str, str]
     threads: int
@@ -89,7 +90,10 @@ class Profile:
         check_count(self.threads, "threads", 1, "threads")
 
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
-        """Seconds of a part of work of a kind; `amounts` as in the rows. ConfigError where nothing was measured."""
+        """Seconds of a part of some work of a kind, with these `amounts`. digest: of the work, to find its own row.
+
+        Raises ConfigError if no such work was measured.
+        """
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
         same = [row for row in rows if digest and row.digest == digest]
         if not same and len(rows) < 2:
@@ -104,13 +108,13 @@ class Profile:
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def compute(self, host: str, seconds: Seconds) -> Compute:
-        """A step of measured work on a host: on as many cores as it was measured on it takes those seconds."""
+        """The work of a step on a host that takes these seconds on `threads` cores."""
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
-        """A note in words: on which machine these seconds were measured, or of what they are composed.
+        """A note on the machine on which these seconds were measured, or on how they were composed.
 
-        The error is that of the parts' sum, if all are wrong the same way.
+        Its error is that of the parts' sum if all parts err in the same direction.
         """
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
@@ -129,7 +133,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileFile:
-    """A profile, in the order of its text."""
+    """The file of a profile, with its fields in order."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -139,12 +143,12 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """The command that measures rows of a kind, whose first word is its section of `calibrate`."""
+    """The command that measures rows of a kind; the kind's first word is a section of `calibrate`."""
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Seconds of this much work by the coefficients that fit the rows."""
+    """Seconds of work with these amounts, by coefficients fitted to the rows."""
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
         raise ConfigError(f"no measurement of {unknown[0]}", where="profile", hint="calibrate with this release")
@@ -154,7 +158,7 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Mean relative error of the rows, each composed of the others."""
+    """Mean relative error of the rows, each composed from all others."""
     errors = []
     for row in rows:
         measured = statistics.median(row.seconds[part])
@@ -166,7 +170,7 @@ def _error(rows: Sequence[Measurement], part: str) -> float:
 
 
 def load(path: str | PathLike[str]) -> Profile:
-    """The profile in a file; InputError for a damaged one, or one of another release or of other kernels."""
+    """Read a profile. Raises InputError for a damaged file, another release, or other kernels than the active ones."""
     where = str(path)
     try:
         text = Path(path).read_text()
@@ -194,7 +198,7 @@ def from_text(text: str, where: str) -> Profile:
 
 
 def _check_machine(machine: Mapping[str, Any], where: str) -> None:
-    """InputError unless the measurements are those of this release and of the kernels that are active here."""
+    """Raise InputError unless the measurements are from this release and the kernels that are active here."""
     for name, has, here in (
         ("release", machine.get("hummingbird"), RELEASE),
         ("kernels", machine.get("kernels"), kernels.active()),

@@ -1,12 +1,14 @@
-"""Nets as the services of Garimella et al. (ASPLOS 2023) see them: seconds and bytes of each of their steps.
+"""Nets in the services of Garimella et al. (ASPLOS 2023): seconds and bytes of each step of a service.
 
-Six were measured by the authors and ship as `profiles/asplos23.json`; compose.py makes one of any other net.
+The authors measured six nets, which ship as `profiles/asplos23.json`; compose.py computes the constants of any other
+net from `Units`.
 
 Source: kvgarimella/characterizing-private-inference (MIT; measurements alone).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,18 +16,110 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from hummingbird import records
-from hummingbird.capacity.units import Units
 from hummingbird.errors import ConfigError
+
+# Unit costs of a ciphertext, product, ReLU or value in the protocol of DELPHI, as Garimella et al. ran it ------------
+#
+# A client sends a layer's input in ciphertexts of `slots` values, once for each position of the kernel. The server
+# multiplies each ciphertext for each output channel, and rotates it more often the more channels share a ciphertext. A
+# reply has the input's resolution, since the stride is applied afterwards. Linear layers are products of rows, `slots`
+# multiplications each.
+#
+# Sources: P. Mishra et al., "DELPHI", USENIX Security 2020; the artifact of Garimella et al. (ASPLOS 2023), whose
+# arrays of bytes show these counts.
+
+
+class LayerUnits(NamedTuple):
+    """Sizes of a convolution, or of a linear layer, which has a single pixel.
+
+    source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: of the output.
+    pixels: of the input. area: positions of the kernel.
+    """
+
+    name: str
+    source: int
+    inputs: int
+    outputs: int
+    channels: int
+    pixels: int
+    area: int
+    groups: int
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications in clear."""
+        return self.outputs * self.inputs * self.area // (self.pixels * self.groups)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Unit costs; seconds, but for the fields that end in _bytes.
+
+    slots: values in a ciphertext. value_bytes: a plain value. message_bytes: a message's own bytes beside its values.
+    key_bytes, base_ot_bytes: once for a refill. garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes: for a
+    ReLU. keygen: once for a refill. encrypt, decrypt: a ciphertext. product: a ciphertext product of a convolution.
+    rotation: its additional seconds for each doubling of the channels in a ciphertext. row: a product of a linear
+    layer. thread: the fraction by which each further thread slows the others down. offline_encode, encode: a ReLU.
+    multiply: a multiplication in clear.
+    """
+
+    slots: int
+    ciphertext_bytes: int
+    value_bytes: int
+    message_bytes: int
+    key_bytes: int
+    base_ot_bytes: int
+    garbled_relu_bytes: float
+    ot_setup_bytes: int
+    ot_send_bytes: int
+    label_bytes: int
+    keygen: float
+    encrypt: float
+    decrypt: float
+    product: float
+    rotation: float
+    row: float
+    thread: float
+    offline_encode: float
+    encode: float
+    multiply: float
+
+    def up(self, layer: LayerUnits) -> int:
+        """Number of ciphertexts of a layer's input."""
+        return math.ceil(layer.inputs / self.slots) * layer.area
+
+    def down(self, layer: LayerUnits) -> int:
+        """Number of ciphertexts of a layer's reply."""
+        return math.ceil(layer.channels * layer.pixels / self.slots)
+
+    def products(self, layer: LayerUnits) -> float:
+        """Number of ciphertext-plaintext products of a layer."""
+        if layer.pixels == 1:
+            return layer.multiplications / self.slots
+        return self.up(layer) * layer.channels / layer.groups
+
+    def doublings(self, layer: LayerUnits) -> float:
+        """log2 of the number of channels that share a ciphertext."""
+        return math.log2(max(1.0, self.slots / layer.pixels))
+
+    def evaluation(self, layer: LayerUnits) -> float:
+        """Seconds of a layer's products on one thread."""
+        each = self.row if layer.pixels == 1 else self.product + self.rotation * self.doublings(layer)
+        return self.products(layer) * each
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 FORMAT, VERSION = "hummingbird-asplos", 1
 
 
 class Garbler(NamedTuple):
-    """The numbers of a net that depend on who garbles; one thread's seconds, and bytes.
+    """The constants of a net that depend on the side that garbles: seconds of one thread, and bytes.
 
-    garbled: circuits. base_ot, ot_setup, ot_send: messages of the oblivious transfers. input: the client's share of
-    the image and, where the server garbles, of each layer's input. encode, linear: seconds online. labels: of the
-    client's inputs, sent online where the server garbles. offline_encode: seconds in advance.
+    offline_encode: seconds of encoding in advance. garbled: bytes of the circuits. base_ot, ot_setup, ot_send: bytes of
+    the oblivious transfers' messages. input: bytes of the client's share of the image and, where the server garbles, of
+    each layer's input. encode, linear: seconds online. labels: bytes of the labels of the client's inputs, sent online
+    where the server garbles. prediction: bytes of the result.
     """
 
     offline_encode: float
@@ -42,10 +136,11 @@ class Garbler(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """A net's constants. relus, linear_values: ReLUs of an image, and values that the client keeps for linear layers.
+    """A net's constants.
 
-    he: seconds of the homomorphic evaluation by threads, he[0] with one. up, down: bytes of ciphertexts.
-    sg, cg: of server garbling and of client garbling.
+    relus: ReLUs of an image. linear_values: values that the client keeps for linear layers. keygen, encrypt, decrypt:
+    seconds. key: bytes. up, down: bytes of ciphertexts. he: seconds of the homomorphic evaluation; he[t - 1] on t
+    threads. sg, cg: constants of server garbling and of client garbling.
     """
 
     name: str
@@ -63,22 +158,23 @@ class Net:
 
 
 class LinearFit(NamedTuple):
-    """Seconds of x ReLUs: slope x + intercept."""
+    """A line fitted to measured seconds of x ReLUs: slope * x + intercept."""
 
     slope: float
     intercept: float
 
     def at(self, x: int) -> float:
-        """Seconds; 0 where the intercept, a fit's, would make them negative."""
+        """Seconds of x ReLUs; 0 where a negative intercept would make them negative."""
         return max(0.0, self.slope * x + self.intercept)
 
 
 @dataclass(frozen=True)
 class PublishedProfile:
-    """Measurements of a client and a server. lines: of garbling and evaluating at either; units: to compose other nets.
+    """Measurements of a client and a server.
 
-    bytes_per_relu: kept by who garbles and by who evaluates. error: by net, of its "refill" and its "request", the
-    largest relative error of the seconds when it is composed of its layers.
+    lines: seconds of garbling and evaluating at each side, "garble_client" to "eval_server". bytes_per_relu: bytes that
+    the "garbler" and the "evaluator" keep. nets: the measured nets by name. units: unit costs for other nets. error: by
+    net, for its "refill" and its "request", the largest relative error of the seconds when composed of its layers.
     """
 
     name: str
@@ -90,7 +186,7 @@ class PublishedProfile:
     error: Mapping[str, Mapping[str, float]]
 
     def net(self, name: str) -> Net:
-        """The measured net of this name, such as tinyimagenet/resnet18; ConfigError for another."""
+        """The measured net of this name, such as tinyimagenet/resnet18. Raises ConfigError for an unknown name."""
         if name not in self.nets:
             raise ConfigError(f"no measured net {name!r}", where="net", hint=f"one of {', '.join(self.nets)}")
         return self.nets[name]
@@ -98,7 +194,7 @@ class PublishedProfile:
 
 @cache
 def asplos23() -> PublishedProfile:
-    """The authors' measurements, an Atom of 4 cores as client and a server of 32; shipped with the package."""
+    """The authors' measurements: an Atom of 4 cores as the client, and a server of 32; shipped with the package."""
     text = resources.files("hummingbird.capacity").joinpath("profiles/asplos23.json").read_text(encoding="utf-8")
     return parse(records.read(text, records.mapping(records.anything(), 16), name="profile", where="asplos23.json"))
 

@@ -1,4 +1,4 @@
-"""Quantities in words, as options take them: `20/min`, `64GB`, `352mbit`, `2s`; and as tables show them."""
+"""Quantities with units: parsers for options, such as `20/min`, `64GB`, `352mbit`, `2s`, and texts for tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def seconds(text: str) -> float:
 
 
 def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> float:
-    """The number times its unit; ArgumentTypeError unless it is finite and above 0."""
+    """The number times its unit. Raises ArgumentTypeError unless it is finite and above 0."""
     found = _WORDS.fullmatch(text.strip())
     known = {name.lower(): factor for name, factor in units.items()}
     try:
@@ -63,7 +63,7 @@ def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> fl
 
 
 def shown_seconds(value: float) -> str:
-    """A time for people: 35.2 ms, 2.41 s, 30.1 min, 5.2 h."""
+    """A time as text: 35.2 ms, 2.41 s, 30.1 min, 5.2 h."""
     if not math.isfinite(value):
         return "-"
     name = next((n for n in ("h", "min", "s") if value >= _TIMES[n] * (3 if n != "s" else 1)), "ms")
@@ -71,12 +71,12 @@ def shown_seconds(value: float) -> str:
 
 
 def shown_rate(value: float) -> str:
-    """A rate for people: 5.2/s, 20/min, 3.1/h."""
+    """A rate as text: 5.2/s, 20/min, 3.1/h."""
     name = next((n for n in ("/s", "/min", "/h") if value >= _PER[n]), "/day")
     return f"{value / _PER[name]:.3g}{name}"
 
 
 def shown_bytes(value: float) -> str:
-    """A size for people: 8.95 MB."""
+    """A size as text: 8.95 MB."""
     name = next((n for n in ("TB", "GB", "MB", "kB") if value >= _SIZES[n]), "B")
     return f"{value / _SIZES[name]:.3g} {name}"

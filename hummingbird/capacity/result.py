@@ -1,11 +1,11 @@
-"""The numbers of a simulation: latency and its parts, what was turned away, how busy everything was."""
+"""The figures of a simulation: latency and its parts, rejected requests, utilisation, and money."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from hummingbird.table import text_table
 
 QUANTILES = (0.5, 0.95, 0.99)
 RECURRENCE, EVENTS = "recurrence", "events"
-_ASKED = 1.02  # of a core or link: less above 1 is the ends of the window
-_GROWS = 0.01  # seconds of latency per second, where growth is no chance any more
+_ASKED = 1.02  # demand over capacity of a core or link: up to this it is an effect of where the window begins and ends
+_GROWS = 0.01  # seconds of latency per second above which growth is no chance
 
 
 @dataclass(frozen=True)
 class Result:
-    """A simulation's outcome, and what it was of. limits: of the service, in requests of its own per second."""
+    """The outcome of a simulation, with the service, rules and load that were simulated.
+
+    engine, why: the engine and the reason for it. limits: of the service, in the service's own requests per second.
+    """
 
     service: Service
     system: System
@@ -39,23 +42,23 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals in closed form, and what sets it.
+        """The largest rate of arrivals in closed form, and its cause.
 
-        The recurrence's own: without the cores and links that it takes for unshared.
+        For the recurrence without the limits of cores and links, which it treats as unshared.
         """
         least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
     @cached_property
     def growth(self) -> Interval:
-        """Seconds by which latency grows in a second."""
+        """Growth of the latency, seconds per second."""
         return statistics.growth(self.outcome)
 
     @cached_property
     def overloaded(self) -> bool:
-        """More arrives than can be served: there is no steady state, and so no quantile."""
+        """Whether more requests arrive than can be served: there is no steady state, and so no quantile."""
         bounded = self.system.queue is not None or self.load.patience is not None or self.load.due is None
-        if bounded or isinstance(self.arrivals, Trace):  # what stays is bounded, or the load ends
+        if bounded or isinstance(self.arrivals, Trace):  # the number of requests that stay is bounded, or the load ends
             return False
         if self.arrivals.per_second() >= self.limit.rate:
             return True
@@ -63,14 +66,14 @@ class Result:
 
     @cached_property
     def cut(self) -> int:
-        """Requests at the beginning of every run that are left out; 0 where no steady state follows."""
+        """Number of requests at the beginning of every run that do not count; 0 where no steady state follows."""
         return statistics.warm_up(self.outcome.latency) if self.arrivals.steady and not self.overloaded else 0
 
     def _steady(self, values: Floats) -> Floats:
         return np.where(self.outcome.served, values, math.nan)[:, self.cut :]
 
     def quantile(self, q: float) -> Interval:
-        """The quantile of latency in seconds; ConfigError above the limit, and for too few requests to know it."""
+        """The quantile q of the latency, seconds. Raises ConfigError above the limit, and for too few requests."""
         if self.overloaded:
             limit, rate = self.limit, self.arrivals.per_second()
             what = f"{rate:.4g} requests/s, and {limit.rate:.4g} at most ({limit.cause}): latency grows "
@@ -82,12 +85,12 @@ class Result:
 
     @cached_property
     def _came(self) -> Floats:
-        """When every request came to the service, (runs, requests)."""
+        """Times at which the requests reached the service, (runs, requests)."""
         return self.outcome.arrived + transits(self.service, self.load)
 
     @cached_property
     def means(self) -> dict[str, Interval]:
-        """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase; the transit."""
+        """Mean seconds of the latency and its parts: wait for a slot, blocked for tokens, transit, online phase."""
         o = self.outcome
         parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
         if self.service.transit is not None:
@@ -98,21 +101,21 @@ class Result:
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """When the first and the last request that count came to the service, in every run, and the seconds between:
-        (runs, 1) each.
+        """The times at which the first and the last counted request of every run reached the service, and the seconds
+        between, (runs, 1) each.
         """
         low, high = self._came[:, self.cut, None], self._came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
-        """Mean number of what lasts from `begin` to `end` (runs, n), over the windows; NaN lasts not at all."""
+        """Mean number of intervals `begin` to `end` (runs, n) at a time, over the windows; NaN: no interval."""
         low, high, length = self._window
         total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)
         return float((total / length).mean())
 
     @cached_property
     def levels(self) -> dict[str, float]:
-        """Means over time: requests that wait for a slot, in slots, and blocked there; tokens in the stores."""
+        """Means over time: requests waiting for a slot, in slots, and blocked in a slot; tokens in the stores."""
         o, system = self.outcome, self.system
         waited = np.where(np.isnan(o.began), o.left, o.began)
         got = np.where(np.isnan(o.went), o.left, o.went)
@@ -131,29 +134,29 @@ class Result:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Shares of all requests that count: served, rejected, given up."""
+        """Shares of the counted requests that were served, rejected, or gave up."""
         fate = self.outcome.fate[:, self.cut :]
         names = {"served": 0, "rejected": REJECTED, "gave up": GAVE_UP}
         return {name: float((fate == number).mean()) for name, number in names.items()}
 
     @cached_property
     def goodput(self) -> float:
-        """Requests served per second: those that were done in the window."""
+        """Requests served per second: those that left within the window."""
         low, high, length = self._window
         done = self.outcome.served & (self.outcome.left > low) & (self.outcome.left <= high)
         return float((done.sum(1, keepdims=True) / length).mean())
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
-        """Share of the slots that are taken, and of each core and link in use by requests and their refills: 1 at most,
-        see `overcommitted`.
+        """The share in use of the slots, and of each core and link by requests and their refills; at most 1, see
+        `overcommitted`.
         """
         return {name: min(1.0, part) for name, part in self._demand.items()}
 
     @cached_property
     def overcommitted(self) -> dict[str, float]:
-        """Cores and links of which more is asked than they have, and how many times that: where the engine takes them
-        for unshared, and then latencies are too small.
+        """Demand over capacity of the cores and links whose demand exceeds their capacity. The recurrence treats them
+        as unshared: its latencies are then too small.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -169,17 +172,19 @@ class Result:
 
     @cached_property
     def asked(self) -> dict[Resource, float]:
-        """Mean core-seconds and bits that a request of the service asked of every core and link, refills too."""
+        """Mean core-seconds and bits that a request of the service used of every core and link, with its refills."""
         return asked(self.service, self._together)
 
     @cached_property
     def _together(self) -> float:
-        """Requests that were served as one, on average."""
+        """Mean number of requests that were served as one batch."""
         return 1.0 if self.system.batch == 1 else float(1 / self._parts.mean())
 
     @cached_property
     def _parts(self) -> Floats:
-        """Parts of a batch that the requests were; those that began at one time were in as few as can be."""
+        """1 / (size of the request's batch) for every request; requests that began at one time were in as few batches
+        as can hold them.
+        """
         found = np.ones(self.load.shape)
         for part, began in zip(found, self.outcome.began, strict=True) if self.system.batch > 1 else ():
             _, places, counts = np.unique(began, return_inverse=True, return_counts=True)
@@ -188,13 +193,13 @@ class Result:
 
     @cached_property
     def latencies(self) -> Floats:
-        """Latencies of all requests that count, seconds, in ascending order."""
+        """Latencies of all counted requests, seconds, ascending."""
         values = self._steady(self.outcome.latency)
         return np.sort(values[np.isfinite(values)])
 
     @cached_property
     def estimates(self) -> dict[str, Interval]:
-        """Means of latency and its parts and the quantiles that are known; above the limit growth alone."""
+        """Means of the latency and its parts, and the quantiles that are known; above the limit only the growth."""
         if self.overloaded:
             return {"growth": self.growth}
         count = int(np.isfinite(self._steady(self.outcome.latency)).sum())
@@ -203,7 +208,7 @@ class Result:
         return means | {f"p{100 * q:g}": self.quantile(q) for q in known}
 
     def figures(self) -> dict[str, Any]:
-        """All numbers, for JSON: seconds, requests per second, shares; null for what is not known, or has no bound."""
+        """All figures for JSON: seconds, requests per second, shares; None for a figure that is unknown or infinite."""
         found = {
             "engine": self.engine,
             "why": self.why,
@@ -225,7 +230,7 @@ class Result:
         return {name: _known(value) for name, value in found.items()}
 
     def table(self) -> str:
-        """The numbers as text."""
+        """The figures as a text table."""
         rows = [
             (
                 name.replace("_", " "),
@@ -245,7 +250,44 @@ class Result:
 
 
 def _known(value: Any) -> Any:
-    """The value with None for every number that is not finite, which JSON has no word for."""
+    """The value with None in place of every number that is not finite: JSON has no such numbers."""
     if isinstance(value, dict):
         return {name: _known(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Money ----------------------------------------------------------------------------------------------------------------
+
+HOURS_PER_MONTH = 730.0
+
+
+class HostCost(NamedTuple):
+    """Money per hour for cores, for bytes sent and for bytes stored; and money for 1,000 images."""
+
+    cores: float
+    sent: float
+    stored: float
+    per_thousand_images: float
+
+    @property
+    def hour(self) -> float:
+        """Money per hour for all of these."""
+        return self.cores + self.sent + self.stored
+
+
+def cost_of(run: Result) -> HostCost:
+    """The cost of a service at its goodput: hosts of all replicas, rented all the time, and bytes sent."""
+    service, replicas = run.service, run.system.replicas
+    per_hour = 3600 * run.goodput * float(run.load.sizes().mean())  # requests of the service
+    cores = sum(host.cores * host.prices.core_hour for host in service.hosts.values()) * replicas
+    stored = (
+        sum(host.store / 1e9 * host.prices.gb_month for host in service.hosts.values()) / HOURS_PER_MONTH * replicas
+    )
+    sent = sum(
+        per_hour * bits / 8e9 * service.hosts[role].prices.gb_sent
+        for (role, kind), bits in run.asked.items()
+        if kind == "up"
+    )
+    hour = cores + sent + stored
+    images = 3600 * run.goodput * run.arrivals.mean_images
+    return HostCost(cores, sent, stored, 1000 * hour / images if images else 0.0)

@@ -14,15 +14,51 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hummingbird import records
-from hummingbird.capacity.sharing import Flow, shares
 from hummingbird.errors import ConfigError
 from hummingbird.records import field
 
+# Max-min fair shares of cores and links, as processors and TCP flows of equal round-trip times have them -------------
+#
+# Progressive filling (D. Bertsekas and R. Gallager, "Data Networks", 1992, section 6.5.2): the rates of all flows rise
+# together; a flow stops at its own cap, or when one of its resources is used up. No flow can then have a higher rate
+# unless a flow of at most that rate gets less.
+
+Resource = tuple[str, str]  # "cores", "up" or "down", and the host's role
+
+
+class Flow(NamedTuple):
+    """A flow: it uses all its `resources` at the same rate, of at most `cap`."""
+
+    resources: tuple[Resource, ...]
+    cap: float
+
+
+def shares(flows: Sequence[Flow], capacity: Mapping[Resource, float]) -> list[float]:
+    """The max-min fair rates of all flows, in the units of the capacities; inf for a flow without a bound."""
+    rates = [0.0] * len(flows)
+    left = dict(capacity)
+    rising = set(range(len(flows)))
+    while rising:
+        users = Counter(resource for number in rising for resource in flows[number].resources)
+        levels = {resource: left[resource] / count for resource, count in users.items()}
+        bounds = {n: min([flows[n].cap, *(levels[resource] for resource in flows[n].resources)]) for n in rising}
+        level = min(bounds.values())
+        for number in [n for n, bound in bounds.items() if bound == level]:
+            rates[number] = level
+            rising.remove(number)
+            for resource in flows[number].resources:
+                left[resource] -= level if level < math.inf else 0.0
+    return rates
+
+
+# A service -----------------------------------------------------------------------------------------------------------
+
 
 def check_number(value: object, where: str, least: float, unit: str, *, above: bool = False) -> None:
-    """ConfigError unless `value` is a finite number of at least `least`, or above it."""
+    """Raise ConfigError unless `value` is a finite number of at least `least`; above: larger than `least`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < least or (above and value == least):  # type: ignore[operator]
         hint = f"a number {'above' if above else 'from'} {least:g}, in {unit}"
@@ -30,18 +66,18 @@ def check_number(value: object, where: str, least: float, unit: str, *, above: b
 
 
 def check_count(value: object, where: str, least: int, unit: str) -> None:
-    """ConfigError unless `value` is a whole number of at least `least`."""
+    """Raise ConfigError unless `value` is an integer of at least `least`."""
     if type(value) is not int or value < least:
         raise ConfigError(f"{value!r} {unit}", where=where, hint=f"a whole number from {least}")
 
 
 def check_name(value: object, where: str) -> None:
-    """ConfigError unless `value` is a name: printable characters, some."""
+    """Raise ConfigError unless `value` is a non-empty string of printable characters."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ConfigError(f"{value!r} is no name", where=where, hint="some printable characters")
 
 
-_NUMBER = records.anything("a number")  # what makes a record of these looks at it
+_NUMBER = records.anything("a number")  # the record's own __post_init__ checks it
 _ROLE = records.text(1024)
 _LINK = records.through(
     _NUMBER, lambda rate: math.inf if rate is None else rate, lambda rate: None if rate == math.inf else rate
@@ -50,7 +86,7 @@ _LINK = records.through(
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a host: of a core for an hour, of 10^9 bytes sent, of 10^9 bytes stored for a month of 730 hours."""
+    """A host's prices: for a core and hour, for 10^9 bytes sent, for 10^9 bytes stored for a month of 730 hours."""
 
     core_hour: float = field(_NUMBER, missing=True, default=0.0)
     gb_sent: float = field(_NUMBER, missing=True, default=0.0)
@@ -81,11 +117,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Machines and a link to set a service on: each value given here replaces that of every host; None leaves it.
+    """Machines and a link for a service: each value replaces that of every host; None leaves the hosts' own.
 
-    cores; store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, or up and down apart,
-    of every host whose link has a limit. rtt: seconds there and back. prices: of every host. Of `Service.clients` the
-    link alone is set.
+    cores: of every host. store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, up and
+    down: bits per second one way, of every host whose link has a limit. rtt: round-trip time, seconds. prices: of every
+    host. Of the hosts in `Service.clients` only the link changes.
     """
 
     cores: int | None = None
@@ -151,7 +187,7 @@ class WorkStep:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The hosts that it uses."""
+        """The hosts that the step uses."""
         work = self.work
         if isinstance(work, Compute):
             return (work.host,)
@@ -160,11 +196,10 @@ class WorkStep:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of a refill, a request or a session, in an order in which each comes after those it waits for.
+    """Steps of a refill, a request or a session, in topological order.
 
-    factors: measured core-seconds of whole phases over those of the steps, one drawn for each run of the phase; none:
-    always as the steps say. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a
-    cycle.
+    factors: measured core-seconds of whole phases over those of the steps; each run of the phase draws one. Empty: the
+    factor is 1. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a cycle.
     """
 
     steps: tuple[WorkStep, ...]
@@ -186,7 +221,7 @@ class Phase:
 
     @property
     def computing(self) -> Phase:
-        """Its core-seconds alone, one step after the other as here: what a batch takes longer is such work."""
+        """The phase's compute steps alone, in their order: the additional work of each further request of a batch."""
         before: dict[str, set[str]] = {}
         found: list[WorkStep] = []
         for step in self.steps:
@@ -197,7 +232,7 @@ class Phase:
         return Phase(tuple(found))
 
     def times(self, count: int) -> Phase:
-        """As many runs of it together: that many times the core-seconds and bytes, in the same rounds."""
+        """The phase for `count` requests at once: `count` times the core-seconds and bytes, in the same rounds."""
 
         def more(work: Work) -> Work:
             if isinstance(work, Compute):
@@ -209,7 +244,7 @@ class Phase:
 
 
 def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
-    """The steps, each after those it waits for, else in the order given; ConfigError for a cycle."""
+    """The steps in topological order, otherwise in their own order. Raises ConfigError for a cycle."""
     left, done, out = list(steps), set[str](), list[WorkStep]()
     while left:
         free = next((step for step in left if done.issuperset(step.after)), None)
@@ -233,13 +268,14 @@ def chain(*steps: tuple[str, Work]) -> Phase:
 class Service:
     """A service: its hosts by role, its phases, and its tokens. `service_json.to_text` writes it.
 
-    refill: what makes `refill_tokens` tokens, or None: requests need none. session: paid once by each client, or None.
-    token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
-    batch: the number of requests that are served as one; they begin when the batch is full or the first has waited
-    `hold` seconds, and take `each` seconds more for every request but the first. transit: of a request on its way
-    there and back, outside of its slot; None: it has none. A host that only the transit names is the client's: every
-    client has one of its own, which bounds no rate and costs the service nothing. images: of one request. rtt:
-    seconds there and back between any two hosts. notes: where its figures come from.
+    request: the online phase of a request. refill: the phase that makes `refill_tokens` tokens; None: requests need no
+    tokens. session: the phase that each client runs once, or None. transit: the phase of a request's way there and
+    back, outside of its slot; None: it takes no time. A host that only the transit names is the client's: every client
+    has one of its own, which bounds no rate and costs the service nothing.
+    token_bytes: bytes of one token on each host that keeps it. request_tokens: tokens that a request takes. workers:
+    refills at a time. slots: requests at a time. batch: requests that are served as one; a batch begins when it is full
+    or its first request has waited `hold` seconds, and takes `each` seconds more for every request but the first.
+    images: of one request. rtt: round-trip time between any two hosts, seconds. notes: the origin of these figures.
     """
 
     name: str
@@ -289,19 +325,19 @@ class Service:
             raise ConfigError(f"unknown host {role}", where=where, hint=f"one of {', '.join(self.hosts) or 'none'}")
 
     def phases(self) -> dict[str, Phase]:
-        """The phases that there are, by name: session, refill, transit, request."""
+        """The phases that the service has, by name: session, refill, transit, request."""
         found = {"session": self.session, "refill": self.refill, "transit": self.transit, "request": self.request}
         return {name: phase for name, phase in found.items() if phase is not None}
 
     @property
     def clients(self) -> frozenset[str]:
-        """Hosts that only the transit names: each client's own."""
+        """Hosts that only the transit names; every client has its own."""
         named = {name: {role for step in phase.steps for role in step.roles} for name, phase in self.phases().items()}
         return frozenset(named.pop("transit", set()).difference(*named.values()))
 
     @property
     def most_tokens(self) -> int:
-        """K: the tokens that all stores hold, the least over the hosts; 0: tokens are made on demand, or not needed."""
+        """K: tokens that the stores hold, the least over the hosts; 0: tokens are made on demand, or not needed."""
         if not self.token_bytes:
             return 0
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
@@ -326,7 +362,7 @@ class Service:
         return dataclasses.replace(there, each=share * self.each)
 
     def step_seconds(self, step: WorkStep, factor: float = 1.0) -> float:
-        """Seconds of a step that has its hosts and links to itself; `factor` multiplies core-seconds."""
+        """Seconds of a step that shares its hosts and links with no other; `factor` multiplies core-seconds."""
         work = step.work
         if isinstance(work, Compute):
             return factor * work.core_seconds / min(work.width, self.hosts[work.host].cores)
@@ -335,13 +371,13 @@ class Service:
         return work.rounds * self.rtt / 2
 
     def transit_seconds(self, requests: int = 1) -> float:
-        """Seconds of several requests on their way together, there and back, alone on their links."""
+        """Seconds that `requests` requests, sent together, are on their way there and back, alone on their links."""
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:
-        """Seconds of a phase that has its hosts and links to itself: steps that run together share them (sharing.py).
+        """Seconds of a phase that shares its hosts and links with no other; its own steps share them (`shares`).
 
-        Where no two of its steps need one core or link at a time, this is the longest path.
+        Where no two of its steps use one core or link at the same time, this is the longest path.
         """
         now, ends, waiting = 0.0, dict[str, float](), list(phase.steps)
         running: dict[str, tuple[WorkStep, float, float, float]] = {}  # seconds left at a time, if alone; at what speed
@@ -360,7 +396,7 @@ class Service:
         return now
 
     def _speeds(self, steps: Sequence[WorkStep]) -> dict[str, float]:
-        """The speed of every step while all of them run, 1 for that of a step alone."""
+        """The speed of every step while all of these run, relative to the step alone (1)."""
         flows = {step.name: flow for step in steps if (flow := self.flow(step)) is not None}
         alone = {n: min(f.cap, *(self._capacity(resource) for resource in f.resources)) for n, f in flows.items()}
         used = Counter(resource for flow in flows.values() for resource in flow.resources)
@@ -371,7 +407,7 @@ class Service:
         return {step.name: speeds.get(step.name, 1.0) for step in steps}
 
     def flow(self, step: WorkStep) -> Flow | None:
-        """The cores or links that a step uses; None for rounds."""
+        """The cores or links that a step uses, as a flow; None for rounds."""
         work = step.work
         if isinstance(work, Compute):
             return Flow((("cores", work.host),), min(work.width, self.hosts[work.host].cores))
@@ -383,5 +419,5 @@ class Service:
 
 
 def _first(*values: float | None) -> float | None:
-    """The first that is given."""
+    """The first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)

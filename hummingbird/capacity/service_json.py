@@ -1,4 +1,4 @@
-"""A service's JSON: one version, every field known, anything else refused with the place where it stands."""
+"""The JSON file of a service, in one version; unknown or wrong fields are refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMAT = "hummingbird-service"
 VERSION = 1
 _MOST_TEXT = 16 << 20  # bytes
 _MOST = 1 << 20  # names, steps, factors
-_NUMBER = records.anything("a number")  # `Service` looks at it
+_NUMBER = records.anything("a number")  # `Service` checks it
 _NAMES = records.many(records.text(1 << 16), _MOST)
 
 
@@ -24,7 +24,7 @@ def _absent(kind: Kind) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFile:
-    """A step: exactly one of its kinds of work."""
+    """A step in the file, with exactly one kind of work."""
 
     name: Any = field(_NUMBER)
     after: tuple[str, ...] = field(_NAMES, missing=True, default=())
@@ -40,7 +40,7 @@ class StepFile:
 
     @property
     def step(self) -> WorkStep:
-        """The step itself."""
+        """The step as a `WorkStep`."""
         work = self.compute or self.send or Rounds(self.rounds)  # type: ignore[arg-type]
         return WorkStep(self.name, work, self.after)
 
@@ -58,7 +58,7 @@ _STEP = records.through(records.record(StepFile), lambda file: file.step, _writt
 
 @dataclass(frozen=True)
 class PhaseFile:
-    """A phase."""
+    """A phase in the file."""
 
     steps: tuple[WorkStep, ...] = field(records.many(_STEP, _MOST))
     factors: tuple[float, ...] = field(records.many(_NUMBER, _MOST), missing=True, default=())
@@ -82,7 +82,7 @@ def _seconds() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceFile:
-    """A service, in the order of its text."""
+    """The file of a service, with its fields in order."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -106,7 +106,7 @@ class ServiceFile:
 
     @property
     def service(self) -> Service:
-        """The service itself. ConfigError for parts that do not fit each other."""
+        """The file as a `Service`. Raises ConfigError for fields that contradict each other."""
         return Service(**{name: value for name, value in vars(self).items() if name not in ("format", "version")})
 
 
@@ -116,7 +116,7 @@ def to_text(service: Service) -> str:
 
 
 def from_text(text: str, where: str) -> Service:
-    """Parse `to_text`'s JSON; InputError, naming the place in `where`, for anything else."""
+    """Parse the JSON of `to_text`. where: the file, for errors. Raises InputError for anything else."""
     how: dict[str, Any] = {"name": "service", "where": where, "hint": "was it copied completely?"}
     data = records.parse(text, most=_MOST_TEXT, **how)
     if not isinstance(data, dict) or data.get("format") != FORMAT:

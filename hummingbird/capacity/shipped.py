@@ -1,7 +1,8 @@
-"""The service of CrypTen as it is shipped (`crypten`): words of 64 bits throughout, triples within a request.
+"""The service of CrypTen as shipped (`crypten`): 64-bit words throughout, and triples made during a request.
 
 Source: B. Knott et al., "CrypTen", NeurIPS 2021; version 0.4.1, two parties, whose truncation sends nothing. Its
-default provider draws every triple at every party from one seed: no dealer, no store, and no secret from party 0.
+default provider draws all triples at every party from one seed: it needs no dealer and no store, but party 0 can read
+everything.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _FREE = frozenset("input output conv linear avg_pool adaptive_avg_pool add flatt
 
 
 def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
-    """Rounds and bits of a batch through the net's layers at each party, its result not yet opened.
+    """Rounds and bits of a batch through the net's layers at each party, without opening the result.
 
-    ModelError with all layers but convolutions, linear layers, ReLUs, average pools and sums; ConfigError for private
-    weights.
+    Raises ModelError with all layers other than convolutions, linear layers, ReLUs, average pools and sums; ConfigError
+    for private weights.
     """
     if private.facts["weights"] != "public":
         raise ConfigError("private weights", where="capacity.crypten", hint="a net of public weights")
@@ -47,7 +48,7 @@ def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
 
 
 def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
-    """How much of each kind of work a batch holds: products of linear layers, values compared, layers."""
+    """The amount of each kind of work in a batch: products of linear layers, compared values, all values, layers."""
     planned = [step for step in private.costs(shape, PARTIES) if step.op in _FREE | {"relu"}]
     with FlopCounterMode(display=False) as flops:
         run_all(private._graph, *calls.on_meta(private._graph, tuple(shape)))
@@ -61,15 +62,15 @@ def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
 
 
 def digest(private: PrivateNet, shape: Sequence[int]) -> str:
-    """SHA-256 of what decides a batch's work: the net but for its weights, and the shape."""
+    """SHA-256 of the facts that determine a batch's work: the net's architecture, and the shape."""
     return hashlib.sha256(json.dumps([KIND, private.facts["architecture"], list(shape)]).encode()).hexdigest()
 
 
 def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
-    """The service of a converted net, whatever its windows, as CrypTen would run it: each request a batch of `shape`.
+    """The service of a converted net as CrypTen would run it, without windows; each request is a batch of `shape`.
 
-    Triples are drawn before what needs them; the result is opened to party 0. ConfigError for a profile without rows
-    "crypten"; errors of `cost`.
+    Triples are drawn before the computing; the result is opened to party 0. Raises ConfigError for a profile without
+    rows "crypten", and errors of `cost`.
     """
     shape = tuple(shape)
     priced, work, mark = cost(private, shape), amounts(private, shape), digest(private, shape)

@@ -1,9 +1,10 @@
-"""The least, or the most, of one input with which a service meets a goal: bisection under common random numbers.
+"""Finds the least, or largest, value of one input with which a service meets a goal: bisection with common random
+numbers.
 
 Latency is monotone, run by run, in the rate, in seconds, in tokens, slots, workers and replicas (F. Baccelli et al.,
-1992); with the same draws at every trial so are its quantiles. Elasticities say what would help at the answer:
-(change of the goal's figure in percent) / (change of an input in percent). No load is tried so near to the limit that
-the requests of a trial would not show how it goes on.
+1992); with the same draws in every trial, so are its quantiles. Elasticities show which inputs matter at the answer:
+(change of the goal's figure in percent) / (change of an input in percent). No trial has a load so near to the limit
+that its number of requests cannot show the steady state.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import numpy as np
 from hummingbird.capacity import engines
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
 from hummingbird.capacity.limit import binding, limits
-from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_rate
-from hummingbird.capacity.result import RECURRENCE, Result
+from hummingbird.capacity.result import RECURRENCE, HostCost, Result, cost_of
 from hummingbird.capacity.service import Compute, Hosts, Service, check_count, check_number
 from hummingbird.capacity.system import system_of
 from hummingbird.errors import ConfigError
@@ -29,23 +29,25 @@ from hummingbird.errors import ConfigError
 GOALS = {"mean": None, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 VARIED = ("rate", "store", "bandwidth", "split", "cores", "replicas")
 REQUESTS, RUNS = 3000, 2  # of each trial
-_CLOSE = 1.005  # of the answer: the ratio of what meets the goal and what does not
-_FAR = 2.0**20  # of a search for something large enough
-_STEP = 1.1  # of an input, for elasticities
-_MEMORIES = 10.0  # times that a run is longer than a queue's memory
-_USED = 0.05  # of a core or link: less cannot matter much
-_SPLIT = 0.004  # of a link: how near its best part is found
+_CLOSE = 1.005  # ratio of the values next to the answer that meet and miss the goal, at the end of a search
+_FAR = 2.0**20  # largest factor between the first value and the answer
+_STEP = 1.1  # factor of an input, for elasticities
+_MEMORIES = 10.0  # length of a run over the queue's memory
+_USED = 0.05  # utilisation of a core or link below which it cannot matter much
+_SPLIT = 0.004  # part of a link's bandwidth: precision of the best split
 _MOST_CORES, _MOST_REPLICAS = 1 << 12, 1 << 14
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer: `value` of the input `varied` (requests/s, bytes, bits/s, cores, replicas; of a split: bits/s up).
+    """The answer of `solve`.
 
-    run: at the answer. figure: its latency of the goal. load: its part of the largest rate. heaviest: the load beyond
-    which nothing was tried; at_limit: a larger rate might meet the goal, too. trials: simulations. elasticities: of the
-    figure, by input. next_token: bytes of store with which one more token fits, 0 where none is stored. cost: by the
-    hosts' prices.
+    varied, value: the input and its value (requests/s, bytes, bits/s, cores, replicas; for a split: bits/s up). goal,
+    most: the goal, such as "p99", and its largest seconds. figure: the goal's figure at the answer, seconds. run: the
+    simulation at the answer. load: its rate over the largest rate. heaviest: the largest load that a trial may have.
+    at_limit: whether a larger rate might also meet the goal. trials: number of simulations. elasticities: of the
+    figure, by input. next_token: bytes of store with which one more token fits; 0 without tokens. cost: by the hosts'
+    prices.
     """
 
     varied: str
@@ -64,7 +66,7 @@ class Solution:
 
 
 class Trial(NamedTuple):
-    """The goal's figure, seconds, of what, and the run that it is of; inf and none above the heaviest load."""
+    """The goal's figure of a service, seconds, and its run; inf and None above the heaviest load."""
 
     figure: float
     service: Service
@@ -73,7 +75,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class _Search:
-    """Trials of one search, which keep the draws."""
+    """The trials of one search, all with the same draws."""
 
     service: Service
     arrivals: Arrivals
@@ -103,7 +105,7 @@ class _Search:
 
 
 def figure(run: Result, goal: str) -> float:
-    """The goal's figure of a run, seconds; inf above the limit."""
+    """The goal's figure of a run, in seconds; inf above the limit."""
     q = GOALS[goal]
     if run.overloaded:
         return math.inf
@@ -111,9 +113,9 @@ def figure(run: Result, goal: str) -> float:
 
 
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
-    """Requests of the service per second over the largest rate; 0 for users, who wait for their answers.
+    """The rate of the service's requests over the largest rate; 0 for users, who wait for their answers.
 
-    engine: "recurrence" leaves out what it takes for unshared.
+    engine: "recurrence" ignores the limits of cores and links, which it treats as unshared.
     """
     if isinstance(arrivals, Users):
         return 0.0
@@ -123,9 +125,7 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
 
 
 def heaviest(requests: int) -> float:
-    """The largest load whose steady state this number of requests in a row shows: a queue forgets in 1 / (1 -
-    load)^2.
-    """
+    """The largest load whose steady state a run of `requests` requests shows: a queue's memory is 1 / (1 - load)^2."""
     return max(0.0, 1 - math.sqrt(_MEMORIES / requests))
 
 
@@ -145,12 +145,13 @@ def solve(
     engine: str | None = None,
     told: Callable[[], object] = lambda: None,
 ) -> Solution:
-    """The largest rate, or the least store, bandwidth, cores or replicas, with which one goal in seconds is met.
+    """The largest rate, or the least store, bandwidth, cores or replicas, that meets a goal.
 
-    vary "split": the best part of the links' sum, up and down, of the hosts that have limits. arrivals: needed but for
-    the rate, whose arrivals may be given for their burstiness. requests, runs: of each trial; to show a load takes 10 /
-    (1 - load)^2 requests. told: called at each trial. Raises ConfigError for a goal below what an idle service takes,
-    and for one that nothing meets.
+    vary: the input; "split" finds the best division of a link's bandwidth into up and down. p99, p95, p50, mean: the
+    goal, exactly one of them, seconds. arrivals: required unless `vary` is the rate, for which only their other fields
+    count. requests, runs: of each trial; a load needs 10 / (1 - load)^2 requests to show its steady state. engine: see
+    `engines.run`. told: called at each trial. Raises ConfigError for a goal below an idle service's figure, and for a
+    goal that no value meets.
 
         capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
     """
@@ -192,7 +193,7 @@ def solve(
 
 
 def idle(service: Service, goal: str) -> float:
-    """The goal's figure of a service that nobody else asks, with its tokens made, or made on demand."""
+    """The goal's figure of an idle service, in seconds, with tokens in store, or made on demand."""
     phase, away = service.request, service.transit_seconds()
     seconds = [away + service.seconds(phase, factor) for factor in phase.factors or (1.0,)]
     if service.refill is not None and not service.most_tokens:
@@ -203,7 +204,7 @@ def idle(service: Service, goal: str) -> float:
 
 
 def _check_idle(search: _Search, service: Service, instead: str) -> None:
-    """ConfigError for a goal that the service misses even when idle."""
+    """Raise ConfigError for a goal that the service misses even when idle."""
     least = idle(service, search.goal)
     if search.most < least:
         what = f"a {search.goal} of {search.most:g} s, below the {least:.4g} s that an idle service takes"
@@ -244,8 +245,8 @@ def _bandwidth(search: _Search) -> Solved:
 
 
 def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: bool) -> Solved:
-    """The value next to failure that meets the goal, from `first` on; up: more of it helps, else less."""
-    towards = 2.0 if up else 0.5  # what helps
+    """Bisect, from `first` on, for the value next to failure that meets the goal. up: whether larger values help."""
+    towards = 2.0 if up else 0.5  # the direction that helps
     good, bad, trial = first, math.nan, at(first)
     if search.meets(trial) and up:
         while search.meets(other := at(good / towards)) and good > first / _FAR:
@@ -256,7 +257,7 @@ def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: 
         if not first / _FAR < good < first * _FAR:
             raise _never(search, trial)
         trial = at(good)
-    while max(good, bad) / min(good, bad) > _CLOSE:  # not with NaN: the first was the answer
+    while max(good, bad) / min(good, bad) > _CLOSE:  # false for NaN, if the first value is the answer
         middle = math.sqrt(good * bad)
         other = at(middle)
         if search.meets(other):
@@ -267,12 +268,12 @@ def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: 
 
 
 def _run_of(trial: Trial) -> Result:
-    assert trial.run is not None  # it met a goal
+    assert trial.run is not None  # it met the goal
     return trial.run
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """The error of a goal that no amount meets; trial: with the largest."""
+    """The error for a goal that no value meets. trial: the one with the most helpful value."""
     what = f"{search.goal}={search.most:g} s is not met, however much there is"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
@@ -293,7 +294,7 @@ def _store(search: _Search) -> Solved:
         return service.at(Hosts(store=tokens * size))
 
     _check_idle(search, with_tokens(first), ", a faster link or more cores")
-    most = first + 4 * search.options["requests"] * service.request_tokens  # more than are ever taken
+    most = first + 4 * search.options["requests"] * service.request_tokens  # more tokens than a run can take
     run, tokens = _least(search, lambda n: search.try_out(with_tokens(n), search.arrivals), first, most)
     return run, tokens * size
 
@@ -313,7 +314,7 @@ def _replicas(search: _Search) -> Solved:
     apart = engines.shared(service, system_of(service)) and search.options["engine"] != RECURRENCE
 
     def at(count: int) -> Trial:
-        if apart:  # the event engine follows one, at its part of the requests
+        if apart:  # the event engine simulates one replica, with its part of the requests
             return search.try_out(service, dataclasses.replace(gaps, rate=gaps.rate / count))
         return search.try_out(service, gaps, count)
 
@@ -321,7 +322,7 @@ def _replicas(search: _Search) -> Solved:
 
 
 def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -> Solved:
-    """The least whole number from `first` on that meets the goal."""
+    """The least integer from `first` on that meets the goal, at most `most`."""
     low, high, trial = first - 1, first, at(first)
     while not search.meets(trial):
         if high >= most:
@@ -339,7 +340,7 @@ def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -
 
 
 def _split(search: _Search) -> Solved:
-    """Golden section over the part that goes up: latency has one valley there, as U/u + D/d has."""
+    """Golden-section search over the part of the bandwidth that goes up: latency has one minimum, as U/u + D/d has."""
     service = search.service
     limited = [host for host in service.hosts.values() if host.up < math.inf and host.down < math.inf]
     if not limited:
@@ -390,11 +391,11 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
         return math.log(value / base) / math.log(_STEP) if 0 < value < math.inf and base else math.nan
 
     found = {}
-    if isinstance(arrivals, Gaps):  # 10 % less, since 10 % more may be above the limit
+    if isinstance(arrivals, Gaps):  # a lower rate, since a higher one may be above the limit
         found["rate"] = -change(service, dataclasses.replace(arrivals, rate=arrivals.rate / _STEP))
     for name, used in sorted(run.utilisation.items(), key=lambda item: -item[1]):
         role, _, kind = name.rpartition(" ")
-        if used < _USED or role not in service.hosts:  # the slots are no host's
+        if used < _USED or role not in service.hosts:  # "slots" names no host
             continue
         if kind == "cores":
             found[f"{role}'s speed"] = change(_faster(service, role))
@@ -410,14 +411,14 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
 
 
 def _wider(service: Service, role: str, kind: str) -> Service:
-    """The same service with more bits per second of a host's link up or down."""
+    """The same service with a host's link up or down wider by `_STEP`."""
     host = service.hosts[role]
     more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
     return dataclasses.replace(service, hosts={**service.hosts, role: more})
 
 
 def _faster(service: Service, role: str) -> Service:
-    """The same service with cores of a host that need less time for everything."""
+    """The same service with a host's cores faster by `_STEP`."""
     changed = {}
     for name, phase in service.phases().items():
         steps = []

@@ -1,10 +1,10 @@
-"""Numbers of simulated runs that can be trusted: where the steady state begins, quantiles, intervals, growth.
+"""Statistics of simulated runs: the beginning of the steady state, quantiles, confidence intervals, growth.
 
 Warm-up: MSER-5 (K. P. White, "An effective truncation heuristic for bias reduction in simulation output", Simulation
-1997) on the mean over runs: of means of five requests each, leave out the first d that make the standard error of the
-rest least, d at most half. Quantiles are those of all runs' requests together, since a mean of the runs' own is low.
-Intervals: sectioning (S. Asmussen and P. Glynn, "Stochastic Simulation", 2007, section III.5), Student's t with the
-spread of ten sections about the pool. A quantile q asks for n requests with 1 - q^n >= 0.99: 459 for p99.
+1997) on the mean over runs: of means of five requests each, leave out the first d, at most half, for which the standard
+error of the others is least. Quantiles are those of all runs' requests together, since a mean of the runs' quantiles is
+biased low. Intervals: sectioning (S. Asmussen and P. Glynn, "Stochastic Simulation", 2007, section III.5), Student's t
+with the spread of ten sections about the pooled value. A quantile q needs n requests with 1 - q^n >= 0.99: 459 for p99.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hummingbird.errors import ConfigError
 
 BATCH = 5
 SECTIONS = 10
-LIKELY = 0.99  # that the largest of the requests is above a quantile that is told
+LIKELY = 0.99  # probability that the largest of the requests is above the quantile
 
 
 class Interval(NamedTuple):
-    """A number with the ends of its 95 % interval."""
+    """An estimate with the bounds of its 95 % confidence interval."""
 
     value: float
     low: float
@@ -33,15 +33,15 @@ class Interval(NamedTuple):
 
 
 def warm_up(series: Floats) -> int:
-    """Requests to leave out at the beginning of every run; series: (runs, requests), NaN for none.
+    """Number of requests to leave out at the beginning of every run. series: (runs, requests), NaN for no value.
 
-    0 where there are fewer than 20 requests in a run.
+    0 for fewer than 20 requests in a run.
     """
     count = np.isfinite(series).sum(0)
     total = np.where(np.isfinite(series), series, 0.0).sum(0)
     whole = series.shape[1] // BATCH * BATCH
     counts, totals = count[:whole].reshape(-1, BATCH).sum(1), total[:whole].reshape(-1, BATCH).sum(1)
-    places = np.flatnonzero(counts)  # batches of five in which anybody was served
+    places = np.flatnonzero(counts)  # batches of five with a served request
     means = totals[places] / counts[places]
     if len(means) < 4:
         return 0
@@ -53,7 +53,7 @@ def warm_up(series: Floats) -> int:
 
 
 def student(degrees: int) -> float:
-    """The 97.5 % point of Student's t, within 0.001 from 4 degrees on (Abramowitz and Stegun, 26.7.5)."""
+    """The 97.5 % quantile of Student's t, within 0.001 from 4 degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
     z, v = statistics.NormalDist().inv_cdf(0.975), degrees
     g1, g2 = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -62,9 +62,9 @@ def student(degrees: int) -> float:
 
 
 def sections(values: Floats) -> list[Floats]:
-    """Values (runs, requests) in parts that know little of one another: runs, some together, or stretches of runs.
+    """Values (runs, requests) in nearly independent sections: groups of runs, or stretches of runs if these are few.
 
-    NaN is left out, and so are parts of nothing else.
+    NaN is left out, and so are empty sections.
     """
     runs = len(values)
     parts = np.array_split(values, min(runs, SECTIONS))
@@ -74,10 +74,10 @@ def sections(values: Floats) -> list[Floats]:
 
 
 def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
-    """A number `of` all values (runs, requests), without NaN, and its interval.
+    """The estimate `of` all values (runs, requests) but NaN, and its interval.
 
-    Where all are above 0 the interval is that of the logarithm: the errors of a queue are factors, and not symmetric.
-    No value at all: NaN; an interval of NaN where they are too few for it.
+    If all sections' estimates are above 0, the interval is that of the logarithm: errors of a queue are factors, and
+    not symmetric. Without any value the estimate is NaN; with too few sections the interval is NaN.
     """
     parts = sections(values)
     if not parts:
@@ -99,12 +99,12 @@ def mean(values: Floats) -> Interval:
 
 
 def least_requests(q: float) -> int:
-    """Requests that the quantile q asks for."""
+    """Number of requests that the quantile q needs."""
     return math.ceil(math.log(1 - LIKELY) / math.log(q))
 
 
 def quantile(values: Floats, q: float) -> Interval:
-    """The quantile q of values (runs, requests); ConfigError where they are too few to know it."""
+    """The quantile q of values (runs, requests). Raises ConfigError for too few values."""
     if not 0 < q < 1:
         raise ConfigError(f"{q!r} is no quantile", where="q", hint="between 0 and 1: 0.99")
     count, least = int(np.isfinite(values).sum()), least_requests(q)
@@ -115,7 +115,7 @@ def quantile(values: Floats, q: float) -> Interval:
 
 
 def growth(outcome: LoadOutcome) -> Interval:
-    """Seconds by which latency grows in a second, over the later half of every run: above 0 above the limit."""
+    """Growth of the latency over the later half of every run, seconds per second: positive above the limit."""
     half = outcome.arrived.shape[1] // 2
     arrived, latency = outcome.arrived[:, half:], outcome.latency[:, half:]
     slopes = [_slope(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in zip(arrived, latency, strict=True)]
@@ -130,10 +130,10 @@ def _slope(x: Floats, y: Floats) -> float:
 
 
 def little(outcome: LoadOutcome, cut: int = 0) -> float:
-    """Little's law L = lambda W from the arrival of request `cut` to that of the last: L / (lambda W) - 1.
+    """L / (lambda W) - 1 of Little's law L = lambda W, from the arrival of request `cut` to that of the last.
 
-    L counts who is there in that time, W is the time there of those who come in it. About 0 in a steady state; below
-    where requests pile up, above where the start was busier than the rest.
+    L is the mean number of requests in the system in that time, W the mean time in the system of those that arrive in
+    it. About 0 in a steady state; negative if requests pile up, positive if the start was busier than the rest.
     """
     low, high = outcome.arrived[:, cut, None], outcome.arrived[:, -1:]
     there = (np.clip(outcome.left, low, high) - np.clip(outcome.arrived, low, high)).sum()

@@ -1,10 +1,10 @@
-"""Rules of a service that both engines follow, what is asked of it, and what came of that.
+"""The rules of a service that both engines follow, the load on it, and the outcome of a load.
 
-A request waits for one of `slots` (S), takes its tokens (G) and is done (C); its latency C - A is the wait S - A, the
-time blocked G - S and the online phase C - G. Requests are served in the order of their arrival, also where one needs
-more tokens than the next. A refill begins when one of `workers` is free and the store has room for all its tokens,
-which it reserves; a request takes all its tokens at once, and their places are free from then on (from C on, if
-`kept`). With `tokens` = 0 places each request makes its own in its slot, one refill after another.
+A request arrives (A), gets one of `slots` (S), takes its tokens (G) and is done (C). Its latency C - A consists of the
+wait S - A, the blocked time G - S and the online phase C - G. Requests are served in order of arrival, even if one
+needs more tokens than the next. A refill begins when one of `workers` is free and the store has room for all its
+tokens, which it reserves. A request takes all its tokens at once, and their places become free then (at C, if `kept`).
+With `tokens` = 0 each request makes its own tokens in its slot, one refill after another.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ SERVED, REJECTED, GAVE_UP = 0, 1, 2  # the fates of a request
 
 @dataclass(frozen=True)
 class System:
-    """Slots, workers and a store of tokens, and who is turned away.
+    """The rules: slots, workers, a store of tokens, a queue, replicas and batches.
 
-    tokens: K, the places of the store; None: requests need no tokens; 0: made on demand. stored: tokens at time 0.
-    per_refill, per_request: tokens. kept: a token's place is free when its request is done, not when it is taken.
-    queue: requests that may wait for a slot, one more is rejected; None: any number.
-    replicas: copies of all this, with stores of their own; a request joins the one with the fewest requests.
-    batch: requests that are served as one, in one slot, with one draw of the online phase; a batch begins when it is
-    full or its first request has waited `hold` seconds, takes all that wait by then, and `each` seconds more for
-    every request but the first.
+    slots: requests at a time. workers: refills at a time. tokens: K, the places of the store; None: requests need no
+    tokens; 0: tokens are made on demand. stored: tokens at time 0. per_refill, per_request: tokens. kept: whether a
+    token's place becomes free when its request is done, and not when the token is taken. queue: most requests that wait
+    for a slot, beyond which requests are rejected; None: no limit. replicas: copies of all this, with stores of their
+    own; a request joins the one with the fewest requests.
+    batch: requests that are served as one, in one slot, with one draw of the online phase. A batch begins when it is
+    full or its first request has waited `hold` seconds, holds the requests that wait by then, and takes `each` seconds
+    more for every request but the first.
     """
 
     slots: int = 1
@@ -63,20 +64,20 @@ class System:
 
     @property
     def store(self) -> int:
-        """K, where tokens are made ahead; else 0."""
+        """K if tokens are made ahead, else 0."""
         return self.tokens or 0
 
     @property
     def at_once(self) -> int:
-        """Refills under way at a time at most: the workers, or fewer where the store has room for fewer."""
+        """Most refills at a time: the workers, or the refills for which the store has room, if these are fewer."""
         return min(self.workers, self.store // self.per_refill)
 
     def check_tokens(self, need: Ints) -> None:
-        """ConfigError where a request could wait for ever: no full store holds the tokens that it takes at once.
+        """Raise ConfigError if a request could wait for ever because no full store holds all tokens that it takes.
 
-        need: tokens of the requests. With N tokens taken the store stops at floor((N + K - stored) / m) refills of m,
-        so it may stop short of K by what N + K - stored leaves modulo m, at most m - g + (K - stored) modulo g, where
-        g divides m and every request.
+        need: tokens of the requests. With N tokens taken the store stops at floor((N + K - stored) / m) refills of m
+        tokens. So it may stop short of K by (N + K - stored) modulo m, which is at most m - g + (K - stored) modulo g,
+        where g is the gcd of m and all requests.
         """
         if not self.store or not need.size:
             return
@@ -89,7 +90,7 @@ class System:
             raise ConfigError(f"{what}, filled {m} at a time, is sure to hold only {sure}", where="tokens", hint=hint)
 
     def check_batches(self, load: Load, draws: Draws) -> None:
-        """ConfigError for batches of what may leave early, comes to several queues, or begins a session."""
+        """Raise ConfigError for batches of requests that may leave early, join several queues, or begin a session."""
         turned_away = self.queue is not None or load.patience is not None
         if self.batch > 1 and (turned_away or self.replicas > 1 or load.due is None or draws.session is not None):
             what = "batches go with open arrivals at one queue only: no users, sessions, patience, full queue, replicas"
@@ -97,7 +98,7 @@ class System:
 
 
 def system_of(service: Service, *, full: bool = True, **rules: object) -> System:
-    """The rules of a service, from a full store or an empty one; `rules`: other fields of System."""
+    """The rules of a service. full: whether its stores are full at first, else empty. rules: other fields of System."""
     tokens = service.most_tokens if service.refill is not None else None
     fields = {
         "slots": service.slots,
@@ -115,13 +116,14 @@ def system_of(service: Service, *, full: bool = True, **rules: object) -> System
 
 @dataclass(frozen=True)
 class Load:
-    """Requests made to a system, in several runs: arrays of (runs, requests), or of shapes that broadcast to that.
+    """The requests of several runs: arrays (runs, requests), or of shapes that broadcast to that.
 
-    due: seconds at which requests arrive, ascending; or users in a circle instead, who ask, and think again as soon as
-    their request is done, turned away or given up. think: (runs, users + requests) seconds: of every user before the
-    first request, then after the i-th arrival. size: requests of the service that one arrival brings, one after
-    another in one slot. patience: seconds after which a request leaves that has not begun its online phase (made on
-    demand: its first refill). first: it begins a session (users: the first that is served of each user).
+    due: arrival times in seconds, ascending; None: a closed loop of users, who ask, and think again as soon as their
+    request is done, rejected or given up. think: (runs, users + requests) thinking times in seconds: of every user
+    before the first request, then after the i-th arrival. users: number of users. size: requests of the service that
+    one arrival brings, one after another in one slot. patience: seconds after which a request leaves if it has not
+    begun its online phase (tokens on demand: its first refill). first: whether the request begins a session (users: the
+    first served request of each user does).
     """
 
     due: Floats | None = None
@@ -149,7 +151,7 @@ class Load:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of runs and of requests in each."""
+        """The number of runs, and of requests in each."""
         if self.due is not None:
             return self.due.shape[0], self.due.shape[1]
         assert self.think is not None
@@ -161,18 +163,18 @@ class Load:
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Seconds of every arrival on its way there and back, (runs, requests): with all its requests at once."""
+    """Seconds of transit of every arrival, there and back, (runs, requests), with all its requests at once."""
     found, places = np.unique(load.sizes(), return_inverse=True)
     return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """A number for each time that a phase runs: seconds for the recurrence, factors of it for the event engine.
+    """A number for each run of a phase: its seconds for the recurrence, its factor for the event engine.
 
-    request: (runs, requests), by order of arrival (a batch: that of its first). refill: (runs * replicas, refills), by
-    order of start, taken anew from the first one when used up. session: (runs, requests) or None. One number stands
-    for all of its axis.
+    request: (runs, requests), in order of arrival (a batch uses its first request's). refill: (runs * replicas,
+    refills), in order of start, repeated from the first when used up. session: (runs, requests) or None. An axis of
+    size 1 broadcasts.
     """
 
     request: Floats
@@ -188,11 +190,11 @@ class Draws:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """The course of a load: float64 (runs, requests), seconds, in order of arrival; NaN for what did not happen.
+    """The outcome of a load: times in seconds, float64 (runs, requests), in order of arrival; NaN: it did not happen.
 
-    arrived: A. began: S, in a slot. went: G, with its tokens. left: C, or when it was turned away or gave up.
-    fate: SERVED, REJECTED or GAVE_UP. tokens: taken by each. refilled: (runs * replicas, refills), when each refill
-    ended, ascending, inf for none.
+    arrived: A. began: S, with a slot. went: G, with all tokens. left: C, or when it was rejected or gave up. fate:
+    SERVED, REJECTED or GAVE_UP. tokens: tokens taken by each request. refilled: (runs * replicas, refills), the times
+    at which refills ended, ascending; inf for none.
     """
 
     arrived: Floats
@@ -210,5 +212,5 @@ class LoadOutcome:
 
     @property
     def latency(self) -> Floats:
-        """C - A of those served, else NaN."""
+        """C - A of served requests, NaN for the others."""
         return np.where(self.served, self.left - self.arrived, np.nan)

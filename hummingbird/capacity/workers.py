@@ -1,6 +1,6 @@
-"""State of the recurrence in every run at once: places that free themselves, and tokens that refills make.
+"""The state of the recurrence for all runs at once: slots and workers that become free, and tokens from refills.
 
-Rows are runs (with replicas: run * replicas + replica); every method takes the rows that it is about, each once.
+Rows are runs (with replicas: run * replicas + replica); every method takes the rows that it applies to, each once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 from hummingbird.capacity.system import Draws, Floats, Ints, System
 from hummingbird.errors import ConfigError
 
-_MOST_BYTES = 4 << 30  # of the ends of all refills
+_MOST_BYTES = 4 << 30  # of the array of all refills' ends
 
 
 class Start(NamedTuple):
-    """A state to begin with, of rows; all times before the first arrival are alike.
+    """The state at the beginning; any time before the first arrival means the same.
 
-    slots: (rows, slots), when each is free. ends: (rows, any), the last ends of refills that were begun, ascending.
-    begun: refills, and taken: tokens, before. run: whose seconds of refills are a row's.
+    slots: (rows, slots), the times at which slots become free. ends: (rows, any), the last ends of refills that have
+    begun, ascending. begun: refills that have begun. taken: tokens that were taken. run: for each row, the row of the
+    refills' seconds.
     """
 
     slots: Floats
@@ -31,51 +32,51 @@ class Start(NamedTuple):
 
     @classmethod
     def idle(cls, system: System, rows: int) -> Start:
-        """Nobody there, and the tokens of time 0 in store."""
+        """The idle state: no requests, and `System.stored` tokens in store."""
         slots, ends = (np.full((rows, places), -math.inf) for places in (system.slots, system.workers))
         nothing = np.zeros(rows, dtype=np.int64)
         return cls(slots, ends, nothing, nothing, np.arange(rows))
 
 
 class Workers:
-    """Places of every row, each of which is free from a time on: (rows, places)."""
+    """Places, such as slots, of every row, and the times from which they are free: (rows, places)."""
 
     def __init__(self, free: Floats) -> None:
         self.free = free.copy()
 
     def first(self, rows: Ints) -> tuple[Ints, Floats]:
-        """The place of each row that is free first, and when."""
+        """The place of each row that becomes free first, and its time."""
         place = self.free[rows].argmin(1) if self.free.shape[1] > 1 else np.zeros_like(rows)
         return place, self.free[rows, place]
 
     def take(self, rows: Ints, until: Floats) -> None:
-        """Take the first place of each row until then."""
+        """Occupy the first free place of each row until these times."""
         self.free[rows, self.first(rows)[0]] = until
 
 
 class NoTokens:
-    """Requests that need none."""
+    """The tokens of requests that need none; the base class of the others."""
 
     ahead = False  # made before a request needs them
 
     def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
-        """When requests that begin at `begin` have the `need` tokens that each takes."""
+        """The times at which requests that begin at `begin` have their `need` tokens."""
         return begin
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
-        """Take them; their places are free from `at` on."""
+        """Take these tokens; their places are free from `at` on."""
 
     def ends(self, before: int = 0) -> Floats:
-        """(rows, before + refills): when each refill ended, ascending; inf for none. before: number of earlier ones."""
+        """The ends of refills, (rows, before + refills), ascending; inf for none. before: number of earlier ones."""
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
-        """(rows, count), the last ends of refills begun so far."""
+        """The last ends of refills begun so far, (rows, count)."""
         return np.empty((0, 0))
 
 
 class OnDemandRefill(NoTokens):
-    """Each request's refills one after another, in its slot, once it has begun."""
+    """Tokens made on demand: each request's refills run one after another in its slot."""
 
     def __init__(self, system: System, seconds: Floats, start: Start) -> None:
         self.per_refill = system.per_refill
@@ -97,12 +98,12 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """A store that its workers keep full; integers count tokens, as sums of their sizes would lose some."""
+    """A store that its workers keep full. Tokens are counted as integers, without rounding."""
 
     ahead = True
 
     def __init__(self, system: System, seconds: Floats, most: Ints, start: Start) -> None:
-        """most: tokens that each row may take in all."""
+        """Begin the first refills. most: tokens that each row may take in all."""
         self.system, self.seconds, self.run = system, seconds, start.run
         rows, self.lead = start.ends.shape
         room = start.taken + most + system.store - system.stored
@@ -110,7 +111,7 @@ class SimulatedStore(NoTokens):
         if 8 * rows * (refills + self.lead) > _MOST_BYTES:
             hint = "fewer runs, or a store that is full at first"
             raise ConfigError(f"{refills} refills in each of {rows} runs", where="tokens", hint=hint)
-        # Column base + j: the j-th smallest end. The first columns: what was, at first idle workers.
+        # Column base + j: the j-th smallest end. The first columns: earlier ends, or idle workers at the beginning.
         self.ready_at = np.full((rows, self.lead + refills), math.inf)
         self.ready_at[:, : self.lead] = start.ends
         self.base = self.lead - start.begun
@@ -134,7 +135,7 @@ class SimulatedStore(NoTokens):
         self._refill(rows, at)
 
     def _refill(self, rows: Ints, at: Floats) -> None:
-        """Begin what has room from `at` on."""
+        """Begin the refills for which there is room from `at` on."""
         system, r = self.system, self.system.workers
         while rows.size:
             room = self.taken[rows] + system.store - system.stored
@@ -153,7 +154,7 @@ class SimulatedStore(NoTokens):
 
 
 def tokens_of(system: System, seconds: Draws, need: Ints, start: Start) -> NoTokens:
-    """How requests come by their tokens; seconds.refill: of every refill."""
+    """The tokens of a system. seconds.refill: seconds of every refill."""
     if system.tokens is None or seconds.refill is None:
         return NoTokens()
     start = start._replace(run=start.run % len(seconds.refill))

@@ -1,12 +1,12 @@
-"""The parties' channel: packed tensors over one TCP connection per direction and pair, every frame checked, every
-wait bounded.
+"""The parties' channel: packed tensors over one TCP connection per direction and pair, with checked frames and bounded
+waits.
 
 A frame is a 20-byte header (magic, version, kind, sequence number, a checksum of "layer | dtypes | shapes", length)
-and the payload, the tensors' bytes one after the other. A header that is not the expected one is an error that names
-both sides, at once; an `ABORT` frame carries the reason why a party stopped, a `PLACE` frame what it expected instead.
+and the payload, the tensors' bytes one after the other. An unexpected header is an error that names both sides, at
+once. An `ABORT` frame carries the reason why a party stopped, a `PLACE` frame what a party expected instead.
 
-One thread reads, and it alone explains errors. Long messages are written by one daemon thread per peer: the interpreter
-joins all others at its end, and a peer that reads nothing would then keep a failed process alive.
+One thread reads, and only that thread explains errors. One daemon thread per peer writes long messages: the interpreter
+joins other threads at its end, so that a peer that reads nothing would keep a failed process alive.
 
 Why not torch.distributed's point-to-point calls: Gloo terminates the whole process when a peer's message is longer
 than the buffer, cannot say why a peer left, has no TLS in PyPI's builds, and its all_reduce of a small tensor takes
@@ -38,10 +38,10 @@ _HEADER = struct.Struct("!2sBBIIQ")  # magic, version, kind, sequence, checksum,
 assert _HEADER.size == HEADER_BYTES
 _MAGIC, _VERSION = b"hb", 1
 _DATA, _TEXT, _ABORT, _PLACE = 0, 1, 2, 3
-_INLINE = 32 << 10  # below every kernel's socket buffer: such a send cannot block on a peer that sends as well
+_INLINE = 32 << 10  # below every kernel's socket buffer: two parties that send this much to each other cannot block
 MAX_TEXT = 1 << 20
 _GRACE = 2.0  # seconds granted to a peer to say why it stopped
-_PIECE = 1 << 20  # bytes per call: silence of a peer ends a wait, not a slow network
+_PIECE = 1 << 20  # bytes per call, so that the time limit ends waits for a silent peer, but not for a slow network
 _ASK = "its own output says why"
 _AGREE = "all parties must run the same program with the same net, bits and batch size"
 
@@ -49,21 +49,22 @@ _Job = tuple["Future[None]", list[memoryview], Callable[[], object]]
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
-    """Types and shapes, as both sides of a frame must have them."""
+    """Types and shapes of tensors as text, equal on both sides of a frame."""
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
 
 
 def named(party: int, lane: int | None = None) -> str:
-    """The name of a party's process in errors; lane: None where a party has one process."""
+    """The name of a party's process in errors. lane: None if a party has one process."""
     return f"party {party}" if lane is None else f"party {party}, lane {lane}"
 
 
 class Channel:
-    """Rank `rank` of `parties`; `outgoing[i]` and `incoming[i]` are connected sockets to and from party i.
+    """The channel of one party.
 
-    lane: which one of the parties' lanes this channel connects, where they have several; for errors.
-    Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when it
-    sends something else.
+    rank: of this party. parties: their number. outgoing[i], incoming[i]: connected sockets to and from party i.
+    timeout: longest silence of a party, seconds. lane: the lane that this channel connects if parties have several, for
+    errors. Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when
+    a party sends something else than expected.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class Channel:
         self._writing = {peer: threading.Lock() for peer in outgoing}
         self._queues: dict[int, SimpleQueue[_Job | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._long: dict[int, Future[None]] = {}  # by peer: the last long message, perhaps still to be written
-        # By peer: minus the bytes of the last frame, and those that were sent, one by one.
+        self._long: dict[int, Future[None]] = {}  # by peer: the last long message, perhaps not yet written
+        # By peer: minus the size of the last frame, then the bytes sent by each call.
         self._frame: dict[int, list[int]] = {peer: [] for peer in outgoing}
         self._said: dict[int, str] = {}  # by peer: the text of its ABORT or PLACE frame
         self.closed = False
@@ -104,7 +105,7 @@ class Channel:
     # One round: everybody to everybody -------------------------------------------------------------------------------
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
-        """Send `tensors` to every other party, return theirs by rank: 1 round, (N-1) frames sent.
+        """Send `tensors` to every other party; returns theirs by rank. 1 round, N - 1 frames sent.
 
         Types and shapes are the same at all parties. int64 tensors come before uint8 ones (alignment).
         """
@@ -118,7 +119,7 @@ class Channel:
         return received
 
     def exchange_text(self, text: str) -> dict[int, str]:
-        """Send a text of at most 1 MiB to every other party, return theirs by rank."""
+        """Send a text of at most 1 MiB to every other party; returns theirs by rank. 1 round."""
         data = text.encode()
         sending = [self._submit(peer, _TEXT, 0, [memoryview(data)]) for peer in self.others]
         received = {}
@@ -134,7 +135,7 @@ class Channel:
     # Point to point ---------------------------------------------------------------------------------------------------
 
     def send(self, peer: int, *tensors: Tensor) -> None:
-        """Send tensors to one party, and return when they are handed to the network."""
+        """Send tensors to one party; returns once they are handed to the network."""
         self._finish([peer], self._send([peer], tensors))
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
@@ -156,15 +157,15 @@ class Channel:
         return out
 
     def count_round(self) -> None:
-        """Mark a round made of `send` and `receive` calls."""
+        """Count a round that consists of `send` and `receive` calls."""
         if self.parties > 1:
             meter.count(rounds=1)
 
     def loss(self) -> str:
-        """Words for a party that has closed its connection, as far as can be seen without reading; "" if none has."""
+        """A sentence about a party that has closed its connection, as seen without reading; "" if none has."""
         if self.closed:
             return ""
-        closing = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # the first: though there is more to read; on Linux
+        closing = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # POLLRDHUP, on Linux: even if bytes are unread
         poll, peers = select.poll(), {connection.fileno(): peer for peer, connection in self._incoming.items()}
         for number in peers:
             poll.register(number, closing)
@@ -177,7 +178,7 @@ class Channel:
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Tell every party why this one stops, and close. Safe to call twice, never raises."""
+        """Tell every party why this party stops, and close. May be called twice; never raises."""
         if self.closed:
             return
         for peer in self._outgoing:
@@ -185,7 +186,7 @@ class Channel:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; parties that still wait for this one get a PeerError."""
+        """Close all connections; parties that still wait for this party get a PeerError."""
         if self.closed:
             return
         self.closed = True
@@ -198,7 +199,7 @@ class Channel:
                 pass  # not connected any more
             connection.close()
         for thread in self._threads:
-            # A thread that let go of its last tensors while the interpreter shuts down would abort the process.
+            # A thread that releases its last tensors while the interpreter shuts down would abort the process.
             thread.join(_GRACE)
 
     # Frames -----------------------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class Channel:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
     def _send(self, peers: Sequence[int], tensors: Sequence[Tensor]) -> list[Future[None] | None]:
-        """Send the same tensors to some parties."""
+        """Send the same tensors to some parties; returns a future for each long message."""
         checksum, stage = self._checksum(tensors), staging_of(tensors)
         if stage is not None:
             octets, event = stage.fetch(tensors)
@@ -222,7 +223,7 @@ class Channel:
     def _submit(
         self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
     ) -> Future[None] | None:
-        """Write a frame, or have the peer's thread do it; ready: returns when the parts may be read."""
+        """Write a short frame, or queue a long one for the peer's thread. ready: returns once the parts may be read."""
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
         length = sum(len(part) for part in parts)
@@ -241,7 +242,7 @@ class Channel:
             name = f"hummingbird-send-{peer}"
             thread = threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True)
             thread.start()
-            self._threads.append(thread)  # `close` joins it, after a signal's exception too: only once it has started
+            self._threads.append(thread)  # only a started one: `close` joins it, also after a signal's exception
         future = self._long[peer] = Future()
         self._queues[peer].put((future, [memoryview(header), *parts], ready or (lambda: None)))
         return future
@@ -253,7 +254,7 @@ class Channel:
             try:
                 ready()
                 self._write(peer, parts)
-            except BaseException as error:  # noqa: BLE001 - raised again by _finish, in the thread that waits
+            except BaseException as error:  # noqa: BLE001 - _finish raises it in the waiting thread
                 future.set_exception(error)
             else:
                 future.set_result(None)
@@ -263,20 +264,20 @@ class Channel:
             counts = self._frame[peer] = [-sum(map(len, parts))]
             for part in parts:
                 while part:
-                    # No bytecode between a call and its count: a signal's exception cannot come there and lose it.
+                    # No bytecode between a call and its count, so that a signal's exception cannot lose the count.
                     counts.extend(map(self._outgoing[peer].send, [part[:_PIECE]]))
                     part = part[counts[-1] :]
 
     def _torn(self, peer: int) -> bool:
-        """Whether the last frame was sent in part: another one would be read as its rest."""
+        """Whether the last frame was sent in part: the peer would read another frame as its rest."""
         length, *sent = self._frame[peer] or [0]
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Send an ABORT or PLACE frame if the peer still takes one; never raises."""
+        """Send an ABORT or PLACE frame if the peer still reads; never raises."""
         data = text.encode()[:MAX_TEXT]
         if peer in self._long:
-            wait([self._long[peer]], _GRACE)  # its frame comes first, also where its thread has not begun
+            wait([self._long[peer]], _GRACE)  # a queued frame comes first, even if its thread has not begun
         if not self._writing[peer].acquire(timeout=_GRACE):
             return  # a long message is still on its way: that peer has stopped reading
         try:
@@ -293,7 +294,7 @@ class Channel:
         for peer, future in zip(peers, sending, strict=True):
             if future is not None:
                 try:
-                    future.result()  # ends by itself: every write has a time limit
+                    future.result()  # bounded: every write has a time limit
                 except OSError as error:
                     raise self._unsent(peer, error) from None
         meter.count(waited=time.perf_counter() - started)
@@ -319,7 +320,7 @@ class Channel:
         return self._read(peer, min(length, MAX_TEXT)).numpy().tobytes().decode(errors="replace")
 
     def _header(self, peer: int) -> tuple[int, int, int]:
-        """Kind, checksum and length of the next frame; PeerError for an ABORT frame, AgreementError for a PLACE one."""
+        """Kind, checksum and length of the next frame. Raises PeerError for ABORT, AgreementError for PLACE frames."""
         header = bytearray(HEADER_BYTES)
         self._fill(peer, memoryview(header))
         magic, version, kind, sequence, checksum, length = _HEADER.unpack(header)
@@ -349,24 +350,24 @@ class Channel:
         return kind, checksum, length
 
     def _skip(self, peer: int, length: int) -> None:
-        """Pass over a payload."""
+        """Read and drop a payload."""
         while length:
             length -= len(self._read(peer, min(length, _PIECE)))
 
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
-        """The error for a frame of another kind, layer or shape; tells the peer, and asks it what it expected."""
+        """The error for a frame of another kind, layer or shape; exchanges expectations with the peer."""
         mine = f"{self.name} expects {expected} at {_place()}"
         theirs = f"{self.names[peer]} sent {length} bytes of something else"
         self._incoming[peer].settimeout(min(_GRACE, self.timeout))
         try:
-            # First to the end of the payload: the peer may be able to say something only when it is rid of that.
+            # First read to the end of the payload: the peer may be able to send its own frame only after that.
             self._skip(peer, length)
             self._say(peer, _PLACE, mine)
             self._header(peer)
         except HummingbirdError as error:
             if peer in self._said and isinstance(error, PeerError):
-                return error  # it has stopped already, and said why
-            theirs = self._said.get(peer, theirs)  # a peer that cannot answer: what is known already must do
+                return error  # the peer has stopped already, and said why
+            theirs = self._said.get(peer, theirs)  # the peer cannot answer
         return self._elsewhere(mine, theirs)
 
     def _elsewhere(self, one: str, other: str) -> AgreementError:
@@ -383,7 +384,7 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """The error for a failed send: the peer's own words if they lie behind what is unread. Reading thread only."""
+        """The error for a failed send: the peer's own words if they follow in its unread bytes. Reading thread only."""
         if not isinstance(error, TimeoutError):
             try:
                 self._incoming[peer].settimeout(min(_GRACE, self.timeout))

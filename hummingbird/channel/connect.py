@@ -1,11 +1,11 @@
-"""Connecting the parties, or one lane of each: one TCP connection per ordered pair, to send on.
+"""Connects the parties, or one lane of each: one TCP connection per ordered pair, on which the first party sends.
 
-Either of the two may have made it: each calls the other for the connection that it sends on, and a second later also
-for the one that it receives on, if that is still missing. So it is enough that one of them can reach the other, through
-a firewall or an address translation, on one port. The sender takes the first connection that is there, and says so on
-it. handshake.py has what both say; with TLS the certificate must be for the name `party-RANK` as well.
+Either party of a pair may open it: each calls the other for the connection that it sends on, and a second later also
+for the one that it receives on, if that is still missing. So it suffices that one of them can reach the other, through
+a firewall or an address translation, on one port. The sender takes the first connection that is open, and says so on
+it. handshake.py defines these messages; with TLS the certificate must also be for the name `party-RANK`.
 
-The port of a party is at its lane 0, which gives the other lanes their connections over Unix sockets (`links`).
+Lane 0 of a party listens on the party's port, and hands the other lanes their connections over Unix sockets (`links`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from hummingbird.errors import PeerError
 from hummingbird.rpc.security import joined, loopback
 from hummingbird.rpc.signals import check
 
-_HELLO = 5.0  # seconds for a new connection to prove that it is a party's, handshake included
-_REACH = 5.0  # seconds for an address to take a connection
-_HEAD_START = 1.0  # seconds for a party to call, before it is called for a connection that it sends on
+_HELLO = 5.0  # seconds for a new connection to prove that it is a party's, TLS handshake included
+_REACH = 5.0  # seconds for an address to accept a connection
+_HEAD_START = 1.0  # seconds after which a party also calls for the connections that it receives on
 _AGAIN = 0.5  # seconds between two calls of one address
-_PATIENCE = 15.0  # seconds of failures until a party on another host is given up, that has not called either
-_LOOK = 0.05  # seconds between two looks at what is due
-_STRANGERS = 64  # connections at a time that have not said who they are
-_DONE = b"."  # what a lane says on its link when it has all connections
+_PATIENCE = 15.0  # seconds of failed calls after which a party on another host is given up, unless it has called
+_LOOK = 0.05  # seconds between two checks of what is due
+_STRANGERS = 64  # most connections at a time that have not proved who they are
+_DONE = b"."  # sent by a lane on its link when it has all connections
 
 Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and a Unix socket to it
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A listening socket at an address of this host; port 0: a free one. OSError where there can be none."""
+    """A listening socket at an address of this host. port: 0 for a free one. Raises OSError if it cannot listen."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = found[0]
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -49,9 +49,10 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """torch's store as a part of this process, at this address of its host alone: torch's own takes all of them.
+    """A torch TCPStore served by this process at this address of its host alone; torch itself listens at all addresses.
 
-    port: 0 for a free one. wait: for an answer. Does not wait for others. OSError where it cannot listen.
+    port: 0 for a free one. wait: longest wait for an answer. Does not wait for other processes. Raises OSError if it
+    cannot listen.
     """
     server = listen(host, port)
     port = server.getsockname()[1]
@@ -69,13 +70,14 @@ def connect(
     lane: int | None = None,
     links: Mapping[int, Link] | None = None,
 ) -> Channel:
-    """Connect all parties to each other: every ordered pair has a connection, on which the first one sends.
+    """Connect all parties to each other: every ordered pair has a connection, on which the first party sends.
 
-    rank: of the party. addresses: (host, port) by party. server: where the others call this one, None for a lane that
-    is given its connections by lane 0. token: 16 bytes known to the parties of this run, and lane, only.
-    tls: contexts for the connecting and the accepting side; then party i's certificate must be for the name `party-i`.
-    lane: which one of the parties' lanes meets here, where they have several. links: at lane 0 the other lanes of this
-    party, at those lane 0. Server and links are closed. PeerError where somebody does not come or fails.
+    rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
+    for a lane that gets its connections from lane 0. token: 16 bytes that only the parties of this run, and lane, know.
+    timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must then be for
+    the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the links to the
+    other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError if a party
+    does not come or fails.
     """
     joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
     try:
@@ -94,18 +96,22 @@ def connect(
 
 @dataclass
 class _Dialing:
-    """Calls of one party for one connection, one after the other."""
+    """Repeated calls of one party for one connection."""
 
     call: Hello
     due: float
     attempts: int = 0
-    failing: float | None = None  # since when
+    failing: float | None = None  # the time of the first failure in a row
     under_way: _Step | None = None
 
 
 @dataclass
 class _Step:
-    """A connection in the making: what is next, until when, and who is to hear how it went."""
+    """A connection in the making.
+
+    steps: its handshake. deadline: monotonic time. made, failed: called with its result or its error. waits_on: the
+    socket that the selector watches. stranger: whether a peer is connected that has not proved who it is.
+    """
 
     steps: Steps[Any]
     deadline: float
@@ -116,7 +122,7 @@ class _Step:
 
 
 class _Joining:
-    """All connections of one lane of a party, until there is one each way with every other party."""
+    """Makes all connections of one lane of a party: one in each direction with every other party."""
 
     def __init__(
         self,
@@ -131,13 +137,13 @@ class _Joining:
         self._calling: ssl.SSLContext | None = tls[0] if tls else None
         self._called: ssl.SSLContext | None = tls[1] if tls else None
         if self._called:
-            # A ticket would wait unread at the sender of a one-way connection, and turn its end into a reset, which
-            # may overtake the last frame.
+            # A session ticket would stay unread at the sender of a one-way connection, and turn its end into a reset,
+            # which may overtake the last frame.
             self._called.num_tickets = 0
         self.deadline = deadline
         self.outgoing: dict[int, socket.socket] = {}
         self.incoming: dict[int, socket.socket] = {}
-        self._offered: list[tuple[int, socket.socket]] = []  # to receive on, if the sender says so
+        self._offered: list[tuple[int, socket.socket]] = []  # to receive on, if the sender chooses them
         others, now = [peer for peer in range(len(addresses)) if peer != rank], time.monotonic()
         self._dialing = [_Dialing(Hello(rank, peer, True), now) for peer in others]
         self._dialing += [_Dialing(Hello(rank, peer, False), now + _HEAD_START) for peer in others]
@@ -145,7 +151,7 @@ class _Joining:
         self._calls = self._hellos(token)
         self._elsewhere: dict[bytes, int] = {}  # hellos for other lanes of this party
         self._steps: list[_Step] = []
-        self._fresh: list[_Step] = []  # of these, those that have not begun
+        self._fresh: list[_Step] = []  # those of `_steps` that have not begun
         self._selector = selectors.DefaultSelector()
         self._server: socket.socket | None = None
         self._accepts = False
@@ -158,12 +164,12 @@ class _Joining:
 
     @property
     def complete(self) -> bool:
-        """Whether all connections are there, and those of the lanes that depend on this one."""
+        """Whether all connections are made, also those of the lanes that depend on this one."""
         mine = len(self.outgoing) == len(self.incoming) == len(self._others)
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
-        """Take connections at a listening socket and for other lanes, or from lane 0."""
+        """Accept connections at a listening socket, also for other lanes, or receive them from lane 0."""
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
             link.setblocking(False)
@@ -174,7 +180,7 @@ class _Joining:
                 self._elsewhere |= dict.fromkeys(self._hellos(token), lane)
 
     def step(self) -> None:
-        """Wait a moment for something to happen, and go on with it."""
+        """Start due calls, wait at most `_LOOK` seconds for events, and handle them."""
         check()
         now = time.monotonic()
         for dialing in self._dialing:
@@ -184,7 +190,7 @@ class _Joining:
         while self._fresh:
             self._go_on(self._fresh.pop(0))
         for key, _ in self._selector.select(_LOOK):
-            if self._selector.get_map().get(key.fd) is key:  # what came before may have ended it
+            if self._selector.get_map().get(key.fd) is key:  # an earlier event may have ended it
                 key.data()
         now = time.monotonic()
         for step in [step for step in self._steps if now > step.deadline]:
@@ -236,12 +242,12 @@ class _Joining:
         def failed(error: OSError) -> None:
             now = time.monotonic()
             dialing.under_way, dialing.due = None, now + _AGAIN
-            if isinstance(error, TimeoutError):  # nothing says that nobody is there
+            if isinstance(error, TimeoutError):  # no proof that nobody listens
                 dialing.failing = None
                 return
             dialing.failing = dialing.failing or now
             gone = now - dialing.failing >= (0.0 if loopback(address[0]) else _PATIENCE)
-            if dialing.call.sends and gone:  # a party on this host is reached or gone
+            if dialing.call.sends and gone:  # a party on this host is reachable or has ended
                 raise self._lost(dialing.call.called, error)
 
         def reached(connection: socket.socket) -> None:
@@ -257,7 +263,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Take no more connections while there are many of strangers."""
+        """Accept no further connections while `_STRANGERS` have not proved who they are."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS
@@ -269,7 +275,7 @@ class _Joining:
 
     def _accept(self) -> None:
         assert self._server is not None
-        with contextlib.suppress(OSError):  # the caller has left already
+        with contextlib.suppress(OSError):  # the caller has disconnected already
             connection, caller = self._server.accept()
             self._take(connection, b"", str(caller[0]))
 
@@ -290,7 +296,7 @@ class _Joining:
     # The other lanes of this party ------------------------------------------------------------------------------------
 
     def _heard(self, lane: int) -> None:
-        """Something has come from another lane: at lane 0 that it is complete, at the others a connection."""
+        """Read from another lane's link: at lane 0 the byte that the lane is complete, at the others a connection."""
         link = self._links[lane]
         try:
             handles: list[int] = []
@@ -313,16 +319,16 @@ class _Joining:
                 raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
 
     def _hand_over(self, found: Taken) -> None:
-        """Give another lane what is its own, unless it wants no more."""
+        """Hand a connection to the lane that it is for, unless that lane is complete."""
         link = self._links.get(self._elsewhere[found.hello])
-        with found.connection, contextlib.suppress(OSError):  # a lane that is gone is noticed by its link
+        with found.connection, contextlib.suppress(OSError):  # the link shows that a lane has ended
             if link is not None:
                 socket.send_fds(link, [found.hello], [found.connection.fileno()])
 
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Use a connection, if one is missing: to send on at once, to receive on once the other side says so."""
+        """Use a connection if it is missing: to send on at once, to receive on once the sender chooses it."""
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
             self._offered.append((peer, connection))
@@ -336,13 +342,13 @@ class _Joining:
                 return self._redial(peer, True)
             self.outgoing[peer] = connection
             self._settle(peer, True)
-            # Nothing is ever sent this way but its end.
+            # The peer never sends on this connection: only its end can be read.
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._left(peer, connection))
             return
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """The sender has chosen this connection, or another one."""
+        """Read whether the sender has chosen this connection, or another one."""
         try:
             said = connection.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -363,7 +369,7 @@ class _Joining:
             self._redial(peer, False)
 
     def _settle(self, peer: int, sends: bool) -> None:
-        """Stop calling for a connection that is there."""
+        """Stop calling for a connection that is made."""
         for dialing in [d for d in self._dialing if d.call.called == peer and d.call.sends == sends]:
             self._dialing.remove(dialing)
             if dialing.under_way is not None and dialing.under_way in self._steps:
@@ -375,7 +381,7 @@ class _Joining:
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
     def _left(self, peer: int, connection: socket.socket) -> None:
-        """A party that this one sends to has closed its end: it has failed, or was killed, and is not waited for."""
+        """Raise PeerError: the party that receives on this connection has closed it, since it failed or was killed."""
         try:
             if connection.recv(1):
                 return
@@ -425,7 +431,7 @@ class _Joining:
         )
 
     def close(self) -> None:
-        """Close all but the connections that were made."""
+        """Close everything but the finished connections."""
         for step in tuple(self._steps):
             self._end(step)
         for link in self._links.values():
@@ -440,6 +446,6 @@ class _Joining:
         self._selector.close()
 
     def close_all(self) -> None:
-        """Close the connections that were made."""
+        """Close the finished connections."""
         for connection in (*self.outgoing.values(), *self.incoming.values()):
             connection.close()

@@ -1,15 +1,15 @@
-"""Words of two parties when one calls the other: who they are, before a byte of the protocol.
+"""The handshake of two parties: both prove who they are, before the first byte of the protocol.
 
-    the caller   16 bytes: a keyed hash, under the run's token, of who calls whom and which of the two will send
-    TLS          where they have certificates, each for the name `party-RANK`
+    the caller   16 bytes: a keyed hash, under the run's token, of caller, called, and which of the two will send
+    TLS          if they have certificates, each for the name `party-RANK`
     the called   16 bytes: the hash of its answer
     the sender   one byte, on the connection that it has chosen
 
-Neither a port scanner nor a process of another run can make the hashes. They tell a port that several connections share
-which one this is, also where TLS hides what follows: a party has one port for all others, and for all of its lanes.
+Neither a port scanner nor a process of another run can compute the hashes. A party has one port for all others and for
+all of its lanes: the caller's hash also says which connection this is, in clear, before TLS hides what follows.
 
-Each function is a generator that yields a socket and the event it waits for, as `selectors` has it, and returns what it
-has made; closing it closes the connection. So one thread has all connections under way at a time.
+Each function is a generator that yields a socket and the `selectors` event that it waits for, and returns its result;
+closing the generator closes the connection. So one thread can make all connections at the same time.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ Steps = Generator[tuple[socket.socket, int], None, _T]
 
 
 class Hello(NamedTuple):
-    """A connection to be: which party calls which, and whether the caller will send on it, or receive."""
+    """A planned connection: the calling party, the called party, and whether the caller will send on it."""
 
     caller: int
     called: int
     sends: bool
 
     def hello(self, token: bytes) -> bytes:
-        """The caller's words."""
+        """The caller's 16 bytes."""
         return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
     def answer(self, token: bytes) -> bytes:
-        """The words of the called party."""
+        """The called party's 16 bytes."""
         return derive(token, "answer", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
 
 class Taken(NamedTuple):
-    """A connection that a party was called on; `call` is None for another lane's, to whom it goes with its hello."""
+    """An accepted connection. call: None for a connection of another lane, which gets it with its hello."""
 
     connection: socket.socket
     hello: bytes
@@ -55,7 +55,7 @@ class Taken(NamedTuple):
 
 
 def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
-    """A connection to one of the addresses of a host, another one at each attempt. OSError if there is none."""
+    """Connect to one of the addresses of a host, in turn by the number of the attempt. Raises OSError on failure."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[attempt % len(found)]
     connection = socket.socket(family, kind, protocol)
@@ -77,7 +77,7 @@ def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
 def introduce(
     connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
 ) -> Steps[socket.socket]:
-    """The connection on which party `call.called` has proved itself. OSError for anybody else."""
+    """The caller's handshake; returns the connection to party `call.called`. Raises OSError for any other peer."""
     try:
         connection.sendall(call.hello(token))  # a new connection has room for it
         if context:
@@ -98,9 +98,10 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """A connection on which a party has proved itself: one of `calls`, by its hello.
+    """The called party's handshake; returns a connection that is one of `calls`, by its hello.
 
-    hello: what another lane has read already, else empty. others: hellos for other lanes. OSError for anybody else.
+    hello: the hello, if lane 0 has read it already, else empty. others: hellos of connections for other lanes, which
+    are returned at once. Raises OSError for any other peer.
     """
     try:
         connection.setblocking(False)

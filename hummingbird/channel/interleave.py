@@ -1,10 +1,10 @@
-"""Computations that take turns, so that one computes while the others' messages are on the wire.
+"""Interleaved computations: one computes while the others' messages are on the wire.
 
-Each runs on a thread of its own, but only one at a time: whoever has sent its part of an opening lets the next one go
-on, and comes back when all others have sent in turn. The order of all messages follows from the program alone, so it is
-the same at every party, and one channel serves all.
+Each computation has a thread of its own, but only one runs at a time: a computation that has sent its part of an
+opening lets the next one run, and continues when all others have sent theirs. The order of all messages follows from
+the program alone, so that it is the same at every party, and one channel serves all computations.
 
-    Turns().run([lambda: net(first), lambda: net(second)])     # Channel.exchange calls pass_on() after sending
+    Interleave().run([lambda: net(first), lambda: net(second)])     # Channel.exchange calls pass_on() after sending
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _place: contextvars.ContextVar[tuple[Interleave, int] | None] = contextvars.Cont
 
 
 class _Stopped(BaseException):
-    """Raised in a computation when another one has failed; nobody but `Interleave` sees it."""
+    """Raised in a computation when another one has failed; `Interleave` catches it."""
 
 
 def pass_on() -> None:
-    """Let the other computations run until each passes on or ends; does nothing outside of `Interleave.run`."""
+    """Let the other computations run until each has passed on or ended; does nothing outside of `Interleave.run`."""
     place = _place.get()
     if place is not None:
         started = time.perf_counter()
@@ -35,7 +35,7 @@ def pass_on() -> None:
 
 
 class Interleave:
-    """Runs functions in turns and returns their results; the first error of any of them ends all, and is raised."""
+    """Runs functions interleaved; the first error of any of them ends all, and is raised."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -43,7 +43,7 @@ class Interleave:
         self._failed: BaseException | None = None
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """All results. The first function runs on the calling thread, which is the one that signals interrupt."""
+        """Run the functions; returns all results. The first one runs on the calling thread, which signals interrupt."""
         results: list[Any] = [None] * len(functions)
         self._running = list(range(len(functions)))
 
@@ -84,7 +84,7 @@ class Interleave:
                 raise _Stopped
 
     def pass_on_as(self, number: int) -> None:
-        """Let the next one run, in the name of function `number`, whose turn it is."""
+        """Let the next function run, called by function `number`, which is running."""
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

@@ -1,12 +1,12 @@
-"""The meter: what every layer sent, waited for and computed, beside its predicted price.
+"""The meter: rounds, bits and seconds of every layer, beside the layer's predicted price.
 
     with hummingbird.meter() as m:
         logits = private_net(x)
     print(m.table())
 
 The channel and the dealer's client report here (`count`); the private net marks where a layer begins and ends
-(`layer`). What is counted outside every layer goes to a row named "(outside)". Meters can be nested; each sees what
-happens while it is open.
+(`layer`). Counts outside of every layer go to a row named "(outside)". Meters can be nested; each counts while its
+block runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_s
 
 @dataclass
 class MeterRow:
-    """One layer, summed over its calls. Bits are those sent by this party; offline bits those that the dealer sends to
-    all parties together, and received ones the part of these that came to this party.
+    """One layer, summed over its calls.
+
+    bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
+    together. received_bits: this party's part of these.
     """
 
     layer: str
@@ -82,8 +84,8 @@ class Meter:
 
     @classmethod
     def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
-        """One meter for the lanes of a party: counts are summed, and so is the dealer's work; the other seconds, which
-        pass at all lanes at once, are those of the lane whose meter ran longest.
+        """One meter for all lanes of a party. Counts and the dealer's seconds are summed; the other seconds, which pass
+        at all lanes at the same time, are those of the lane whose meter ran longest.
         """
         slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
         caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
@@ -98,11 +100,11 @@ class Meter:
         return out
 
     def table(self, every_layer: bool = True) -> str:
-        """The rows as text; layers that neither sent nor received are summed into one line.
+        """The rows as a text table; layers without messages are summed into one line.
 
-        "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is time spent
-        waiting for correlated randomness, "seeds" for expanding them (mostly meanwhile), and "dealer" what the dealer
-        says of its own work for the whole.
+        Columns: "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is the
+        time spent waiting for correlated randomness, "seeds" the time for expanding seeds (mostly in the background),
+        and "dealer" the dealer's own report of its time, for the total only.
         """
         head = (
             "layer",
@@ -159,7 +161,7 @@ _idle: contextvars.ContextVar[float] = contextvars.ContextVar("idle", default=0.
 
 @contextlib.contextmanager
 def meter() -> Iterator[Meter]:
-    """Count everything that happens in this block."""
+    """A block whose messages, rounds and seconds are counted in a new meter."""
     opened, started = Meter(), time.perf_counter()
     _open.append(opened)
     try:
@@ -171,7 +173,7 @@ def meter() -> Iterator[Meter]:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Count nothing in this block."""
+    """A block in which no meter counts."""
     before, token = _open[:], _layer.set("")
     _open.clear()
     try:
@@ -182,7 +184,7 @@ def paused() -> Iterator[None]:
 
 
 def current_layer() -> str:
-    """The qualified name of the layer being computed, "" outside."""
+    """The qualified name of the layer that is being computed; "" outside of layers."""
     return _layer.get()
 
 
@@ -212,13 +214,13 @@ def count(
 
 
 def away(seconds: float) -> None:
-    """Leave seconds out of the layer's computing: this computation stood still, waiting or while another one ran."""
+    """Do not count these seconds as the layer's computing: the computation waited, or another one ran."""
     _idle.set(_idle.get() + seconds)
 
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
-    """Everything counted inside belongs to this layer; `predicted` is its price."""
+    """A block whose counts belong to this layer. predicted: the layer's price."""
     token, idle, started = _layer.set(name), _idle.get(), time.perf_counter()
     try:
         yield

@@ -1,7 +1,7 @@
-"""An iterator run by a thread of its own, a few items ahead of its reader: transport and computation overlap.
+"""An iterator that a thread reads a few items ahead of its consumer, so that transport and computation overlap.
 
-The reader says how many items may wait for it, which bounds memory, and how long it waits for one, which a gRPC stream
-by itself does not offer. An error of the iterator is the reader's, and the thread ends with its owner.
+The consumer sets how many items may wait, which bounds memory, and how long it waits for one, which a gRPC stream
+alone does not offer. An error of the iterator is raised in the consumer, and the thread ends with its owner.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 from hummingbird.kernels.devices import on_this_card
 
 Item = TypeVar("Item")
-_POLL = 0.2  # seconds between looks at whether the reader is gone
+_POLL = 0.2  # seconds between two checks whether the reader has closed
 
 
 class Prefetch(Generic[Item]):
-    """`items`, at most `depth` of them made before they are read; what they raise comes out of `next` in its place.
+    """`items`, read at most `depth` ahead; `next` raises their errors in order.
 
-    cancel: ends an iterator that waits. As a context it leaves no thread behind.
+    cancel: ends an iterator that waits. As a context manager it leaves no thread behind.
 
         with Prefetch(stream, 4, stream.cancel) as items:
             while (item := items.next(60.0)) is not None: ...
@@ -35,7 +35,7 @@ class Prefetch(Generic[Item]):
         self._thread.start()
 
     def next(self, timeout: float | None = None) -> Item | None:
-        """The next item, None after the last; TimeoutError when there is none for `timeout` seconds, if given."""
+        """The next item, None after the last. Raises TimeoutError after `timeout` seconds without an item."""
         try:
             item, error = self._queue.get(timeout=timeout)
         except queue.Empty:
@@ -49,7 +49,7 @@ class Prefetch(Generic[Item]):
             yield item
 
     def close(self) -> None:
-        """Make no more; the thread ends after the item it is making."""
+        """Read no further items; the thread ends after the item that it is reading."""
         self._closed.set()
         self._cancel()
 

@@ -1,17 +1,18 @@
-"""Messages of tensors on a GPU: copied to and from pinned memory on streams of their own, while the GPU goes on.
+"""Messages of tensors on a GPU: copies to and from pinned memory on separate CUDA streams, while the GPU computes.
 
-What goes out is copied when the kernels that make it are done; the thread that writes it waits for the copy, the one
-that computes does not. What came in is copied when it is read; kernels started from then on wait for it on the GPU. The
-two copies have a stream each, as the two directions of a GPU's bus work side by side.
+Outgoing tensors are copied once the kernels that compute them are done; the thread that writes the message waits for
+the copy, the computing thread does not. Incoming tensors are copied once they are read; kernels started after that wait
+for the copy on the GPU. Each direction has a stream of its own, as both directions of a GPU's bus work at once.
 
-Material is made ahead of its use, on a third stream (`aside`): kernels of a slice, and messages, never wait for what a
-later one needs, but only for what they take (`take`). It comes from files and from the dealer's messages, in memory
-that is not pinned, and goes through a ring of pinned buffers: one is filled while others are copied.
+Material is made ahead of its use, on a third stream (`aside`): kernels of a slice, and messages, never wait for the
+material of a later slice, but only for the material that they take (`take`). Material comes from files and from the
+dealer's messages, in memory that is not pinned, and passes through a ring of pinned buffers: one is filled while others
+are copied.
 
-Pinned memory and the GPU's are reused, and neither may be while a copy still uses it. torch's allocators see to both,
-if told: a pinned tensor's memory is free when the tensor is gone and all copies by `copy_` from or to it have passed,
-so a copy must be of that tensor itself, not of another one made of its memory (`torch.frombuffer`); a tensor of the GPU
-is kept for other streams than its own by `record_stream`.
+Pinned memory and GPU memory are reused, but never while a copy still uses them. torch's allocators ensure both if they
+know of the copy. A pinned tensor's memory is free once the tensor is gone and all its copies by `copy_` have passed, so
+the copy must use that tensor itself, not another one of the same memory (`torch.frombuffer`). A GPU tensor is kept for
+other streams than its own by `record_stream`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SLOTS, SLOT_BYTES = 4, 8 << 20  # of the ring
+SLOTS, SLOT_BYTES = 4, 8 << 20  # buffers of the ring, and bytes of each
 
 
 class Staging:
-    """Copies between one GPU and pinned memory. cuda: `torch.cuda`, or what stands in for it in a test."""
+    """Copies between one GPU and pinned memory. cuda: `torch.cuda`, or a test's substitute."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device, self._cuda = device, cuda
@@ -38,16 +39,16 @@ class Staging:
         self._ring: list[tuple[Tensor, Any]] = []  # buffers and the events of their last copies, the oldest first
 
     def buffer(self, size: int) -> Tensor:
-        """Pinned memory of so many bytes, uint8 (size,)."""
+        """Pinned memory of `size` bytes, uint8 (size,)."""
         if self.device.type != "cuda":
             return torch.empty(size, dtype=torch.uint8)
-        with torch.cuda.device(self.device):  # else it is pinned for the first card too, where a thread has chosen none
+        with torch.cuda.device(self.device):  # otherwise a thread without a current card pins it for the first one too
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """Begin to copy tensors to pinned memory: their bytes there, uint8 (bytes,) each, and the event of the copies.
+        """Start to copy tensors to pinned memory; returns their bytes there, uint8 (bytes,) each, and the event of it.
 
-        Nothing may look at the bytes before `event.synchronize()` has returned.
+        The bytes may be read once `event.synchronize()` has returned.
         """
         out = [self.buffer(tensor.numel() * tensor.element_size()) for tensor in tensors]
         self._outgoing.wait_stream(self._cuda.current_stream(self.device))
@@ -61,25 +62,25 @@ class Staging:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """In this block this thread's kernels and copies go to the stream of material, which waits for no other."""
+        """A block in which this thread's kernels and copies go to the stream of material, which waits for no other."""
         with self._cuda.stream(self._aside):
             yield
 
     def event(self) -> Any:
-        """The event of what `aside` was given so far, for `take`."""
+        """The event of all work in `aside` blocks so far, for `take`."""
         return self._aside.record_event()
 
     def take(self, event: Any, tensors: Iterable[Tensor]) -> None:
-        """Let kernels of this thread's stream that start later wait for an event of material, and use its tensors."""
+        """Let later kernels of this thread's stream wait for an event of material, and use its tensors."""
         current = self._cuda.current_stream(self.device)
         current.wait_event(event)
         for tensor in tensors:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Begin to copy a tensor of memory that is not pinned to the GPU, in an `aside` block, through the ring.
+        """Start to copy a tensor from unpinned memory to the GPU, in an `aside` block, through the ring.
 
-        Its memory is free when this returns, after a wait for all of it but what fits in the ring.
+        Returns once the last piece is in the ring; the tensor's memory may then be reused.
         """
         out = torch.empty_like(tensor, device=self.device)
         source, target = (x.view(-1).view(torch.uint8) for x in (tensor.contiguous(), out))
@@ -92,15 +93,15 @@ class Staging:
                     memory, copied = self._ring[0]
                     copied.synchronize()
                     del self._ring[0]
-                memory[: piece.numel()].copy_(piece)  # other threads go on meanwhile
+                memory[: piece.numel()].copy_(piece)  # other threads run meanwhile
                 self._copy(target[start : start + SLOT_BYTES], memory[: piece.numel()])
                 self._ring.append((memory, self._aside.record_event()))
         return out
 
     def land(self, tensor: Tensor) -> Tensor:
-        """Begin to copy a tensor of `buffer` to the GPU.
+        """Start to copy a tensor of `buffer` to the GPU.
 
-        Kernels of this thread's stream that start later wait for the copy; nothing may write to `tensor` any more.
+        Later kernels of this thread's stream wait for the copy; `tensor` must not be written to any more.
         """
         with self._cuda.stream(self._incoming):
             out = torch.empty_like(tensor, device=self.device)
@@ -121,7 +122,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """The staging for a message of these tensors; None where all are on the CPU."""
+    """The staging for a message of these tensors; None if all are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)
@@ -129,17 +130,17 @@ def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
 
 
 class Aside:
-    """Making of material on a device: on a GPU, in the block, beside the kernels of computations.
+    """A block that makes material on a device; on a GPU it runs beside the kernels of computations.
 
     with Aside(device) as aside:
         tensors = aside.bring(corrections)
-    Material(tensors, ready=aside.ready)  # to be taken by `Material.take`
+    Material(tensors, ready=aside.ready)  # `Material.take` waits for it
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stage = device, _on(device) if device.type == "cuda" else None
         self._block = contextlib.ExitStack()
-        self.ready: Ready | None = None  # where there is something to wait for
+        self.ready: Ready | None = None  # after the block, on a GPU
 
     def __enter__(self) -> Aside:
         if self._stage is not None:
@@ -152,24 +153,24 @@ class Aside:
             self.ready = Ready(self._stage, self._stage.event())
 
     def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of the CPU on the device."""
+        """Copies of CPU tensors on the device."""
         if self._stage is None:
             return [tensor.to(self._device) for tensor in tensors]
         return [self._stage.bring(tensor) for tensor in tensors]
 
 
 class Ready:
-    """When material is there: an event of a GPU."""
+    """The event on a GPU after which material is ready."""
 
     def __init__(self, stage: Staging, event: Any) -> None:
         self._stage, self._event = stage, event
 
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Let this thread's kernels that start later use the tensors (`Staging.take`)."""
+        """Let this thread's later kernels use the tensors (`Staging.take`)."""
         self._stage.take(self._event, tensors)
 
     def wait(self) -> None:
-        """Return when they are on the card."""
+        """Return once the tensors are on the GPU."""
         self._event.synchronize()
 
 

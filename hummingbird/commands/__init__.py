@@ -1,9 +1,10 @@
-"""The commands of `python -m hummingbird`: each is the module of its name, with `add_parser`.
+"""The commands of `python -m hummingbird`: each is the module of its name, with a function `add_parser`.
 
-They take a net and images of the user's own, as functions named on the command line. The programs of the published
-experiments, in search/, call the same functions with nets and data sets that they know by name. What they share:
+Commands take the user's own net and images as functions named on the command line. The programs of the published
+experiments, in search/, call the same functions with nets and data sets that they find by name. Shared modules:
 
-    sources, subject      MODULE:FUNCTION to a net and images      checkpoint, accuracy     weights, predictions
-    planned, party        a net to be priced, a party's session    files, plots, program    outputs, exit codes
-    searching, search_options    searches for windows              training, tuning         epochs
+    sources, subject        a net and images from MODULE:FUNCTION     checkpoint, accuracy    weights, predictions
+    planned, converted      a net to price, a party's private net     party                   a party's session
+    searching, search_options    searches for windows                 training, data_parallel, ranked    epochs, ranks
+    plan_load, plan_service, plan_show, plan_sweep    parts of `plan`  files, plots, program   outputs, exit codes
 """

@@ -1,4 +1,4 @@
-"""Predictions and accuracy of a classifier on images that are all in memory."""
+"""Predictions and accuracy of a classifier on images in memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from hummingbird.window_search.answers import fitting
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
-    """The share of images (N, ...) whose largest logit is at labels (N,), in float32 on the model's device."""
+    """The fraction of images (N, ...) whose largest logit is at their label, labels (N,), in float32 on the model's
+    device.
+    """
     return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
 
 
 def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
-    """Places of the largest logits, int64 (N,) on the CPU, of images (N, ...); leaves the model in eval mode.
+    """Indices of the largest logits, int64 (N,) on the CPU, for images (N, ...); leaves the model in eval mode.
 
-    Ranks split the batches (hummingbird/ranks), and all get all answers. Raises InputError for a model that does not
-    give one row of logits for each image.
+    Ranks split the batches (hummingbird/ranks), and each gets all predictions. Raises InputError for a model that does
+    not return one row of logits for each image.
     """
     device, parts = _device(model, images), images.split(batch)
     model.eval()
@@ -39,12 +41,12 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """`FastSimulator.passes`, of any model."""
+    """`FastSimulator.passes`, for any model."""
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
 
 def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """InputError for labels (N,) of images (N, ...) that are no classes of the model, which is left in eval mode."""
+    """Raise InputError for labels (N,) of images (N, ...) that are no classes of the model; leaves it in eval mode."""
     logits = _logits(model.eval(), images[:1].to(_device(model, images)))
     fitting([logits.shape[1:]], len(images), labels)
 

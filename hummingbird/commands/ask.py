@@ -1,4 +1,4 @@
-"""`ask`: a client of `serve`; needs neither the net nor CrypTen."""
+"""`ask`: a client of `serve`, which needs neither the net nor CrypTen."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def add_parser(commands: Any) -> None:
     sub = commands.add_parser(
         "ask",
         help=HELP,
-        description="Have the parties of `serve` run their net on images that none of them sees: each gets a share of "
-        "them, and sends a share of the results. Images are a .npy file of numbers (n, ...), scaled as the net was "
-        "trained.",
+        description="Have the parties of `serve` run their net on images that none of them sees: each receives a share "
+        "of the images, and sends a share of the results. Images are a .npy file of numbers (n, ...), normalised as in "
+        "training.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -37,21 +37,21 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--parties", required=True, nargs="+", metavar="ADDRESS", help=text)
     options.add_images(sub, "results", several=True)
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
-    text = "seconds for the answer to a request (default: %(default)s)"
+    text = "longest wait for the answer to a request, seconds (default: %(default)s)"
     sub.add_argument("--timeout", type=positive, default=60.0, help=text)
     options.add_caller(sub)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send images, print figures, and accuracy where labels are given, and write the results."""
+    """Send images, print figures, and the accuracy if there are labels, and write the results."""
     check_outputs(args)
     given, labels = options.inputs_of(args, args.images)
     count = len(given[0])
     measured: dict[str, Any] = {}
 
     def ask(client: Client, progress: Callable[..., Any]) -> Any:
-        # Row numbers of a table that the net begins with stay whole; only the first input may hold such.
+        # Row numbers of a lookup stay integers; only the first input may hold row numbers.
         inputs = [x if client.service.lookups and not place else x.float() for place, x in enumerate(given)]
         return client(*inputs, progress=progress)
 

@@ -1,4 +1,4 @@
-"""`check`: a small net between two parties and a dealer on this host (hummingbird/selftest.py)."""
+"""`check`: runs a small net between two parties and a dealer on this host (hummingbird/selftest.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT = 600.0  # seconds: a busy machine is no failure
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser("check", help=HELP, description=HELP + " It takes as long as it takes.")
+    sub = commands.add_parser("check", help=HELP, description=HELP)
     text = "longest silence of a process, seconds (default: %(default)g)"
     sub.add_argument("--timeout", type=positive, default=_TIMEOUT, metavar="SECONDS", help=text)
     sub.set_defaults(run=run)

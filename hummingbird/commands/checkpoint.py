@@ -1,8 +1,8 @@
-"""Trained weights: load them into a net, or say exactly why they do not fit, and the content of a file with them.
+"""Checkpoints of trained weights: loads them into a net, or says exactly why they do not fit, and writes their content.
 
-A checkpoint is a state dict of tensors written by torch.save and read with weights_only=True, so that opening a file
-from somebody else cannot run code, nor take more memory than its size says: torch.save compresses nothing. Weights
-stored in half precision are cast to float32.
+A checkpoint is a state dict of tensors written by torch.save and read with weights_only=True, so that a foreign file
+can neither run code, nor take more memory than its size: torch.save compresses nothing. Weights in half precision are
+cast to float32.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def _plain(value: torch.Tensor) -> bool:
 def load_checkpoint(path: str | Path, model: Net) -> Net:
     """Load the state dict at `path` into `model`, as float32 on the model's device, and return the model.
 
-    Raises FileNotFoundError when there is no such file and ValueError, leaving the model as it was, when the file is
-    no plain state dict or does not fit; the message names the first keys that are missing, unexpected, mis-shaped or
-    of no plain real tensor.
+    Raises FileNotFoundError if there is no such file, and ValueError, without changing the model, if the file is no
+    plain state dict or does not fit; the message names the first keys that are missing, unexpected, of another shape,
+    or not of a plain real tensor.
 
         net = load_checkpoint("checkpoints/digits.pt", get_model("digits", 10)).eval()
     """
@@ -51,7 +51,7 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
                         raise ValueError("its archive is compressed")
             file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as problem:  # the unpickler runs the file's own instructions, which may fail in any way
+        except Exception as problem:  # the unpickler runs the file's instructions, which may raise anything
             raise ValueError(f"{path} is no weights-only checkpoint: {problem}") from problem
     if not isinstance(state, dict) or not all(
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()
@@ -84,7 +84,7 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
 
 
 def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> None:
-    """`load_checkpoint` for the value of the option `where`: InputError for a file not there, or of another net."""
+    """`load_checkpoint` for the value of the option `where`. Raises InputError for a missing file, or another net's."""
     try:
         load_checkpoint(path, net)
     except OSError as problem:
@@ -95,14 +95,14 @@ def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> N
 
 
 def load_weights(content: bytes, model: nn.Module) -> None:
-    """Load what `weights_file` gave for a net of the same kind, as the types of the model's own tensors."""
+    """Load the content that `weights_file` returned for a net of the same kind, in the types of the model's tensors."""
     model.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
 
 
 def weights_file(model: nn.Module, *, half: bool) -> bytes:
-    """The content of a file with the state dict of `model`, floats as float16 when `half`, else float32.
+    """The content of a file with the state dict of `model`, floats as float16 if `half`, else as float32.
 
-    Raises InputError for a value beyond float16 when `half`.
+    Raises InputError for a value that the type cannot hold.
     """
     kind = torch.float16 if half else torch.float32
     state = {
@@ -112,7 +112,7 @@ def weights_file(model: nn.Module, *, half: bool) -> bytes:
     large = [key for key, value in state.items() if not torch.isfinite(value).all()]
     if large:
         raise InputError("a value is above 65504, the largest float16", where=large[0], hint="save without --half")
-    # Through a file object: given a path, torch.save writes the file's name into the archive and so into its hash.
+    # Through a file object: with a path, torch.save writes the file's name into the archive and so into its hash.
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""A party's net and its private form, by options of the command line, in a session: `infer` and `serve`."""
+"""A party's net and its private form, in a session, from options of the command line, for `infer` and `serve`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hummingbird.saving.folder import description
 
 
 def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model to --aim, which `nets_of` reads."""
+    """Add --model to --aim, which `nets_of` reads."""
     add_net_arguments(parser, "owner", "bits", "window", "protocol")
-    text = "the party whose secret the weights are (default: they are public, and every party has them)"
+    text = "the party that owns private weights (default: weights are public, and every party has them)"
     parser.add_argument("--owner", type=int, metavar="RANK", help=text)
     windows = parser.add_mutually_exclusive_group()
     text = "windows per layer (docs/bit-config.md); default: exact comparisons"
     windows.add_argument("--bits", type=Path, metavar="FILE", help=text)
-    windows.add_argument("--window", metavar="K:M[:Q]", help="one window for all layers instead, e.g. 20:12")
+    windows.add_argument("--window", metavar="K:M[:Q]", help="one window for all layers, such as 20:12")
     parser.add_argument(
         "--protocol",
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
@@ -37,10 +37,10 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
-    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
+    """The net of --saved or --model, and its private form; with --saved, sets owner and protocol in `args`.
 
-    image: one of the shape of the images, (1, ...), for nets that ask for it; of a net with several inputs, one of
-    each, and of one that begins with lookups none: its `after` is converted. InputError for another number.
+    image: an input of the images' shape, (1, ...), for nets that read shapes; for a net with several inputs, one of
+    each; for a net that begins with lookups none: its `after` is converted. Raises InputError for another number.
     """
     folder = saved_of(args, rank)
     if folder is not None:
@@ -48,7 +48,7 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
         args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
         saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
         return saved_net, convert_model(saved_net, *saved.arguments, aim=args.aim)
-    torch.manual_seed(0)  # a net that comes without weights must be the same at every party
+    torch.manual_seed(0)  # a net without trained weights must be the same at every party
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
     owner = "public" if args.owner is None else args.owner

@@ -1,15 +1,16 @@
-"""Steps of training that ranks share, each with a part of the batch: torch's DistributedDataParallel.
+"""Data-parallel training by torch's DistributedDataParallel: each rank computes a part of every batch.
 
-What one process computes, rank by rank:
+Differences from one process:
 
     batch         batch / size images for each rank; every rank draws order, shifts and mirrors of the whole batch
     gradient      the mean over the whole batch, summed in another order: weights differ in their last bits
-    batch norm    statistics of a rank's own part in training (Goyal et al., "Accurate, Large Minibatch SGD", 2017, who
-                  keep 32 images and more for each); the running ones are the mean over the ranks after each epoch
-    dropout,      drawn by each rank for its part, from the seed, the epoch and its number
+    batch norm    in training, statistics of the rank's own part (as Goyal et al., "Accurate, Large Minibatch SGD",
+                  2017, with 32 images or more per rank); running statistics are averaged over ranks after each epoch
+    dropout,      drawn by each rank for its part, from the seed, the epoch and the rank
     CutMix
 
-SyncBatchNorm would normalise by the whole batch. torch has it for CUDA alone, where every layer then waits for all.
+SyncBatchNorm would normalise by the whole batch, but torch has it for CUDA only, and every layer then waits for all
+ranks.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from hummingbird import ranks
 from hummingbird.errors import InputError
 
 NOTES = """\
-Each trains on its part of every step's --batch, which their number must divide. Gradients are summed in another order
-than by one process, so that weights differ in their last bits; where there are batch norms, by more: they normalise by
-a process's own part, and keep the mean of all processes' statistics after each epoch.
+Each process trains on its part of every step's --batch, which the number of processes must divide. Gradients are summed
+in another order than by one process, so that weights differ in their last bits; with batch norms they differ more:
+these normalise by a process's own part, and average their statistics over processes after each epoch.
 """
 
 
 def parallel(model: nn.Module) -> nn.Module:
-    """A module whose backward pass gives the ranks the mean of their gradients; with one rank the model itself."""
+    """A module whose backward pass averages gradients over the ranks; with one rank the model itself."""
     if ranks.size() == 1:
         return model
     device = next(model.parameters()).device
@@ -44,7 +45,7 @@ def parallel(model: nn.Module) -> nn.Module:
 
 
 def own(batch: int) -> slice:
-    """This rank's images of a batch; InputError if it does not divide."""
+    """This rank's images of a batch. Raises InputError if the number of ranks does not divide the batch."""
     each, rest = divmod(batch, ranks.size())
     if rest:
         hint = f"a multiple of {ranks.size()}, or another number of ranks"
@@ -53,14 +54,14 @@ def own(batch: int) -> slice:
 
 
 def reseed(seed: int, epoch: int) -> None:
-    """Give torch's own generators this rank's numbers for an epoch; one rank goes on with those it has."""
+    """Seed torch's generators for this rank and epoch; with one rank do nothing."""
     if ranks.size() > 1:
         text = f"{seed} epoch {epoch} rank {ranks.rank()}"
         torch.manual_seed(int.from_bytes(sha256(text.encode()).digest()[:7], "little"))
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Give real buffers, which are the running statistics of batch norms, their mean over the ranks."""
+    """Average floating-point buffers, the running statistics of batch norms, over the ranks."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(ranks.mean(buffer))

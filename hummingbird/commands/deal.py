@@ -1,4 +1,4 @@
-"""`deal`: correlated randomness for a number of images, in advance, for runs without a dealer."""
+"""`deal`: deals correlated randomness for a number of images in advance, for runs without a dealer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ HELP = "Deal material for a number of images into one folder per party, for runs
 _DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with
 `hummingbird.init(store=...)` or `infer --store` then need no dealer online.
 
-Trust: this process draws the secrets of all parties. Whoever holds the folders of two parties can read everything that
-the parties compute with them, inputs included. So deal on a host that no party controls, hand each party its own folder
-over a secure channel, and then delete this host's copies. No images are needed here, and no private weights; public
-ones are: how small they are decides how many bits a layer adds. So give them by --weights, or let --model load them.
+Trust: this process draws the secrets of all parties. Anyone who holds the folders of two parties can read everything
+that the parties compute with them, inputs included. So deal on a host that no party controls, hand each party its own
+folder over a secure channel, and then delete this host's copies. Dealing needs neither images nor private weights, but
+public weights, whose size determines how many bits a layer adds: name them by --weights, or let --model load them.
 
 Every slot, the material of one slice of images, is for single use. Never run a party from a copy or a restored backup
-of its folder: the marks of what was used are in it.
+of its folder: the folder marks which slots were used.
 
-For parties of several lanes (`infer --lanes`) each lane has a folder, seeds and slots of its own, as many as its part
-of the images takes: the images are split evenly, and each lane's part is rounded up to whole slices."""
+For parties with several lanes (`infer --lanes`) each lane has its own folder, seeds and slots for its part of the
+images: the images are split evenly, and each lane's part is rounded up to whole slices."""
 _EPILOG = """example:
   python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 20x1x8x8 \\
       --bits checkpoints/digits.bits.json --images 200 --out store
@@ -45,7 +45,7 @@ _EPILOG = """example:
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.train.data:load digits test \\
       --samples 200 --store store
 
-  a service that never runs out, on one host; ^C ends the first line, and the same line goes on with the folder:
+  a service that never runs out of material, on one host; ^C ends the first command, which later continues the folder:
   python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 8x1x8x8 \\
       --bits checkpoints/digits.bits.json --images 160 --keep 60 --out kept
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model models:get_model digits 10 \\
@@ -60,24 +60,26 @@ def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
     sub = add_command(commands, "deal", HELP, _DESCRIPTION, _EPILOG)
     add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
-    sub.add_argument("--images", required=True, type=count, help="for how many images; rounded up to whole slices")
+    sub.add_argument("--images", required=True, type=count, help="number of images; rounded up to whole slices")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
-    text = "deal sets for --images images while fewer than K slots are unused, until SIGTERM; parties on this host"
+    text = "deal another set for --images images whenever fewer than K slots are unused, until SIGTERM; for parties on "
+    text += "this host"
     sub.add_argument("--keep", type=count, metavar="K", help=text)
-    text = "a new folder, for DIR/party-RANK/lane-LANE; with --keep also one that was kept before"
+    text = "a new folder, for DIR/party-RANK/lane-LANE; with --keep also a folder that was kept before"
     sub.add_argument("--out", required=True, type=Path, metavar="DIR", help=text)
-    text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand, and deal, too"
+    text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand; then this host's GPU "
+    text += "deals too, if it has one"
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     add_threads(sub)
-    text = "with --keep: offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
+    text = "with --keep: serve figures for Prometheus at http://HOST:PORT/metrics; without HOST on loopback only"
     sub.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
-    text = "with --keep: append a line of JSON for each change of state; - is standard error"
+    text = "with --keep: append a line of JSON for each change of state; - for standard error"
     sub.add_argument("--log", metavar="FILE", help=text)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Deal material for a number of images into one folder per party, once, or again and again."""
+    """Deal material for a number of images into one folder per party, once, or with --keep repeatedly."""
     if args.keep is None and (args.metrics is not None or args.log is not None):
         hint = "add --keep K, or leave them out"
         raise InputError("--metrics and --log are for a keeper, which goes on", where="deal", hint=hint)
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     private = private_net(args)
     plan = dry_run(private, args.input, args.parties)
     images, lanes = args.input[0], args.lanes
-    slots = -(-args.images // (images * lanes))  # of every lane, also of those whose part is smaller by one image
+    slots = -(-args.images // (images * lanes))  # of every lane, even if a lane's part is smaller by one image
     size = sum(request.correction_bits for request in plan.setup) + slots * sum(r.correction_bits for r in plan.batch)
     each = f" and each of {lanes} lanes" if lanes > 1 else ""
     split = f", {size / 8e6:,.1f} a lane" if lanes > 1 else ""
@@ -113,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
-    told: list[int] = []  # to stop, by these signals: a handler does no more than to note them (rpc/signals.py)
+    told: list[int] = []  # signals to stop; the handler only notes them (rpc/signals.py)
     before = [(each, signal.signal(each, lambda number, _: told.append(number))) for each in _SIGNALS]
     try:
         with _bar(what) as bar:
@@ -134,7 +136,7 @@ def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
 
 def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
     if plan.setup:
-        # They last as long as a store, and a party would have to open its weights again for each set.
+        # A mask is valid for one store, so that a party would have to open its weights again for each set.
         hint = "public weights, a store of one set (no --keep), or a dealer"
         raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)
     config = ServiceConfig((), metrics=args.metrics, log=args.log)
@@ -176,5 +178,5 @@ class _Stopped(BaseException):
 
 
 def _bar(what: dict[str, Any]) -> Any:
-    """A bar for the images of one store; none where nobody looks."""
+    """A progress bar for the images of one store; none without a terminal."""
     return tqdm(total=what["lanes"] * what["slots"] * what["shape"][0], unit="image", leave=False, disable=None)

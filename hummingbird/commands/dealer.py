@@ -1,4 +1,4 @@
-"""`dealer`: the third party of other runs; hummingbird/mpc/dealer/command.py is the program. Needs no CrypTen."""
+"""`dealer`: the dealer of other runs, which needs no CrypTen; hummingbird/mpc/dealer/command.py is the program."""
 
 from __future__ import annotations
 

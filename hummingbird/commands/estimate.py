@@ -1,4 +1,4 @@
-"""`estimate`: rounds and bits of every layer of a net, and wire time, before anything runs."""
+"""`estimate`: prints rounds, bits and wire time of every layer of a net, before anything runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _EPILOG = """examples:
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
     sub = add_command(commands, "estimate", HELP, HELP, _EPILOG)
-    add_arguments(sub, "shape of one batch, of each lane")
+    add_arguments(sub, "shape of the batch of each lane")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
-    sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help="per party (default 10e9)")
+    text = "bandwidth of each party's link (default 10e9)"
+    sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.add_argument("--rtt", type=positive, default=RTT, metavar="SECONDS", help="round-trip time (default 0.0002)")
-    text = "of the dealer's link (default 10e9)"
+    text = "bandwidth of the dealer's link (default 10e9)"
     sub.add_argument("--dealer-bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""Files that a command writes: all of them or none, each on the disk as a whole (hummingbird/disk.py)."""
+"""The files that a command writes: all or none of them, each completely (hummingbird/disk.py)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hummingbird.errors import InputError
 
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
-    """Write all of these files or none: an error or Ctrl-C on the way leaves what was there before.
+    """Write all of these files or none: an error or Ctrl-C restores the files that were there before.
 
-    Raises InputError for a place that cannot be written. A process killed between two renames leaves the old files
-    that it had moved away as `NAME.old`.
+    Raises InputError for a path that cannot be written. A process that is killed between two renames leaves old files
+    as `NAME.old`.
     """
     before = [path for path in contents if path.is_file()]
     begun: list[Path] = []
@@ -50,12 +50,12 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 
 def write_json(path: Path, figures: Any) -> None:
-    """Write figures, a flat object or a list of flat rows, as the value of --json; errors of `write_together`."""
+    """Write figures, a flat object or a list of flat rows, to the file of --json. Raises errors of `write_together`."""
     write_together({path: (json.dumps(figures, indent=2) + "\n").encode()})
 
 
 def check_writable(path: Path, where: str) -> None:
-    """InputError, said before hours of work, if `path`, the value of the option `where`, is no place for a file."""
+    """Raise InputError, before hours of work, if no file can be written at `path`, the value of the option `where`."""
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}", where=where, hint="make it first")
     if path.is_dir():
@@ -65,7 +65,7 @@ def check_writable(path: Path, where: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """`check_writable` of --out, --json and --plot, those of them that are options of a program and given."""
+    """`check_writable` for --out, --json and --plot, as far as the program has them and they are set."""
     for name in ("out", "json", "plot"):
         path = getattr(args, name, None)
         if path is not None:

@@ -1,8 +1,8 @@
-"""`find-bits`: windows for every layer of a trained net, HummingBird-eco's or those that a budget pays for.
+"""`find-bits`: finds windows for every layer of a trained net, those of HummingBird-eco or those within a budget.
 
     eco         no budget: m = 0, and k above the largest |x| of every layer, so that no prediction changes
     a budget    the most accurate windows whose cost, in bits kept, bytes sent or seconds on the wire, is within it
-    --knobs q   then for each group how many bits of fraction its results do without, for fewer bytes in all
+    --knobs q   then, for each group, how many fraction bits of its results can be rounded away, for fewer bytes in all
 
 Maeng and Suh, "HummingBird", 2023, sections 4.2 and 4.3. Everything runs on plain tensors, before any party starts.
 """
@@ -43,7 +43,7 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
         --budget 6/64 --out 6-64.json --plot 6-64.png
 
-  the same bits in fewer bytes: results of layers rounded too, as far as the accuracy holds:
+  the same bits in fewer bytes: results of layers are rounded too, as far as the accuracy allows:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
         --budget 8/64 --knobs q --out bits.json
 
@@ -51,13 +51,13 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
         --objective bytes --budget 500kB --out bits.json
 
-my_net.net() returns the net, my_data.images("validation") images (N, ...), or a pair of images and labels (N, ...); a
-data set or a DataLoader will do.
+my_net.net() returns the net; my_data.images("validation") returns images (N, ...), a pair of images and labels
+(N, ...), a data set, or a DataLoader.
 """
 NOTES = (
     """
-A search keeps its answers in OUT.state. After Ctrl-C or a kill the same command with --resume ends as it would have.
-docs/bit-config.md describes OUT; `infer --bits` and convert_model(bits=...) take it.
+A search keeps its answers in OUT.state. After Ctrl-C or a kill the same command with --resume finishes with the same
+result. docs/bit-config.md describes OUT; `infer --bits` and convert_model(bits=...) read it.
 """
     + RANKS
 )
@@ -72,24 +72,25 @@ def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
     sub = add_command(commands, "find-bits", HELP, __doc__, _EPILOG + NOTES)
     add_arguments(sub)
-    add_subject_arguments(sub, "--data", "images that choose the windows, with labels if accuracy is to be told")
+    add_subject_arguments(sub, "--data", "images on which the windows are chosen, with labels for the accuracy")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options but those of the net and its images."""
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the windows")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
+    """Add all options but those of the net and its images."""
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the windows")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the windows to a file (.png, .pdf)")
     parser.add_argument(
         "--cut",
         action="store_true",
-        help="windows for gc-server, two parties without a dealer: scored by its whole numbers; needs a budget of bits",
+        help="windows for gc-server, two parties without a dealer, evaluated in its integer arithmetic; needs a budget "
+        "of bits",
     )
     parser.add_argument(
         "--rows",
         action="store_true",
-        help="write what the rows of softmaxes and norms were on these images, and a quarter more: both then cost a "
-        "fraction, and a row beyond is noise (docs/bit-config.md)",
+        help="also write the ranges of the rows of softmaxes and norms on these images, plus a quarter: both layers "
+        "then cost a fraction, and rows beyond give noise (docs/bit-config.md)",
     )
     add_search_arguments(parser)
     group = parser.add_argument_group("budget")
@@ -98,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="bits: a fraction, 8/64; bytes: per party and image, 120kB; seconds: per batch, 0.05. Default: none, eco",
     )
-    group.add_argument("--objective", choices=OBJECTIVES, default="bits", help="what is paid (default: %(default)s)")
+    group.add_argument("--objective", choices=OBJECTIVES, default="bits", help="unit of cost (default: %(default)s)")
     group.add_argument(
         "--bandwidth", type=float, default=1e10, metavar="BPS", help="seconds: bits per second (default: %(default)g)"
     )
@@ -115,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Sequence[int]) -> str:
-    """The price of an image of this shape on the wire with these windows, in words."""
+    """The price on the wire of an image of this shape with these windows, as text."""
     if args.cut:
         plan = make_plan(net, shape, config).plan
         offline, online_ = (sum(found(plan).values()) / 1e6 for found in (prices.offline, prices.online))
@@ -126,7 +127,7 @@ def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Seq
 
 
 def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> str:
-    """The result in lines: accuracies, budget and cost, the wire, the search. source: where the images are from."""
+    """The lines of the result: accuracies, budget and cost, price on the wire, the search. source: of the images."""
     said = config.provenance
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
     lines = [
@@ -171,7 +172,7 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 
 
 def in_all_table(study: Study, config: BitConfig) -> str:
-    """kB from all parties and the dealer for an image, with the windows and without their q, by layer."""
+    """A table of the kB from all parties and the dealer for an image, by layer, with the windows and without q."""
     costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
     rows = []
     for layer in study.layers:
@@ -183,7 +184,7 @@ def in_all_table(study: Study, config: BitConfig) -> str:
 
 
 def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> None:
-    """Search, write the windows, and print what was found. load: gives net and images, once the options are checked."""
+    """Search, write the windows, and print the result. load: returns net and images, after the options are checked."""
     limit = None if args.budget is None else read_budget(args.budget, args.objective, "--budget")
     if args.cut and args.knobs:
         hint = "leave out one of them: two parties without a dealer take windows without q"
@@ -213,7 +214,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
         )
     except ConfigError as problem:
         if problem.where == "budget" and not args.resume and ranks.first():
-            state.unlink(missing_ok=True)  # the search has ended, if not well
+            state.unlink(missing_ok=True)  # the search has ended, without windows
         raise
     if not ranks.first():
         return
@@ -231,5 +232,5 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
-    """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """The exit code of `run`: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     return end_ranked(lambda: run(args, load, command), lambda: interrupted([state_of(args.out)]))

@@ -1,7 +1,8 @@
-"""`finetune`: a few epochs of training with a net's windows in place, and weights and windows saved as a pair.
+"""`finetune`: trains a net for a few epochs with its windows in place, and saves weights and windows as a pair.
 
---clamp cuts what is compared to the window, in training only: the net then never sees wrong signs, which private
-inference still has where values leave the window. Validation images judge the epochs; test images choose nothing.
+--clamp limits compared values to the window, in training only: the net then never sees wrong signs, which private
+inference still produces for values beyond the window. The best epoch is chosen on validation images; test images choose
+nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from hummingbird.simulation.windows import traced
 from hummingbird.version import VERSION
 from hummingbird.window_search.images import fingerprint
 
-# Fine-tuning: a net in training with its windows in place, who judges its epochs, and what is saved ------------------
+# Fine-tuning: training with windows in place, the choice of an epoch, and the saved files ----------------------------
 #
-# The forward pass is what private inference computes, y = bit z (mpc/protocols/law.py): small values become 0 by
-# chance, and values beyond the window pass with a wrong sign. The backward pass goes where values passed,
-# dL/dv = bit dL/dy. So the net learns to live with both (Maeng and Suh, "HummingBird", 2023, finetuning).
+# The forward pass computes what private inference computes, y = bit z (mpc/protocols/law.py): small values become 0 at
+# random, and values beyond the window have a wrong sign. The backward pass is dL/dv = bit dL/dy. So the net learns to
+# tolerate both (Maeng and Suh, "HummingBird", 2023, finetuning).
 #
 # The accuracy of an epoch is that of its weights as they would be saved, with windows, on images held out from
 # training; the best epoch is kept.
@@ -48,7 +49,7 @@ from hummingbird.window_search.images import fingerprint
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch's number, accuracy on the images that judge it, and weights as a file's content."""
+    """An epoch's number, its accuracy on validation images, and its weights as a file's content."""
 
     number: int
     accuracy: float
@@ -56,17 +57,19 @@ class Epoch:
 
 
 class Judge:
-    """The accuracy of weights with windows (`bits`; None: exact), in a net of its own: in eval mode, in float32.
+    """Computes accuracies of weights, with windows or exact, in a copy of the net: in eval mode, in float32.
 
-    Windows alone: the weights are no longer those that they were found for. The same seed for all: differences are
-    those of the weights.
+    Ignores the provenance of the windows, which were found for other weights. All simulations have the same seed, so
+    that differences are due to the weights.
     """
 
     def __init__(self, net: nn.Module, args: argparse.Namespace, example: Tensor | None = None) -> None:
         self._net, self._args, self._example = copy.deepcopy(net), args, example
 
     def accuracy(self, weights: bytes, bits: BitConfig | None, images: Tensor, labels: Tensor) -> float:
-        """The share of images (N, C, H, W) that weights, the content of a file, put at labels (N,)."""
+        """The accuracy of weights, the content of a file, on images (N, C, H, W) with labels (N,). bits: None for exact
+        comparisons.
+        """
         args = self._args
         self._load(weights)
         if bits is None:
@@ -86,7 +89,7 @@ class Judge:
 
 
 class Tuning:
-    """A net in training with its windows in place: epoch 0, the net as it was given, and the best epoch so far."""
+    """A net in training with its windows in place. first: epoch 0, the net before training. best: the best epoch."""
 
     def __init__(self, subject: Subject, config: BitConfig, args: argparse.Namespace) -> None:
         self.args, self.config, self.source, self._net = args, config, subject.source, subject.net
@@ -99,7 +102,7 @@ class Tuning:
         return Epoch(number, self.judge.accuracy(weights, self.config, *self.held), weights)
 
     def run(self, training: Training) -> None:
-        """All epochs of the recipe, or until --patience of them were no better than the best; a line for each."""
+        """Train the recipe's epochs, or until --patience epochs were no better than the best; prints a line each."""
         print("epoch    loss  accuracy")
         _row(self.first, None)
         with tqdm(total=training.recipe.epochs * training.steps, desc="fine-tuning", unit="step", mininterval=1) as bar:
@@ -112,7 +115,7 @@ class Tuning:
                     _row(epoch, loss)
 
     def save(self, recipe: Recipe, dataset: str, command: str) -> str:
-        """Write the best epoch's weights and the windows that they were trained with; the line that says so."""
+        """Write the best epoch's weights and their windows; returns the line that says so."""
         args, best = self.args, self.best
         digest = _digest(best.weights)
         finetuning: dict[str, Any] = {
@@ -152,22 +155,22 @@ def _row(epoch: Epoch, loss: float | None) -> None:
     print(f"{epoch.number:5}  {'' if loss is None else f'{loss:.4f}':>6}  {100 * epoch.accuracy:6.2f} %", flush=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The command ---------------------------------------------------------------------------------------------------------
 
 HELP = "Train a net for a few epochs with its windows in place, and save weights and windows together."
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:
     python -m hummingbird finetune --model my_net:net --weights net.pt --bits bits.json --data my_data:images train \\
         --validation my_data:images validation --test my_data:images test --epochs 4 --out tuned.pt
 
-my_net.net() returns the net, my_data.images("train") a pair of images (N, ...) and labels (N,); a data set or a
-DataLoader will do. Training images are taken as they are, not moved or mirrored.
+my_net.net() returns the net; my_data.images("train") returns a pair of images (N, ...) and labels (N,), a data set, or
+a DataLoader. Training images are not augmented.
 """
 NOTES = (
     """
-A rate that is too large shows in the first epoch, whose accuracy is then below that of epoch 0, the net as it came.
+If the rate is too large, the accuracy of the first epoch is below that of epoch 0, the net before training.
 
---out X.pt writes X.pt and X.bits.json: the same windows, and in `provenance` what they were trained with, the sha256 of
-X.pt included. Ctrl-C saves the best epoch so far.
+--out X.pt writes X.pt and X.bits.json: the same windows, and in `provenance` the facts of the training, with the sha256
+of X.pt. Ctrl-C saves the best epoch so far.
 """
     + RANKS
     + DATA_PARALLEL
@@ -183,7 +186,7 @@ def add_parser(commands: Any) -> None:
         sub, "--test", "images to print accuracies on, before and after, and their labels", required=False
     )
     add_subject_arguments(
-        sub, "--validation", "images that judge the epochs, none of them in training, and their labels"
+        sub, "--validation", "images on which the best epoch is chosen, none of them in training, and their labels"
     )
     sub.set_defaults(run=_run_command)
 
@@ -194,15 +197,15 @@ def _run_command(args: argparse.Namespace) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options but those of the net and its images."""
+    """Add all options but those of the net and its images."""
     parser.add_argument("--bits", required=True, type=Path, metavar="FILE", help="the windows")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the weights")
     parser.add_argument("--half", action="store_true", help="store float16 weights, half the size")
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=int, default=4, help="passes over the training images (default: %(default)s)")
     group.add_argument("--rate", type=float, default=0.02, help="largest learning rate (default: %(default)s)")
     group.add_argument("--batch", type=int, default=128, help="images per step (default: %(default)s)")
-    group.add_argument("--clamp", action="store_true", help="cut what is compared to the window while training")
+    group.add_argument("--clamp", action="store_true", help="limit compared values to the window while training")
     group.add_argument(
         "--patience",
         type=int,
@@ -223,7 +226,7 @@ class Lesson:
 
 
 def lesson_of(args: argparse.Namespace) -> Lesson:
-    """The images of --data, which are not moved, and of --test; errors of `images_of`, InputError without labels."""
+    """The images of --data, not augmented, and of --test. Raises errors of `images_of`, InputError without labels."""
     images, labels = images_of(args.data, "--data")
     labels = labels_of(labels, "--data")
     test = None
@@ -244,8 +247,8 @@ def run(
 ) -> None:
     """Fine-tune and save.
 
-    load: gives the net, and the images and labels that judge it, once the options are checked; teach: what it learns
-    from. said: gets what became of it, should it be interrupted.
+    load: returns the net, and validation images and labels, after the options are checked. teach: returns the training
+    data. said: gets the line to print after an interrupt.
     """
     recipe = Recipe(args.epochs, args.batch, rate=args.rate, seed=args.seed, schedule="cosine", label_smoothing=0.0)
     if args.patience < 1:
@@ -256,7 +259,7 @@ def run(
     config = BitConfig.load(args.bits)
     subject = load()
     net, example = subject.net, subject.example
-    # Says at once if the windows are another net's.
+    # Raises at once if the windows are another net's.
     hummingbird.simulate(net, config, args.protocol, args.parties, example=example)
     twin = hummingbird.simulate(net, config.windows, args.protocol, args.parties, clamp=args.clamp, example=example)
     lesson = teach()
@@ -287,6 +290,6 @@ def run(
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], teach: Callable[[], Lesson], command: str) -> int:
-    """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """The exit code of `run`: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     said = ["interrupted: nothing was saved, no epoch was better than the net given"]
     return end_ranked(lambda: run(args, load, teach, command, said), lambda: said[-1])

@@ -1,8 +1,9 @@
-"""`frontier`: accuracy against online bytes, windows for several budgets of one net in a table, a file each, a picture.
+"""`frontier`: finds windows for several budgets of one net, and shows accuracy against online bytes in a table and a
+picture.
 
 A budget w/64 keeps w bits of each comparison on average. --uniform adds the best single window [k:k-w) for all layers,
-measured on the same images with the same random numbers: what the search gains by giving layers different windows
-(Maeng and Suh, "HummingBird", 2023, section 4.3). All budgets share the net, the images, and what was measured.
+measured on the same images with the same random numbers, which shows the gain of different windows for layers (Maeng
+and Suh, "HummingBird", 2023, section 4.3). All budgets share the net, the images, and the measurements.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ _EPILOG = """example, with my_net.py and my_data.py in the current folder:
     python -m hummingbird frontier --model my_net:net --weights net.pt --data my_data:images validation \\
         --budgets exact eco 8/64 6/64 --uniform --out-folder windows --json frontier.json --plot frontier.png
 
-my_net.net() returns the net, my_data.images("validation") a pair of images (N, ...) and labels (N,); a data set or a
-DataLoader will do.
+my_net.net() returns the net; my_data.images("validation") returns a pair of images (N, ...) and labels (N,), a data
+set, or a DataLoader.
 """
 NOTES = (
     """
---out-folder gets a file for every budget that windows meet: 6-64.json, and uniform-6-64.json with --uniform. Every
-search keeps its answers in a .state beside it until all have ended. After Ctrl-C or a kill the same command with
---resume ends as it would have.
+--out-folder gets a file for every budget that can be met: 6-64.json, and uniform-6-64.json with --uniform. Every search
+keeps its answers in a .state file beside it until all searches have ended. After Ctrl-C or a kill the same command with
+--resume finishes with the same result.
 
-Windows are those of inference with a dealer. For gc-server, two parties without one: find-bits --cut, at each budget.
+The windows are for inference with a dealer. For gc-server, two parties without one, use find-bits --cut at each budget.
 """
     + RANKS
 )
 BUDGETS = ("exact", "eco", "8/64", "7/64", "6/64", "5/64")
 _WORDS = ("exact", "eco")
-_UNMET = ("budget", "eco", "group all")  # where a search says that there are no such windows
+_UNMET = ("budget", "eco", "group all")  # `where` of the errors of a search that no windows meet the budget
 Row = dict[str, Any]
 
 
@@ -59,13 +60,13 @@ def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
     sub = add_command(commands, "frontier", HELP, __doc__, _EPILOG + NOTES)
     add_arguments(sub)
-    add_subject_arguments(sub, "--data", "images that choose the windows, and their labels")
+    add_subject_arguments(sub, "--data", "images on which the windows are chosen, and their labels")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options but those of the net and its images."""
-    parser.add_argument("--out-folder", required=True, type=Path, metavar="FOLDER", help="where to write the windows")
+    """Add all options but those of the net and its images."""
+    parser.add_argument("--out-folder", required=True, type=Path, metavar="FOLDER", help="folder for the windows")
     parser.add_argument(
         "--budgets",
         nargs="+",
@@ -73,19 +74,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help=f"exact, eco, and fractions of all bits (default: {' '.join(BUDGETS)})",
     )
-    parser.add_argument("--uniform", action="store_true", help="one window for all layers too, at the same budgets")
+    text = "also find the best single window for all layers, at the same budgets"
+    parser.add_argument("--uniform", action="store_true", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows to a file (.png, .pdf)")
     add_search_arguments(parser)
 
 
 def uniform_window(study: Study, budget: Fraction) -> BitWindow:
-    """The best single window for all layers; errors of `Study.search`."""
+    """The best single window for all layers. Raises errors of `Study.search`."""
     return next(iter(study.search(budget, uniform=True).layers.values()))
 
 
 class Frontier:
-    """All that the rows share: a net with labelled images, its study, and the options."""
+    """The common parts of all rows: a net with labelled images, its study, and the options."""
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
         labels = subject.labels
@@ -105,7 +107,7 @@ class Frontier:
         }
 
     def row(self, how: str, budget: str) -> Row:
-        """Search, write the windows, and say what they are worth; or why there are none within the budget."""
+        """Search and write the windows; returns their figures, or the reason why none meet the budget."""
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
         try:
@@ -132,7 +134,7 @@ class Frontier:
         }
 
     def _in_all(self, config: BitConfig) -> Row:
-        """kB from all parties and the dealer for an image; with --knobs q also those of the same windows without it."""
+        """The kB from all parties and the dealer for an image; with --knobs q also for the same windows without q."""
         costs = {"in_all_kilobytes_per_image": config}
         if self.args.knobs:
             costs["in_all_kilobytes_without_q"] = without_q(config)
@@ -157,7 +159,7 @@ class Frontier:
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:
-    """6-64.json, or uniform-6-64.json."""
+    """The file of a row: 6-64.json, or uniform-6-64.json."""
     return folder / f"{'uniform-' if how == 'uniform' else ''}{budget.replace('/', '-')}.json"
 
 
@@ -191,7 +193,7 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, states: list[Path]) -> None:
     """Search at every budget; write windows, rows and picture, and print the rows.
 
-    load: gives net, images and labels, once the options are checked. states: gets the searches' files.
+    load: returns net, images and labels, after the options are checked. states: gets the searches' state files.
     """
     agree_on(args)
     if ranks.first():
@@ -222,7 +224,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
 
 
 def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """The searches: how, and at which budget. ConfigError for a budget that is none."""
+    """The searches: "searched" or "uniform", and the budget. Raises ConfigError for an invalid budget."""
     budgets = list(dict.fromkeys(args.budgets))
     numbers = [budget for budget in budgets if budget not in _WORDS]
     for budget in numbers:
@@ -231,7 +233,7 @@ def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def states_of(args: argparse.Namespace) -> list[Path]:
-    """The states of all searches. Errors of `planned`, and InputError for a folder that is not there."""
+    """The state files of all searches. Raises errors of `planned`, and InputError for a missing folder."""
     files = [file_of(args.out_folder, *pair) for pair in planned(args)]
     for file in files:
         check_writable(file, "--out-folder")
@@ -239,6 +241,6 @@ def states_of(args: argparse.Namespace) -> list[Path]:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
-    """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """The exit code of `run`: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     states: list[Path] = []
     return end_ranked(lambda: run(args, load, command, states), lambda: interrupted(states))

@@ -1,4 +1,4 @@
-"""`gc-client`: the data's side of two-party inference; hummingbird/hybrid/command.py is the program."""
+"""`gc-client`: the data's side of two-party inference online; hummingbird/hybrid/command.py is the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gc-prepare`: the data's side of two-party inference; hummingbird/hybrid/command.py is the program."""
+"""`gc-prepare`: the data's side of two-party inference in advance; hummingbird/hybrid/command.py is the program."""
 
 from __future__ import annotations
 

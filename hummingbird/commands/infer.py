@@ -1,9 +1,9 @@
 """`infer`: private inference as one of the parties; party 0 owns the images, and only it learns the results.
 
-The net is the same at every party: with public weights all have them, with --owner only that party does. Party 0 calls
-the function of --data; the others learn how many images there are, and their shape. With --lanes, every lane of party 0
-calls it and takes its part of the images, and lane 0 gathers the results; the function must return the same images to
-all of them.
+The net is the same at every party; public weights are at all parties, with --owner only that party has the weights.
+Party 0 calls the function of --data; the others learn the number of images and their shape. With --lanes, every lane of
+party 0 calls it and takes its part of the images, and lane 0 gathers the results; the function must return the same
+images to every lane.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from hummingbird.mpc.session.gathering import part
 from hummingbird.mpc.session.session import Session
 from hummingbird.window_search.answers import Answers, fitting
 
-# The figures of a run of `infer`, which party 0 shows and --json keeps: flat, units in the key names -----------------
+# The figures of a run of `infer`, which party 0 prints and --json writes: flat, with units in the key names -----------
 
 
 class RunFigures(NamedTuple):
-    """Results and costs of a run: outputs (N, ...) of all lanes, those of the plain net, labels; None where unknown.
+    """Results and costs of a run.
 
-    meter: of all lanes of party 0. seconds: until the last lane was done. lanes: by lane its seconds and those of the
-    processors, float64 (lanes, 2), summed over the parties. batches: of all lanes.
+    outputs: (N, ...) of all lanes. plain: outputs of the net in plain torch, or None. labels: or None. meter: of all
+    lanes of party 0. seconds: until the last lane was done. lanes: float64 (lanes, 2), for each lane its seconds and
+    its processor seconds summed over the parties. batches: of all lanes.
     """
 
     outputs: Tensor
@@ -54,7 +55,7 @@ class RunFigures(NamedTuple):
 
 
 def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
-    """Flat figures of a run with the options of `infer`."""
+    """The figures of a run with the options of `infer`, as a flat dict."""
     count, total = len(run.outputs), run.meter.total
     out: dict[str, object] = {
         "model": " ".join(without_folders(args.model)),
@@ -87,7 +88,7 @@ def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
 
 
 def show(found: dict[str, object], meter: Meter, layers: bool) -> None:
-    """Print the figures, and the meter's table, of every layer or of their sum."""
+    """Print the figures and the meter's table. layers: whether it has a row for every layer, or only the sum."""
     for key, value in found.items():
         print(f"{key.replace('_', ' '):32} {_text(value)}")
     print("\n" + meter.table(every_layer=layers))
@@ -105,27 +106,27 @@ def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, f
 
 
 def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
-    """How these outputs of all images are judged."""
+    """The way in which these outputs of all images are judged."""
     return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-HELP = "Run a net on images that no other party reads: as one party of `run`, or of torchrun on several hosts."
+HELP = "Run a net on images that no other party sees: as one party of `run`, or of torchrun on several hosts."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
   two parties on this host, and a dealer that party 0 starts:
     python -m hummingbird run --parties 2 -- -m hummingbird infer --model my_net:net --weights net.pt \\
         --data my_data:images test --bits bits.json
 
-  the weights are party 1's secret, and it alone needs their file:
+  with private weights of party 1, which alone needs their file:
     python -m hummingbird run --parties 2 -- -m hummingbird infer --model my_net:net --weights net.pt --owner 1 \\
         --data my_data:images test --json result.json
 
-  two parties of two lanes each, for parties with several GPUs (processors do as well):
+  two parties of two lanes each, for parties with several GPUs (CPUs work as well):
     python -m hummingbird run --parties 2 --lanes 2 -- -m hummingbird infer --model my_net:net --weights net.pt \\
         --data my_data:images test
 
-  a net that was saved, with its windows, at parties without its code (`python -m hummingbird save`):
+  a saved net with its windows, at parties without the net's code (`python -m hummingbird save`):
     python -m hummingbird run --parties 2 -- -m hummingbird infer --saved saved --data my_data:images test
 
 my_net.net() returns the net, my_data.images("test") images (N, ...), or a pair of images and labels (N,); a data
@@ -138,9 +139,9 @@ def add_parser(commands: Any) -> None:
     sub = add_command(commands, "infer", HELP, __doc__, _EPILOG)
     add_converted_arguments(sub)
     group = sub.add_argument_group("images")
-    add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
+    add_images_argument(group, "--data", "party 0's images, with labels for the accuracy")
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
-    text = "most images at a time in a lane, two such batches in turns (default: %(default)s)"
+    text = "most images at a time in a lane; two such batches are interleaved (default: %(default)s)"
     sub.add_argument("--batch", type=int, default=100, metavar="N", help=text)
     sub.add_argument("--layers", action="store_true", help="print the meter's table layer by layer")
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
@@ -149,7 +150,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """One party: meet the others, convert the net, run it on the images, and at party 0 show what it costs."""
+    """Run one party: meet the others, convert the net, run it on the images, and at party 0 print results and costs."""
     if args.batch < 1 or (args.samples is not None and args.samples < 1):
         raise InputError("--batch and --samples must be at least 1")
     if os.environ.get("RANK", "0") == "0":  # the party that writes
@@ -159,14 +160,14 @@ def run(args: argparse.Namespace) -> None:
     if session.rank == 0:
         images, labels = images_of(args.data, "--data")
         images, labels = images[: args.samples], None if labels is None else labels[: args.samples]
-    # Only party 0 has the images, so it tells the others how many there are, and their shape.
+    # Only party 0 has the images: it tells the others their number and shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
     net, private = nets_of(args, session.rank, torch.empty(1, *shape))
     private.images_per_slice = args.batch
     parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
     counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
-    # Says at once if the net cannot take such images.
+    # Raises at once if the net cannot take such images.
     private.costs((min(args.batch, max(counts)), *shape), session.parties)
     if labels is not None:
         fitting([result[1:] for _, result in private.results((1, *shape))[1]], total, labels)
@@ -195,9 +196,9 @@ def run(args: argparse.Namespace) -> None:
     by_lane = session.gather(torch.tensor([[meter.seconds, busy]], dtype=torch.float64))
     if logits is None or merged is None or by_lane is None:  # at all lanes but the first
         return
-    seconds = max(seconds, float(by_lane[:, 0].max()))  # another lane may have begun a little earlier than this one
+    seconds = max(seconds, float(by_lane[:, 0].max()))  # another lane may have begun slightly earlier
     with torch.no_grad():
-        # With private weights party 0 has no net to compare with, unless they are its own.
+        # With another party's private weights, party 0 has no net to compare with.
         plain = net(images) if args.owner in (None, 0) else None
     batches = sum(-(-count // args.batch) for count in counts)
     found = figures(args, RunFigures(logits, plain, labels, merged, seconds, by_lane, batches, session.parties))
@@ -207,13 +208,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _advance(bar: Any, done: int) -> None:
-    """Bring a progress bar up to what is done."""
+    """Advance a progress bar to `done`."""
     if done > bar.n:
         bar.update(done - bar.n)
 
 
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
-    """Say how much material a store holds; DealerError if it is for another net or shape, or too little."""
+    """Print how much material a store holds. Raises DealerError if it is for another net or shape, or too little."""
     store = session.dealer
     if not isinstance(store, STORES):
         return

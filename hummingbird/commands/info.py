@@ -1,4 +1,4 @@
-"""`info`: versions, devices, kernels, and whether CrypTen needed its shim."""
+"""`info`: prints versions, devices, kernels, and whether CrypTen needed its shim."""
 
 from __future__ import annotations
 

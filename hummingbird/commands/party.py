@@ -1,4 +1,4 @@
-"""Running as a party: the session by options of the command line, and errors that the other parties are told."""
+"""Programs of a party: options of its session, and errors, of which the other parties are told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hummingbird.rpc.service import Tls
 
 
 def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool = True) -> None:
-    """--lanes, --device, --dealer, --store, --tls-*, --peer-*, --timeout. certificates: whether it adds --tls-*."""
+    """Add --lanes, --device, --dealer, --store, --peer-* and --timeout. certificates: whether to add --tls-* too."""
     group = parser.add_argument_group("session")
     group.add_argument(
         "--lanes",
@@ -26,39 +26,39 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
         help="processes of each party, one for each of its GPUs (default: HUMMINGBIRD_LANES, else 1)",
     )
     group.add_argument(
-        "--device", default="cpu", metavar="NAME", help="where the shares are, of one type at all parties: cpu, or cuda"
+        "--device", default="cpu", metavar="NAME", help="device of the shares, cpu or cuda, the same at all parties"
     )
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--store",
         metavar="DIR",
-        help="no dealer: material that `python -m hummingbird deal` has dealt in advance, this party's folder or the "
-        "one that holds party-RANK ({rank} is replaced), or the one that `deal --keep` keeps full. Whoever can read "
-        "two parties' folders can read their secrets",
+        help="use material that `python -m hummingbird deal` has dealt in advance, without a dealer: this party's "
+        "folder, the folder that holds party-RANK ({rank} is replaced), or the folder of `deal --keep`. Anyone who can "
+        "read two parties' folders can read their secrets",
     )
     source.add_argument(
         "--dealer",
         metavar="HOST:PORT",
-        help="where the dealer of correlated randomness listens (`python -m hummingbird dealer`). It must not collude "
+        help="address of the dealer of correlated randomness (`python -m hummingbird dealer`), which must not collude "
         "with any party. Default: party 0 starts one on this host",
     )
     if certificates:
         add_tls(
             group,
             "this party's certificate (PEM), for the name party-RANK ({rank} is replaced)",
-            "certificate of the authority that signed all parties' and the dealer's (PEM)",
+            "certificate of the authority of all parties and the dealer (PEM)",
         )
     group.add_argument(
         "--peer-listen",
         metavar="HOST:PORT",
-        help="where this party takes the connections of the other parties, all on this port; 0.0.0.0 and [::] are all "
-        "addresses of the host ({rank} is replaced). Default: the address that leads to MASTER_ADDR, a free port. One "
-        "direction is enough: a party that others cannot reach reaches them",
+        help="address at which this party accepts the connections of all other parties; 0.0.0.0 and [::] mean all "
+        "addresses of the host ({rank} is replaced). Default: the address that leads to MASTER_ADDR, and a free port. "
+        "One direction suffices: a party that others cannot reach connects to them",
     )
     group.add_argument(
         "--peer-address",
         metavar="HOST:PORT",
-        help="the address that the other parties are told, if it is another one: of a NAT or a Kubernetes Service",
+        help="the address that the other parties connect to, if it differs: that of a NAT or a Kubernetes Service",
     )
     group.add_argument(
         "--timeout", type=float, default=120.0, help="longest silence of another party, seconds (default 120)"
@@ -66,7 +66,7 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
 
 
 def session_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for `hummingbird.init`."""
+    """The arguments for `hummingbird.init` from the options."""
     tls, party = tls_of(args), str(environment(args.lanes).party)
     if tls is not None:
         tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in (tls.cert, tls.key, tls.ca)))
@@ -78,15 +78,15 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_party(main: Callable[[], None]) -> None:
-    """Run a party's program; an error is printed in two lines, told to the other parties, and ends the process with
-    code 1.
+    """Run a party's program. An error is printed in two lines and sent to the other parties, and ends the process with
+    exit code 1.
     """
     try:
         main()
         launch.uninit()
     except (HummingbirdError, ValueError, OSError) as error:
-        # First of all: a launcher may end this process as soon as another party has heard of it. And in one write, so
-        # that parties on one terminal do not write into each other's lines.
+        # Print before anything else: a launcher may end this process as soon as another party knows of the error. In
+        # one write, so that parties on one terminal do not mix their lines.
         if may_speak():
             sys.stderr.write(f"[{launch.name()}] error: {_words(error)}\n")
             sys.stderr.flush()
@@ -95,7 +95,7 @@ def run_party(main: Callable[[], None]) -> None:
 
 
 def _words(error: Exception) -> str:
-    """An error in lines: the failure, where, and a hint."""
+    """The lines of an error: the failure, where, and a hint."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.strerror} (at {error.filename})\nhint: is the path right, and may this user read it?"
     return str(error)

@@ -1,4 +1,4 @@
-"""`pir-owner`: keys, signed tables, updates and figures, for who owns the table of two `pir-server`s."""
+"""`pir-owner`: keys, signed tables, updates and figures, for the owner of the table of two `pir-server`s."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from hummingbird.rpc.options import array_of, positive
 HELP = "Keys, signed rows, updates and figures, for the owner of a table at two pir-servers."
 _DESCRIPTION = """For the owner of a table that two pir-servers hold.
 
-Make a key pair, give its public half to both servers (pir-server --owner) and, where rows are signed, to the clients.
-Whoever has the secret half may change rows. Servers never need it."""
-_KEYGEN = """Make a key pair: FILE, the secret half, for the owner alone (mode 0600), and FILE.pub, the public half.
+Make a key pair, and give the public key to both servers (pir-server --owner) and, if rows are signed, to the clients.
+Anyone with the secret key can change rows. Servers never need the secret key."""
+_KEYGEN = """Make a key pair: FILE, the secret key, for the owner alone (mode 0600), and FILE.pub, the public key.
 
-Files that are there are not touched. A pir-server's --identity takes such a key too."""
-_SIGN = """Sign every row of a table, so that clients notice a server that changes one: 72 bytes a row more.
+Existing files are not overwritten. A pir-server's --identity takes such a key too."""
+_SIGN = """Sign every row of a table, so that clients detect a server that changes one; adds 72 bytes to each row.
 
 Give the same signed file to both servers. Signing again makes another table."""
-_UPDATE = """Change rows at both servers, in order and durably: an update that is acknowledged survives a crash.
+_UPDATE = """Change rows at both servers, in order and durably: an acknowledged update survives a crash.
 
-A server that has missed updates is brought up first, from what the other keeps; so after a failure run the same line
-again. Without --indices and --rows that is all. Of a plan, name the servers of the full table: its updates reach the
-hot table and every bucket."""
-_METRICS = "Print what both servers count: version, lookups, passes over the table, latency."
+A server that has missed updates first gets them from the other server's journal; so after a failure run the same
+command again. Without --indices and --rows nothing else happens. With a plan, name the servers of the full table: its
+updates reach the hot table and every bucket."""
+_METRICS = "Print the figures of both servers: version, lookups, passes over the table, latency."
 _EXAMPLE = """example:
   python -m hummingbird pir-owner """
 _SERVERS = "--servers pir0.example:7000 pir1.example:7000 \\\n      --tls-cert me.crt --tls-key me.key --tls-ca ca.crt"
@@ -58,17 +58,17 @@ def add_parser(commands: Any) -> None:
     top = commands.add_parser("pir-owner", help=HELP, description=_DESCRIPTION, formatter_class=_Plain)
     actions = top.add_subparsers(dest="action", required=True, metavar="ACTION")
     keygen = _action(actions, "keygen", "Make a key pair.", _KEYGEN, _keygen)
-    _add_key(keygen, "where to write the secret key")
+    _add_key(keygen, "file for the secret key")
     sign = _action(actions, "sign", "Sign the rows of a table.", _SIGN, _sign)
     _add_key(sign, "the owner's secret key")
     sign.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
-    sign.add_argument("--tensor", metavar="NAME", help="its name, where a .safetensors file holds several")
+    sign.add_argument("--tensor", metavar="NAME", help="name of the rows in a .safetensors file with several tensors")
     sign.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors", help="the signed table")
     update = _action(actions, "update", "Change rows at both servers.", _UPDATE, _update)
     _add_key(update, "the owner's secret key")
     _add_servers(update)
-    update.add_argument("--indices", type=Path, metavar="FILE.npy", help="numbers of the rows, (n,), each once")
-    update.add_argument("--rows", type=Path, metavar="FILE", help="their new contents, (n, dim): .npy or .safetensors")
+    update.add_argument("--indices", type=Path, metavar="FILE.npy", help="row numbers (n,), each once")
+    update.add_argument("--rows", type=Path, metavar="FILE", help="new rows (n, dim): .npy or .safetensors")
     update.add_argument("--plan", type=Path, metavar="FILE", help="the plan that the servers serve")
     metrics = _action(actions, "metrics", "Print the servers' figures.", _METRICS, _metrics)
     _add_servers(metrics)
@@ -95,10 +95,11 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         "--servers", required=True, nargs=2, metavar="ADDRESS", help="party 0 and party 1: HOST:PORT or unix:PATH"
     )
     parser.add_argument(
-        "--timeout", type=positive, default=60.0, metavar="S", help="seconds for each message (default 60)"
+        "--timeout", type=positive, default=60.0, metavar="S", help="longest wait for each answer, seconds (default 60)"
     )
     options.add_tls(parser, "certificate of the owner (PEM)", "certificate of the servers' authority (PEM)")
-    text = "this side's tokens, party 0's and party 1's, instead of a certificate; TLS then takes --tls-ca alone"
+    text = "files of this side's tokens for party 0 and for party 1, instead of a certificate; TLS then takes --tls-ca "
+    text += "alone"
     parser.add_argument("--token-file", type=Path, nargs=2, metavar="FILE", help=text)
 
 
@@ -193,7 +194,7 @@ def _metrics(args: argparse.Namespace) -> int:
 
 
 def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices int64 (n,) and rows (n, dim), as their files have them."""
+    """Indices int64 (n,) and rows (n, dim) from their files."""
     indices, source = array_of(args.indices, "--indices"), Source.open(args.rows)
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise InputError(f"indices of {indices.dtype}", where="--indices", hint="whole numbers (n,)")
@@ -204,7 +205,7 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """The facts of the table that the servers' tables are made of."""
+    """The facts of the table from which the servers' tables were made."""
     if plan is None:
         return facts
     table = plan.table(facts)

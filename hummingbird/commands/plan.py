@@ -1,4 +1,4 @@
-"""`plan`: what a private-inference service can carry on given machines, and the least that meets a goal."""
+"""`plan`: the capacity of a private-inference service on some machines, and the least machines that meet a goal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from tqdm import tqdm
 from hummingbird.capacity import solving
 from hummingbird.capacity.arrivals import Gaps
 from hummingbird.capacity.engines import run
-from hummingbird.capacity.pricing import HostCost, cost_of
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
-from hummingbird.capacity.result import Result
+from hummingbird.capacity.result import HostCost, Result, cost_of
 from hummingbird.capacity.service_json import to_text
 from hummingbird.commands import plan_show, plan_sweep, plots
 from hummingbird.commands.files import check_writable, write_json, write_together
@@ -30,11 +29,11 @@ from hummingbird.table import text_table
 
 # The picture of `plan run` and `plan solve`: the share of requests that take longer than a time ----------------------
 
-_POINTS = 2000  # of a line, or dots
+_POINTS = 2000  # points of a line, or dots
 
 
 def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
-    """Draw the share of requests that take longer than so long; above the limit latency as it grows.
+    """Draw the share of requests that take longer than each time; above the limit, latency over arrival time.
 
     goal: a figure such as p99, and its seconds.
     """
@@ -53,7 +52,7 @@ def _shares(axes: Any, found: Result) -> None:
     """The line of all requests, and the known figures with their intervals."""
     seconds = found.latencies
     even = np.linspace(0, len(seconds), _POINTS, endpoint=False, dtype=int)
-    last = len(seconds) - np.geomspace(1, len(seconds), _POINTS, dtype=int)  # on a logarithmic scale they count
+    last = len(seconds) - np.geomspace(1, len(seconds), _POINTS, dtype=int)  # the tail, for the logarithmic scale
     places = np.union1d(even, last)
     axes.plot(seconds[places], 1 - places / len(seconds), label=f"{len(seconds):,} requests", drawstyle="steps-pre")
     for name, (value, low, high) in found.estimates.items():
@@ -65,7 +64,7 @@ def _shares(axes: Any, found: Result) -> None:
 
 
 def _growing(axes: Any, found: Result) -> None:
-    """Latency by the time of arrival, of the first run."""
+    """Latency over the time of arrival, of the first run."""
     arrived, latency = found.outcome.arrived[0], found.outcome.latency[0]
     places = np.linspace(0, len(arrived), min(len(arrived), _POINTS), endpoint=False, dtype=int)
     label = f"above the largest rate: {found.growth.value:.3g} s more each second"
@@ -73,23 +72,23 @@ def _growing(axes: Any, found: Result) -> None:
     axes.set(xlabel="latency, seconds", ylabel="arrival, seconds")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The command ---------------------------------------------------------------------------------------------------------
 
 HELP = "Plan a private-inference service: latencies, what limits them, and the least that meets a goal."
-_DESCRIPTION = """Plan a private-inference service before it is paid for.
+_DESCRIPTION = """Plan a private-inference service before buying it.
 
-A service is a net and a protocol on machines over a link. Its bytes and rounds are the exact prices of the protocol,
-its seconds come from a profile of such a machine (python -m scripts.tools.calibrate), machines and link are given here.
-Quantities are in words: 20/min, 64GB, 352mbit, 2s."""
-_SHOW = """Print a service: hosts, steps with their seconds, bytes of a token and how many the stores hold, and the
-largest rate of requests with what sets it. Nothing is simulated: these are closed forms on means."""
-_RUN = """Simulate a service under requests: latencies and their parts, percentiles with 95 % intervals, and what was
-used. The program says which engine it takes and why: a recurrence where every phase has its cores and links to itself,
-events where they are shared. Above the largest rate there are no percentiles: it prints how fast latency grows."""
-_SWEEP = """Simulate a service for several values of one input, all other things and all draws alike."""
-_SOLVE = """Find the largest rate, or the least store, bandwidth, cores or replicas, with which a goal is met, by
-bisection under common random numbers; or the best split of a link. Elasticities name what would help: -1 says that 10 %
-more of it takes about 10 % off the figure. With --prices it says what the answer costs."""
+A service is a net and a protocol on machines and a link. Its bytes and rounds are the exact prices of the protocol, its
+seconds come from a profile of such a machine (python -m scripts.tools.calibrate), and options name machines and link.
+Quantities have units: 20/min, 64GB, 352mbit, 2s."""
+_SHOW = """Print a service: hosts, steps with their seconds, bytes of a token, the tokens that the stores hold, and the
+largest rate of requests with its cause. Nothing is simulated: these are closed forms on means."""
+_RUN = """Simulate a service under requests: latencies and their parts, percentiles with 95 % intervals, utilisation.
+The output names the engine and the reason for it: a recurrence if no phases share cores and links, events if they do.
+Above the largest rate there are no percentiles, and the output says how fast latency grows."""
+_SWEEP = """Simulate a service for several values of one input; everything else, and all draws, are the same."""
+_SOLVE = """Find the largest rate, or the least store, bandwidth, cores or replicas, that meets a goal, by bisection
+with common random numbers; or the best split of a link. Elasticities show what would help: -1 means that 10 % more of
+an input lowers the figure by about 10 %. With --prices it prints the cost of the answer."""
 _EXAMPLES = {
     "run": """example:
   python -m hummingbird plan run --service service.json --rate 4/s --bandwidth 352mbit --seed 1
@@ -127,19 +126,19 @@ def add_parser(commands: Any) -> None:
     show.add_argument("--save", type=Path, metavar="FILE", help="write the service, for --service")
     running = _action(actions, "run", "Simulate requests: latencies, and what limits them.", _RUN, _run)
     add_load(running, None, None)
-    running.add_argument("--queue", type=count, metavar="N", help="requests that may wait; one more is rejected")
-    running.add_argument("--replicas", type=count, default=1, metavar="N", help="of the service (default 1)")
-    running.add_argument("--empty", action="store_true", help="begin with an empty store in place of a full one")
+    running.add_argument("--queue", type=count, metavar="N", help="most requests that wait; further ones are rejected")
+    running.add_argument("--replicas", type=count, default=1, metavar="N", help="replicas of the service (default 1)")
+    running.add_argument("--empty", action="store_true", help="begin with empty stores instead of full ones")
     running.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies (.png, .pdf, .svg)")
     sweep = _action(actions, "sweep", "Simulate for several values of one input.", _SWEEP, _sweep)
     add_load(sweep, None, None)
-    sweep.add_argument("--vary", required=True, choices=tuple(plan_sweep.INPUTS), help="the input")
-    sweep.add_argument("--values", required=True, nargs="+", metavar="VALUE", help="its values")
+    sweep.add_argument("--vary", required=True, choices=tuple(plan_sweep.INPUTS), help="the input to vary")
+    sweep.add_argument("--values", required=True, nargs="+", metavar="VALUE", help="values of the input")
     sweep.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies (.png, .pdf, .svg)")
     solve = _action(actions, "solve", "Find the least, or the largest rate, that meets a goal.", _SOLVE, _solve)
     add_load(solve, solving.REQUESTS, solving.RUNS)
-    solve.add_argument("--goal", required=True, type=goal_of, metavar="FIGURE=TIME", help="as in p99=2s")
-    solve.add_argument("--vary", required=True, choices=solving.VARIED, help="what is looked for")
+    solve.add_argument("--goal", required=True, type=goal_of, metavar="FIGURE=TIME", help="the goal, as in p99=2s")
+    solve.add_argument("--vary", required=True, choices=solving.VARIED, help="the input to find")
     solve.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies at the answer (.png, .pdf, .svg)")
 
 
@@ -152,7 +151,7 @@ def _action(actions: Any, name: str, line: str, description: str, run: Run) -> a
 
 
 def _checked(args: argparse.Namespace, run: Run) -> int:
-    """Run an action whose files can be written."""
+    """Check that the action's files can be written, then run it."""
     for option in ("json", "save", "plot"):
         path = getattr(args, option, None)
         if path is not None and str(path) != "-":
@@ -163,7 +162,7 @@ def _checked(args: argparse.Namespace, run: Run) -> int:
 
 
 def _out(args: argparse.Namespace, figures: Any, text: str) -> None:
-    """Print the tables, or figures alone for `--json -`; write those of --json FILE."""
+    """Print the tables, or with `--json -` only the figures; write the figures to the file of --json."""
     if args.json == "-":
         print(json.dumps(figures, indent=2))
         return
@@ -200,7 +199,7 @@ def _run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     if not found.overloaded:
-        found.quantile(0.99)  # says how many requests it needs
+        found.quantile(0.99)  # raises for too few requests, with the number needed
     cost = cost_of(found)
     figures = {**found.figures(), "seed": args.seed, "cost_per_hour": cost.hour}
     figures["cost_per_1000_images"] = cost.per_thousand_images
@@ -212,7 +211,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warnings(found: Result) -> list[str]:
-    """Lines on a load above the limit, and on one for which this run has too few requests."""
+    """Warnings for a load above the limit, and for a load for which this run has too few requests."""
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate
     if found.overloaded:

@@ -1,4 +1,4 @@
-"""The requests that `plan` puts to a service, and how they are simulated, as options name them."""
+"""Options of `plan` for the requests to a service, and for their simulation."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ from hummingbird.rpc.options import count
 
 
 def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | None) -> None:
-    """--rate to --engine, which `arrivals_of` and `options_of` read; requests, runs: defaults, None: the engine's."""
+    """Add --rate to --engine, for `arrivals_of` and `options_of`. requests, runs: defaults; None: the engine's."""
     group = parser.add_argument_group("requests")
     kind = group.add_mutually_exclusive_group()
-    kind.add_argument("--rate", type=quantities.rate, metavar="RATE", help="of independent clients, as in 20/min")
-    text = "rates of the hours of a day, over and over"
+    text = "mean rate of requests from independent clients, as in 20/min"
+    kind.add_argument("--rate", type=quantities.rate, metavar="RATE", help=text)
+    text = "rates of consecutive hours, repeated after the last"
     kind.add_argument("--hourly", type=quantities.rate, nargs="+", metavar="RATE", help=text)
-    text = "a line for each request: its second, and its images if it likes"
+    text = "file with a line for each request: its time in seconds, and optionally its images"
     kind.add_argument("--trace", type=Path, metavar="FILE", help=text)
-    text = "users who wait for an answer and think before they ask again"
+    text = "number of users who wait for an answer and think before they ask again"
     kind.add_argument("--users", type=count, metavar="N", help=text)
-    group.add_argument("--think", type=quantities.seconds, metavar="TIME", help="of --users, on average, as in 30s")
-    text = "of --rate: 1 (default) Poisson, less: bursts, inf: equal gaps"
+    text = "mean thinking time of --users, as in 30s"
+    group.add_argument("--think", type=quantities.seconds, metavar="TIME", help=text)
+    text = "shape parameter of the gaps of --rate: 1 (default) for Poisson, less for bursts, inf for equal gaps"
     group.add_argument("--burstiness", type=float, metavar="FORM", help=text)
-    group.add_argument("--images", type=count, metavar="N", help="of each request (default: those of the service)")
-    text = "a request leaves that has not begun its online phase by then"
+    text = "images of each request (default: those of the service)"
+    group.add_argument("--images", type=count, metavar="N", help=text)
+    text = "time after which a request leaves if its online phase has not begun"
     group.add_argument("--patience", type=quantities.seconds, metavar="TIME", help=text)
-    text = "requests of a client, on average, of which the first pays for its session (default: all have one)"
+    text = "mean number of requests of a client, the first of which begins a session (default: all clients have one)"
     group.add_argument("--session", type=count, metavar="N", help=text)
     group = parser.add_argument_group("simulation")
-    text = f"of a run (default {requests or '5000, or 1000 by events'})"
+    text = f"requests of a run (default {requests or '5000, or 1000 by events'})"
     group.add_argument("--requests", type=count, default=requests, metavar="N", help=text)
-    text = f"(default {runs or '200, or 10 by events'})"
+    text = f"number of runs (default {runs or '200, or 10 by events'})"
     group.add_argument("--runs", type=count, default=runs, metavar="N", help=text)
     group.add_argument("--seed", type=int, default=0, help="the same seed gives the same figures (default 0)")
-    text = "recurrence: fast, each phase has its cores and links to itself; events: shared (default: as needed)"
+    text = "recurrence: fast, cores and links unshared; events: shared (default: events if phases share any)"
     group.add_argument("--engine", choices=(RECURRENCE, EVENTS), help=text)
 
 
 def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
-    """The arrivals that the options name, None without; without --images each brings those of a request of the service.
+    """The arrivals that the options describe, or None. Without --images each has the images of a service's request.
 
-    InputError for options that do not go together, and for a trace out of order.
+    Raises InputError for options that contradict each other, and for a trace out of order.
     """
     other: dict[str, Any] = {"images": args.images or service.images}
     if args.patience:
@@ -79,7 +82,7 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
 
 
 def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
-    """The trace, of which --requests are followed at most, once: it is the same in every run."""
+    """The trace, with --requests cut to its length."""
     try:
         found = trace(args.trace, **other)
     except (OSError, UnicodeDecodeError) as error:
@@ -89,19 +92,19 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
 
 
 def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
-    """The same arrivals at another rate; InputError for those that have none."""
+    """The same arrivals at another rate. Raises InputError for arrivals without a rate."""
     if not isinstance(arrivals, Gaps):
         raise InputError("another rate of requests that have none", where="--vary", hint="give --rate")
     return dataclasses.replace(arrivals, rate=rate)
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `capacity.run` and `capacity.solve` that say how to simulate."""
+    """The arguments of `capacity.run` and `capacity.solve` for the simulation."""
     return {"seed": args.seed, "requests": args.requests, "runs": args.runs, "engine": args.engine}
 
 
 def needed(arrivals: Arrivals | None) -> Arrivals:
-    """The arrivals; InputError where no option names any."""
+    """The arrivals. Raises InputError for None: no option describes any."""
     if arrivals is None:
         hint = "--rate 20/min, --hourly, --trace or --users"
         raise InputError("nobody asks", where="--rate", hint=hint)

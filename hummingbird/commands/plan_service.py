@@ -1,4 +1,4 @@
-"""The service that `plan` is about, as options name it: which, on which machines, over which link."""
+"""Options of `plan` for the service: its kind, its machines, its link."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.rpc.options import count, shape
 
-# Services by name, built from what the options of `plan` say ---------------------------------------------------------
+# Services by name, built from the options of `plan` -------------------------------------------------------------------
 
 MEASURED = "asplos23/"
 _NETS = {"masked": masked, "gmw": gmw}
 _DEFAULTS = {"dealer": None, "lanes": 1, "parties": 2}
 _NET = ("model", "weights", "saved", "input", "bits", "private_weights", "protocol", "aim", "mode")
 _LOOKUPS = ("table", "plan", "lookups")
-OTHERS = (*_NET, *_LOOKUPS, "net", "threads", "profile", *_DEFAULTS)  # beside a file
+OTHERS = (*_NET, *_LOOKUPS, "net", "threads", "profile", *_DEFAULTS)  # options that a service's file excludes
 _HINTS = {
     "input": "the shape of a request, as in 1x3x32x32",
     "profile": "python -m scripts.tools.calibrate --json profile.json makes one",
@@ -44,7 +44,7 @@ _HINTS = {
 
 
 def _need(args: argparse.Namespace, *options: str) -> None:
-    """InputError for options that the service needs and has not got."""
+    """Raise InputError if an option that the service needs is not set."""
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
             what = "a net" if option == "model" else f"--{option}"
@@ -52,7 +52,7 @@ def _need(args: argparse.Namespace, *options: str) -> None:
 
 
 def _of_net(args: argparse.Namespace) -> Service:
-    """A service between parties."""
+    """The service of a net between parties."""
     name = args.service
     refuse(args, "net", "threads", "mode", *_LOOKUPS)
     _need(args, "input", "profile", "model")
@@ -66,7 +66,7 @@ def _of_net(args: argparse.Namespace) -> Service:
 
 
 def _dealer(args: argparse.Namespace) -> str:
-    """The kind of dealer: as with `serve`, one that streams unless there is a store."""
+    """The kind of dealer: as with `serve`, it streams unless there is a store."""
     stored = args.store is not None or getattr(args, "vary", None) == "store"
     if args.dealer == "stream" and stored:
         hint = "leave --store out, or plan --dealer store"
@@ -78,7 +78,7 @@ def _dealer(args: argparse.Namespace) -> str:
 
 
 def _shipped(args: argparse.Namespace) -> Service:
-    """CrypTen as it is shipped."""
+    """The service of CrypTen as shipped."""
     refuse(args, "net", "threads", "mode", "protocol", "aim", "bits", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
@@ -86,7 +86,7 @@ def _shipped(args: argparse.Namespace) -> Service:
 
 
 def _encrypted(args: argparse.Namespace) -> Service:
-    """A net on ciphertexts."""
+    """The service of a net on ciphertexts."""
     refuse(args, "net", "threads", "protocol", "aim", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
@@ -94,7 +94,7 @@ def _encrypted(args: argparse.Namespace) -> Service:
 
 
 def _lookups(args: argparse.Namespace) -> Service:
-    """Private lookups, of single rows or by a plan."""
+    """The service of private lookups, of single rows or by a plan."""
     refuse(args, *_NET, "net", "threads", *_DEFAULTS)
     _need(args, "table", "profile")
     rows, width = args.table
@@ -118,7 +118,7 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 
 
 def _composed(args: argparse.Namespace) -> Service:
-    """SG or CG for a net of the user's own; garbling as --profile measured it, where it is given."""
+    """SG or CG for the user's own net; with --profile its seconds of garbling."""
     refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
     if args.input[0] != 1:
@@ -145,7 +145,7 @@ def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published
 
 
 def refuse(args: argparse.Namespace, *options: str) -> None:
-    """InputError for options that another service takes."""
+    """Raise InputError for options that only other services take."""
     for option in options:
         if getattr(args, option) not in (None, False, _DEFAULTS.get(option)):
             shown = option.replace("_", "-")
@@ -163,13 +163,13 @@ BUILDERS: dict[str, Callable[[argparse.Namespace], Service]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The options ---------------------------------------------------------------------------------------------------------
 
 _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Prices)}
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
-    """--service to --workers, which `service_of` reads."""
+    """Add --service to --each, which `service_of` reads."""
     text = "masked, gmw, crypten or he (a net of --model, with --input and --profile); sg or cg (a net of --model, "
     text += "with --input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir "
     text += "(a table of --table, with --profile); or a file that `plan show --save` wrote"
@@ -177,38 +177,40 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     aim = "latency, throughput with --dealer stream"
     add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True, aim=aim)
     group = parser.add_argument_group("masked, gmw, crypten, he")
-    text = "this kind of machine's speed, by `python -m scripts.tools.calibrate`"
+    text = "a machine's measured seconds, by `python -m scripts.tools.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
-    text = "stream: it makes material during the request, as the one that `serve` starts; store: slots dealt ahead "
-    text += "(default with --store, or where it is varied)"
+    text = "stream: makes material during the request, as the dealer that `serve` starts; store: slots dealt ahead "
+    text += "(default with --store, or if the store is varied)"
     group.add_argument("--dealer", choices=DEALERS, help=text)
     group.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     group = parser.add_argument_group("pir")
     text = "rows of the table, and bytes of a row, as in 1048576x256"
     group.add_argument("--table", type=table, metavar="ROWSxBYTES", help=text)
-    text = "many lookups at once, by the plan in a file, as `pir-server --plan`"
+    text = "plan of many lookups at once, as for `pir-server --plan`"
     group.add_argument("--plan", type=Path, metavar="FILE", help=text)
-    group.add_argument("--lookups", type=count, metavar="N", help="rows of a request, without --plan (default 1)")
+    group.add_argument("--lookups", type=count, metavar="N", help="lookups of a request without --plan (default 1)")
     group = parser.add_argument_group("sg, cg (Garimella et al., 2023)")
     group.add_argument("--net", metavar="DATASET/NET", help="one of the six measured nets")
     text = "threads of the client, and of the server for homomorphic evaluation and for garbled circuits"
     group.add_argument("--threads", nargs=3, type=count, metavar=("C", "HE", "GC"), help=text)
     group = parser.add_argument_group("machines and link", "in place of the service's own")
-    group.add_argument("--cores", type=count, metavar="N", help="of every host")
-    group.add_argument("--store", type=units.size, metavar="SIZE", help="of every host that keeps tokens, as in 64GB")
-    group.add_argument("--bandwidth", type=units.link, metavar="RATE", help="both ways, as in 352mbit")
-    group.add_argument("--up", type=units.link, metavar="RATE", help="up, of every host whose link has a limit")
-    group.add_argument("--down", type=units.link, metavar="RATE", help="down")
-    group.add_argument("--rtt", type=units.seconds, metavar="TIME", help="there and back, as in 2ms")
-    text = f"money: {', '.join(_PRICES)}; as in core-hour=0.04 gb-sent=0.09 gb-month=0.02"
+    group.add_argument("--cores", type=count, metavar="N", help="cores of every host")
+    text = "store of every host that keeps tokens, as in 64GB"
+    group.add_argument("--store", type=units.size, metavar="SIZE", help=text)
+    text = "bandwidth in both directions of every link with a limit, as in 352mbit"
+    group.add_argument("--bandwidth", type=units.link, metavar="RATE", help=text)
+    group.add_argument("--up", type=units.link, metavar="RATE", help="bandwidth up of every link with a limit")
+    group.add_argument("--down", type=units.link, metavar="RATE", help="bandwidth down of every link with a limit")
+    group.add_argument("--rtt", type=units.seconds, metavar="TIME", help="round-trip time, as in 2ms")
+    text = f"prices of a host, {', '.join(_PRICES)}; as in core-hour=0.04 gb-sent=0.09 gb-month=0.02"
     group.add_argument("--prices", nargs="+", metavar="NAME=PRICE", help=text)
     group.add_argument("--slots", type=count, metavar="N", help="requests at a time")
     group.add_argument("--workers", type=count, metavar="N", help="refills at a time")
     text = "requests served as one, with the work, bytes and rounds of one"
     group.add_argument("--batch", type=count, metavar="N", help=text)
-    text = "of a batch: its first request waits so long for others"
+    text = "longest wait of a batch's first request for others"
     group.add_argument("--window", type=units.seconds, dest="hold", metavar="TIME", help=text)
-    text = "of a batch: more for each request but the first"
+    text = "additional time for each request of a batch but the first"
     group.add_argument("--each", type=units.seconds, metavar="TIME", help=text)
 
 
@@ -221,7 +223,7 @@ def table(text: str) -> tuple[int, ...]:
 
 
 def service_of(args: argparse.Namespace) -> Service:
-    """The service that the options name, on their machines; ConfigError and InputError for what cannot be."""
+    """The service that the options describe, on their machines. Raises ConfigError and InputError for invalid ones."""
     name = args.service
     if name in BUILDERS:
         found = BUILDERS[name](args)
@@ -249,7 +251,7 @@ def _read(path: Path) -> str:
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:
-    """The prices of --prices, None without; InputError for another name, or what is no number."""
+    """The prices of --prices; None without. Raises InputError for an unknown name, or a value that is no number."""
     if not args.prices:
         return None
     found = {}

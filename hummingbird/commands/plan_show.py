@@ -1,4 +1,4 @@
-"""The text of `plan show`: hosts, every step with its seconds, tokens, and the largest rate."""
+"""The output of `plan show`: hosts, every step with its seconds, tokens, and the largest rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hummingbird.table import text_table
 
 
 def figures(service: Service) -> dict[str, Any]:
-    """All figures, flat but for the steps."""
+    """All figures of a service, flat but for the steps."""
     bounds = limits(service)
     return {
         "service": service.name,

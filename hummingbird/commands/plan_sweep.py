@@ -1,4 +1,4 @@
-"""`plan sweep`: figures of a service while one input goes through values."""
+"""`plan sweep`: figures of a service for several values of one input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _megabits(value: float) -> str:
     return f"{value / 1e6:g} Mb/s"
 
 
-# How an input is written, shown and changed.
+# For each input: its parser, its text, and the function that changes it.
 INPUTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str], Change]] = {
     "rate": (quantities.rate, shown_rate, lambda service, arrivals, value: (service, scaled(arrivals, value))),
     "store": (quantities.size, shown_bytes, _host("store")),
@@ -50,7 +50,7 @@ INPUTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str], Change]] = {
 
 
 def values_of(args: argparse.Namespace) -> list[Any]:
-    """The values of --values, in the input's words; InputError for what is none."""
+    """The values of --values, parsed for the input. Raises InputError for an invalid value."""
     parse, _, _ = INPUTS[args.vary]
     try:
         return [parse(text) for text in args.values]
@@ -59,18 +59,18 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """Figures for each value, of the same draws."""
+    """The figures for each value, with the same draws."""
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
         there, asked = change(service, arrivals, value)
         found = run(there, None, asked, **options_of(args))
         if not found.overloaded:
-            found.quantile(0.99)  # says how many requests it needs
+            found.quantile(0.99)  # raises for too few requests, with the number needed
         yield {"varied": args.vary, "value": value, "seed": args.seed, **found.figures()}
 
 
 def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
-    """The rows for people."""
+    """The rows as a text table."""
     _, shown, _ = INPUTS[args.vary]
     cells = [
         (
@@ -86,7 +86,7 @@ def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
 
 
 def plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
-    """Draw latencies against the input."""
+    """Draw latencies over the input."""
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
     stable = [row for row in found if not row["overloaded"]]

@@ -1,4 +1,4 @@
-"""A private net on the command line, for commands that only plan: `estimate` and `deal` have no party and no image."""
+"""A private net from the command line, for commands without parties and images: `estimate`, `deal` and `plan`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def add_arguments(
     encrypted: bool = False,
     aim: str = "latency",
 ) -> None:
-    """--model to --aim, which `private_net` reads; required: whether there must be a net and inputs. aim: its default.
+    """Add --model to --aim, which `private_net` reads.
 
-    encrypted: add what `encrypted_net` reads.
+    shape_help: help of --input. required: whether there must be a net and inputs. encrypted: whether to add --mode,
+    which `encrypted_net` reads. aim: the default of --aim, for its help.
     """
     add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
     given = parser.add_mutually_exclusive_group(required=required)
@@ -48,11 +49,11 @@ def add_arguments(
     add_example_argument(given)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
-    parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
+    parser.add_argument("--private-weights", action="store_true", help="one party keeps the weights secret")
     parser.add_argument("--protocol", help=f"masked (default){', gmw, crypten or he' if encrypted else ' or gmw'}")
     add_aim_argument(parser, aim)
     if encrypted:
-        text = f"of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
+        text = f"mode of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
         parser.add_argument("--mode", choices=MODES, help=text)
 
 
@@ -60,9 +61,10 @@ Planned = tuple[nn.Module, BitConfig | None, str | int, str]
 
 
 def planned(args: argparse.Namespace) -> Planned:
-    """The net that the options describe, and how it is converted; errors of `net_of` and `load`.
+    """The net that the options describe, and the further arguments of `convert_model`.
 
-    Private weights are not read, saved or not: no price depends on them. With --example `args.input` becomes its shape.
+    Private weights are not read, since no price depends on them. With --example, sets `args.input` to its shape. Raises
+    errors of `net_of` and `load`.
     """
     example = example_of(args)
     if folder := saved_of(args):
@@ -71,7 +73,7 @@ def planned(args: argparse.Namespace) -> Planned:
         if example is not None:
             args.input, _ = batch_of(net, example)
         return net, *found.arguments
-    # The net may have no trained weights, so that the windows, given alone, are not held against it.
+    # Without their provenance, as the net may be untrained: windows of another net are no error.
     bits = BitConfig.load(args.bits).windows if args.bits else None
     net = net_of(args)
     if example is None:
@@ -83,9 +85,9 @@ def planned(args: argparse.Namespace) -> Planned:
 
 
 def encrypted_net(args: argparse.Namespace) -> HEModel:
-    """The net that the options describe, on ciphertexts; errors of `net_of` and `he.convert_model`.
+    """The net that the options describe, converted for ciphertexts.
 
-    InputError for options of nets between parties.
+    Raises errors of `net_of` and `he.convert_model`, and InputError for options of nets between parties.
     """
     for option in ("saved", "example", "bits", "private_weights"):
         if getattr(args, option):
@@ -96,5 +98,5 @@ def encrypted_net(args: argparse.Namespace) -> HEModel:
 
 
 def private_net(args: argparse.Namespace) -> PrivateNet:
-    """The net that the options describe, converted; errors of `planned` and `convert_model`."""
+    """The net that the options describe, converted. Raises errors of `planned` and `convert_model`."""
     return convert_model(*planned(args), aim=args.aim)

@@ -1,7 +1,7 @@
 """The two pictures of a search: retained and discarded bits per layer, and accuracy against bytes sent.
 
-The first is Figure 12 of Maeng and Suh, "HummingBird", 2023: a column of bits for every layer. The second says what
-another budget would buy.
+The first is Figure 12 of Maeng and Suh, "HummingBird", 2023: a column of bits for every layer. The second shows the
+accuracy at other budgets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEPT, _CUT, _UNIFORM = "#4c72b0", "#d8d8d8", "#dd8452"
 
 
 def drawing() -> Any:
-    """matplotlib.pyplot, for files only; EnvironmentProblem without matplotlib."""
+    """matplotlib.pyplot with a backend for files. Raises EnvironmentProblem without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -33,8 +33,8 @@ def drawing() -> Any:
 
 
 def check(path: Path, where: str) -> None:
-    """Say before a search what would fail after it: EnvironmentProblem without matplotlib, InputError for a place or a
-    format that cannot be written.
+    """Check before a search that its picture can be written. Raises EnvironmentProblem without matplotlib, InputError
+    for a path or a format that cannot be written.
     """
     known = drawing().gcf().canvas.get_supported_filetypes()
     drawing().close()
@@ -44,9 +44,9 @@ def check(path: Path, where: str) -> None:
 
 
 def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path) -> None:
-    """Draw every layer's 64 bits, kept ones in colour, and the largest |x| that it compares as a mark.
+    """Draw every layer's 64 bits, with the kept ones in colour, and a mark at the largest |x| that the layer compares.
 
-    Where nothing reaches bit 32, the lower 32 bits only.
+    Draws only the lower 32 bits if nothing reaches bit 32.
     """
     pyplot = drawing()
     windows = [config.window(layer.name) for layer in layers]
@@ -77,7 +77,7 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 
 
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy against kB sent online per image: a line for the windows found, another for uniform ones."""
+    """Draw accuracy over kB sent online per image: a line for the windows found, another for uniform ones."""
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
     for how, colour, mark in (("searched", _KEPT, "o"), ("uniform", _UNIFORM, "s")):

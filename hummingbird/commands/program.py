@@ -1,4 +1,4 @@
-"""Parts that programs share: how commands are added, how they end, and how they describe the line and the machine."""
+"""Shared parts of programs: their parsers, their exit codes, and descriptions of the command line and the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hummingbird.version import VERSION
 
 
 def add_command(commands: Any, name: str, line: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
-    """A new command's parser; line: what the list of commands says of it. The texts are shown as they are written."""
+    """Add a command; returns its parser. line: its text in the list of commands. Texts are printed as written."""
     raw = argparse.RawDescriptionHelpFormatter
     made: argparse.ArgumentParser = commands.add_parser(
         name, help=line, description=description, epilog=epilog, formatter_class=raw
@@ -27,12 +27,12 @@ def add_command(commands: Any, name: str, line: str, description: str | None, ep
 
 
 def command_of(program: str, words: Sequence[str]) -> str:
-    """The command line for provenance, `python -m PROGRAM WORDS`; without --resume, which changes no result."""
+    """The command line for provenance, `python -m PROGRAM WORDS`, without --resume, which changes no result."""
     return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
 
 
 def without_folders(words: Sequence[str]) -> list[str]:
-    """Words as typed, but absolute paths lose their folders, which are of one machine."""
+    """The words, with absolute paths reduced to their file names: their folders are specific to a machine."""
     shown = []
     for word in words:
         key, equals, value = word.rpartition("=")
@@ -41,7 +41,7 @@ def without_folders(words: Sequence[str]) -> list[str]:
 
 
 def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
-    """The exit code of `run`: 0; 1 after an `error:` line; 130 after Ctrl-C and the line that `interrupted` gives."""
+    """The exit code of `run`: 0, 1 after an `error:` line, or 130 after Ctrl-C, with the line of `interrupted`."""
     try:
         run()
     except HummingbirdError as problem:
@@ -54,7 +54,7 @@ def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Versions and CPU, for rows of figures."""
+    """Versions and CPU of this machine, for rows of figures."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
@@ -62,7 +62,7 @@ def machine() -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """The name of a device for rows of figures: "cpu", or the card's; InputError for one that is not there."""
+    """The name of a device for rows of figures, "cpu" or the GPU's name. Raises InputError for a missing device."""
     try:
         found = torch.device(device)
         return torch.cuda.get_device_name(found) if found.type == "cuda" else str(torch.empty(0, device=found).device)

@@ -1,6 +1,6 @@
-"""Ends of a program that torchrun has started at several ranks: one of them speaks for all.
+"""Output and exit codes of a program that torchrun has started at several ranks.
 
-Rank 0 prints, shows bars and writes files. The others say nothing, but for an error that rank 0 does not live to tell.
+Rank 0 prints, shows progress bars and writes files. The others print only an error that rank 0 could not print.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hummingbird.errors import HummingbirdError
 from hummingbird.version import VERSION
 
 NOTES = """
-On several devices: torchrun --nproc_per_node=4 --master_port=29500 -m PROGRAM ... runs one process for each, GPU i for
-process i. They split the images, and find what one process finds (docs/commands.md, "Several devices").
+On several devices: torchrun --nproc_per_node=4 --master_port=29500 -m PROGRAM ... runs one process for each, with GPU i
+for process i. They split the images, with the same result as one process (docs/commands.md, "Several devices").
 """
 
 
 def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
-    """`end` of a `run` that ranks share (hummingbird/ranks), each waiting at most `timeout` seconds for the others."""
+    """`end` for a `run` on several ranks (hummingbird/ranks), which wait at most `timeout` seconds for each other."""
 
     def joined() -> None:
         job = None
@@ -47,7 +47,7 @@ def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout:
 
 @contextlib.contextmanager
 def _hushed(hush: bool) -> Any:
-    """Nothing printed, neither rows nor bars nor warnings."""
+    """A block that prints nothing if `hush`: no rows, no bars, no warnings."""
     if not hush:
         yield
         return
@@ -56,7 +56,7 @@ def _hushed(hush: bool) -> Any:
 
 
 def agree_on(args: argparse.Namespace) -> None:
-    """AgreementError unless all ranks have the same versions and options; files may have other names on other hosts."""
+    """Raise AgreementError unless all ranks have the same versions and options; names of files may differ."""
 
     def facts() -> dict[str, Any]:
         kinds = (str, int, float, bool, list, tuple)

@@ -1,4 +1,4 @@
-"""`run`: a program as all parties of a run on this host."""
+"""`run`: starts a program as all parties on this host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hummingbird.mpc.session.lanes import VARIABLE, lanes_of
 from hummingbird.rpc.options import count
 
 HELP = "Run a script or a module as all parties on this host."
-_DESCRIPTION = """Run a script, or a module after -m, as all parties on this host: a process for each party, or for each
-lane of each party, with the variables from which hummingbird.init() learns its place. The parties meet in a store on
-this host's loopback interface, which no other host reaches. Input and output are those of the processes.
+_DESCRIPTION = """Run a script, or a module after -m, as all parties on this host: one process for each party, or for
+each lane of each party, with the environment variables from which hummingbird.init() reads party and lane. The parties
+meet in a store on this host's loopback interface, which no other host reaches. All processes share this terminal.
 
-Where one process fails, all others are told to end, and killed after 30 seconds. SIGTERM and Ctrl-C go to all
-processes. The exit status is 0 if all have ended with 0, else that of the process that failed first, 128 + N if signal
-N has killed it.
+If one process fails, all others are told to end, and killed after 30 seconds. SIGTERM and Ctrl-C go to all processes.
+The exit status is 0 if all have ended with 0, else that of the process that failed first, 128 + N if signal N killed
+it.
 
 Trust: all parties are processes of one user on one host, who can read the memory of each."""
 _EPILOG = """examples:
@@ -36,15 +36,16 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--parties", type=count, required=True, metavar="N", help="number of parties")
     text = f"processes of each party, one for each of its GPUs (default: {VARIABLE}, else 1)"
     sub.add_argument("--lanes", type=count, metavar="G", help=text)
-    text = "how often all parties begin anew after a failure (default 0)"
+    text = "how often to restart all parties after a failure (default 0)"
     sub.add_argument("--max-restarts", type=int, default=0, metavar="N", help=text)
     sub.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="...", help="a module, and its arguments")
-    sub.add_argument("script", nargs=argparse.REMAINDER, metavar="...", help="a script, or -m and a module; arguments")
+    text = "a script, or -m and a module; then their arguments"
+    sub.add_argument("script", nargs=argparse.REMAINDER, metavar="...", help=text)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program as all parties; the exit status of the first that failed, or 0."""
+    """Run the program as all parties; returns the exit status of the first that failed, or 0."""
     words = ["-m", *args.module] if args.module is not None else args.script[args.script[:1] == ["--"] :]
     if not words or words == ["-m"]:
         hint = "python -m hummingbird run --parties 2 -- SCRIPT.py, or -- -m MODULE, with arguments of its own"
@@ -54,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     failure = run_parties(words, args.parties, lanes_of(args.lanes), args.max_restarts, _say)
     if failure is None:
         return 0
-    if failure.code < 0 and not failure.told:  # nobody else can say it
+    if failure.code < 0 and not failure.told:  # a killed process prints no error itself
         _say(f"error: {failure.how}\nhint: {host.KILLED}")
     return failure.code if failure.code > 0 else 128 - failure.code
 
 
 def _say(text: str) -> None:
-    """Lines in one write, for parties write to the same terminal."""
+    """Print lines in one write, as parties write to the same terminal."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`save`: a net as data in a folder, for parties that have no code of it."""
+"""`save`: writes a net as data to a folder, for parties without the net's code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hummingbird.saving import save
 from hummingbird.saving.folder import NET, check_free
 from hummingbird.saving.weights import name_of
 
-HELP = "Write a net as data to a folder, for parties that have no code of it."
-_DESCRIPTION = """Write a net as data to a new folder, with its windows, its protocol and the owner of its weights:
-parties that have the folder need no code of the net. net.json is for every party. Public weights are in
-weights.safetensors, for every party, too; with --owner they are in party-RANK.safetensors, for that party alone."""
+HELP = "Write a net as data to a folder, for parties without the net's code."
+_DESCRIPTION = """Write a net as data to a new folder, with its windows, its protocol and the owner of its weights, for
+parties without the net's code. net.json is for every party. Public weights are in weights.safetensors, also for every
+party; with --owner the weights are in party-RANK.safetensors, for that party alone."""
 _EPILOG = """example, with my_net.py in the current folder:
   python -m hummingbird save --model my_net:net --weights net.pt --bits bits.json --out saved
   python -m hummingbird run --parties 2 -- -m hummingbird infer --saved saved --data my_data:images test
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     add_example_argument(sub)
     text = "windows per layer (docs/bit-config.md); default: exact comparisons"
     sub.add_argument("--bits", type=Path, metavar="FILE", help=text)
-    text = "the party whose secret the weights are (default: they are public, and every party has them)"
+    text = "the party that owns private weights (default: weights are public, and every party has them)"
     sub.add_argument("--owner", type=int, metavar="RANK", help=text)
     sub.add_argument("--protocol", default="masked", help="masked (default) or gmw")
     sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder")

@@ -1,4 +1,4 @@
-"""How windows are searched for: the options that `find-bits` and `frontier` share."""
+"""Options of a search for windows, which `find-bits` and `frontier` share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hummingbird.window_search.study import CRITERIA
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """--group to --resume: how windows are searched for, and that a search goes on."""
+    """Add --group to --resume."""
     group = parser.add_argument_group("search")
     group.add_argument(
         "--group",
@@ -26,20 +26,20 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--answers",
         choices=KINDS,
-        help="how the net's answers are judged, docs/bit-config.md (default: as labels and outputs say; it is printed)",
+        help="how to judge the net's answers, docs/bit-config.md (default: by labels and outputs; it is printed)",
     )
     group.add_argument(
         "--criterion",
         choices=CRITERIA,
         default=CRITERIA[0],
-        help="choose by agreement with the exact net's answers (default), which needs fewer images, or by accuracy, as "
-        "the paper does",
+        help="choose windows by agreement with the exact net's answers (default), which needs fewer images, or by "
+        "accuracy, as the paper does",
     )
     group.add_argument(
         "--margin",
         type=float,
         default=0.05,
-        help="how much of it a budget may cost, as a fraction (default: %(default)s)",
+        help="largest loss by the criterion that a budget may cause, as a fraction (default: %(default)s)",
     )
     group.add_argument(
         "--spare",
@@ -53,8 +53,8 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.25,
         metavar="PART",
-        help="budget: how much larger than the largest value seen the values may be that a window holds, unless the "
-        "budget forces k down (default: %(default)s)",
+        help="budget: margin of a window's range above the largest value seen, as a fraction, unless the budget forces "
+        "k down (default: %(default)s)",
     )
     group.add_argument(
         "--reach",
@@ -68,35 +68,35 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="BITS",
-        help="numbers of bits that the widest window of a group may keep, 0 for no ReLU (default: all)",
+        help="widths that the widest window of a group may have, 0 for no ReLU (default: all)",
     )
     group.add_argument(
         "--trials",
         type=int,
         default=4,
         metavar="N",
-        help="how many assignments are tried with all images (default: %(default)s)",
+        help="number of candidate configurations to evaluate on all images (default: %(default)s)",
     )
-    group.add_argument(
-        "--thrifty", action="store_true", help="keep what is left of a budget instead of widening windows with it"
-    )
+    group.add_argument("--thrifty", action="store_true", help="do not widen windows with the rest of a budget")
     group.add_argument(
         "--knobs",
         choices=KNOBS,
-        help="q: choose it too, for each group, so that bytes in all (of all parties and the dealer) fall and the "
-        "accuracy holds as with k and m alone (default: q = 0)",
+        help="q: also choose q for each group, for fewer bytes in all (of all parties and the dealer) at the accuracy "
+        "of k and m alone (default: q = 0)",
     )
-    group.add_argument("--resume", action="store_true", help="go on with a search that was interrupted or killed")
+    group.add_argument("--resume", action="store_true", help="continue a search that was interrupted or killed")
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of --margin to --knobs as `Study.search` takes them."""
+    """The values of --margin to --knobs as arguments of `Study.search`."""
     names = ("margin", "spare", "headroom", "reach", "widths", "trials", "thrifty", "knobs")
     return {key: getattr(args, key) for key in names}
 
 
 def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
-    """The values of --group as `group_layers` takes them. ConfigError for patterns beside a word, or without a name."""
+    """The values of --group as an argument of `group_layers`. Raises ConfigError for patterns without a name, or beside
+    a word.
+    """
     if len(words) < 2 and "=" not in "".join(words):
         return words[0] if words else "stage"
     found: dict[str, list[str]] = {}

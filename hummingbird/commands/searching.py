@@ -1,4 +1,4 @@
-"""The parts that `find-bits` and `frontier` share: a study, the state of a search, the price of windows."""
+"""Shared parts of `find-bits` and `frontier`: a study, the state of a search, the price of windows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hummingbird.window_search.study import Study, open_study
 
 
 def state_of(out: Path) -> Path:
-    """Where the answers of a search are kept that will write `out`."""
+    """The file of the answers of a search that will write `out`."""
     return out.with_name(f"{out.name}.state")
 
 
 def check_states(states: Sequence[Path], resume: bool) -> None:
-    """ConfigError if there is a state and no --resume, or --resume and no state."""
+    """Raise ConfigError for a state without --resume, or --resume without a state."""
     there = [state for state in states if state.exists()]
     if there and not resume:
         hint = "go on with it by --resume, or remove it"
@@ -40,7 +40,7 @@ def interrupted(states: Sequence[Path]) -> str:
 
 
 def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
-    """The study that the options describe; cut, and errors: as of `Study`."""
+    """The study that the options describe. cut: as for `Study`. Raises errors of `Study`."""
     return open_study(
         subject.net,
         subject.images,
@@ -56,6 +56,6 @@ def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -
 
 
 def online(net: nn.Module, config: BitConfig, args: argparse.Namespace, shape: Sequence[int]) -> Cost:
-    """Bits that a party sends, and rounds, for one image of `shape` through the whole net."""
+    """The cost for a party of one image of `shape` through the whole net."""
     private = hummingbird.convert_model(net, config, protocol=args.protocol)
     return sum((planned.cost for planned in private.costs((1, *shape), args.parties)), FREE)

@@ -1,4 +1,4 @@
-"""`serve`: a party of a service for owners of data who are not parties."""
+"""`serve`: runs a party of a service for owners of data who are not parties."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Party, join
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
 from hummingbird.serving.reconnect import ReconnectLoop
 from hummingbird.serving.request_queue import QueueLimits
 
 HELP = "Run a net for clients that are not parties: as one party of `run`, or of torchrun on several hosts."
 _DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
-all parties, and adds up shares of the results. No party sees an image or a result, all of them together could; the
-clients need no weights, and do not see them. Requests of several clients are computed together where the net computes
-each image by itself.
+all parties, and adds up shares of the results. No party sees an image or a result, but all parties together could; the
+clients need no weights, and do not see them. Requests of several clients are computed together if the net computes each
+image separately.
 
-Trust: as `infer`, with the data at the clients. Plain text stays on this host. With --tls-*, a party's certificate is
-for the common name party-RANK, and for the host name under which clients know it ({rank} is replaced in the files'
-names, and in --metrics and --log); --tls-ca is the authority of all parties and clients, or of the parties alone where
+Trust: as for `infer`, with the data at the clients. Plain text stays on this host. With --tls-*, a party's certificate
+is for the common name party-RANK, and for the host name by which clients connect ({rank} is replaced in the files'
+names, and in --metrics and --log); --tls-ca is the authority of all parties and clients, or of the parties alone if
 clients show tokens."""
 _EPILOG = """example, with my_net.py in the current folder, and a client beside it:
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
@@ -56,15 +55,16 @@ def add_parser(commands: Any) -> None:
     )
     add_converted_arguments(sub)
     group = sub.add_argument_group("service")
-    text = "shape of one image; of a net with several inputs, the shape of each, in the order of forward(); "
+    text = "shape of one image; for a net with several inputs, the shape of each, in the order of forward(); "
     text += "a net that begins with private lookups (docs/lookup.md) needs none"
     group.add_argument("--input", nargs="+", type=shape, metavar="CxHxW", help=text)
-    text = "most images in a batch, and in a request, of 32 MiB; batches of more than half run in two slices in turns "
+    text = "most images in a batch, and in a request, which holds at most 32 MiB; batches more than half full are "
+    text += "interleaved "
     group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
-    text = "milliseconds for which a request waits for others to share its batch; none while the parties are idle "
+    text = "milliseconds for which a request waits for others to share its batch; no wait while the parties are idle "
     wait = 1e3 * MAX_WAIT
     group.add_argument("--max-wait", type=positive, default=wait, metavar="MS", help=text + "(default: %(default)s)")
-    text = "where clients find this party, HOST:PORT or unix:PATH ({rank} is replaced), or one address for each party"
+    text = "address for clients, HOST:PORT or unix:PATH ({rank} is replaced), or one address for each party"
     add_service(sub, addresses="+", listen=text)
     add_session_arguments(sub, certificates=False)
     sub.set_defaults(token_file=None, run=lambda args: run_party(lambda: run(args)))
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
             session = launch.init(**options)
             check()
             image = [torch.empty(1, *each) for each in args.input or ()]
-            net, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
+            net, private = nets_of(copy.copy(args), session.rank, *image)  # a copy, as it changes the options
             shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
             how: dict[str, Any] = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"]}
             how |= {"limits": limits, "grace": config.grace, "figures": figures, "restocked": methods.look}
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:
-    """Where party `rank` listens, of the values of --listen."""
+    """The address of party `rank` in the values of --listen."""
     if len(addresses) not in (1, parties):
         hint = "one address with {rank} in it, or one for each party"
         raise InputError(f"{len(addresses)} addresses for {parties} parties", where="--listen", hint=hint)

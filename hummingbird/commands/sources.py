@@ -1,8 +1,8 @@
-"""A net and images that functions of the user's own return, named on the command line.
+"""The user's net and images, returned by functions that are named on the command line.
 
     --model my_nets:small 10 --data my_data:images split=test
 
-calls my_nets.small(10) and my_data.images(split="test"), of modules in the current folder or installed.
+calls my_nets.small(10) and my_data.images(split="test"), from modules in the current folder, or installed ones.
 """
 
 from __future__ import annotations
@@ -26,43 +26,40 @@ _WORDS = ("MODULE:FUNCTION", "ARGUMENT")
 
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
-    """--model and --weights, which `net_of` reads."""
+    """Add --model and --weights, which `net_of` reads."""
     text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
     parser.add_argument("--model", required=True, nargs="+", metavar=_WORDS, help=text)
-    text = "its trained weights, a state dict of torch.save (default: those that the function gives it)"
+    text = "its trained weights, a state dict of torch.save (default: those of the function)"
     parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
 
 
 def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required: bool = True) -> None:
-    """--model and --weights, or --saved in their place, which `saved_of` reads.
+    """Add --model and --weights, and --saved in their place, which `saved_of` reads.
 
-    settings: the command's other options that a saved net brings with it, as their names in the parsed arguments.
+    settings: names, in the parsed arguments, of the command's other options that a saved net replaces.
     """
     group = parser.add_argument_group("net")
     source = group.add_mutually_exclusive_group(required=required)
     text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
     source.add_argument("--model", nargs="+", metavar=_WORDS, help=text)
-    text = (
-        "in place of these: a folder that `hummingbird.save` or the command `save` wrote, with its windows, protocol "
-    )
-    text += "and owner; it needs no code of the net ({rank} is replaced by the party's)"
+    text = "in place of --model: a folder that `hummingbird.save` or the command `save` wrote, with windows, protocol "
+    text += "and owner; needs no code of the net ({rank} is replaced by the party's rank)"
     source.add_argument("--saved", metavar="DIR", help=text)
-    text = "the weights of --model, a state dict of torch.save (default: those that the function gives it)"
+    text = "the trained weights of --model, a state dict of torch.save (default: those of the function)"
     group.add_argument("--weights", type=Path, metavar="FILE", help=text)
     parser.set_defaults(saved_settings=("weights", *settings))
 
 
 def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
-    """--aim, None where it is not given; default: what is then taken."""
-    text = (
-        "what tables are chosen for: latency, the fewest rounds, or throughput, the fewest bits of parties and dealer "
-    )
-    text += "together (throughput:RATIO: a bit of the dealer counts RATIO times); the same at all parties and for a "
+    """Add --aim, which is None if not set. default: the aim that is then used, for the help."""
+    text = "aim of the choice of tables: latency, the fewest rounds, or throughput, the fewest bits of parties and "
+    text += "dealer together (throughput:RATIO counts each bit of the dealer RATIO times); the same at all parties and "
+    text += "for a "
     parser.add_argument("--aim", help=f"{text}store (default: {default})")
 
 
 def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
-    """The folder that --saved names for a party, None without; ConfigError beside options that it brings with it."""
+    """The folder that --saved names for a party; None without. Raises ConfigError beside options that it replaces."""
     if args.saved is None:
         return None
     if given := [name for name in args.saved_settings if getattr(args, name)]:
@@ -73,29 +70,27 @@ def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
 
 
 def add_images_argument(parser: argparse._ActionsContainer, option: str, what: str, *, required: bool = True) -> None:
-    """An option such as --data, which `images_of` reads; what: the images that are meant, and what labels are for."""
+    """Add an option such as --data, which `images_of` reads. what: description of images and labels, for the help."""
     text = f"{what}: a function that returns them, and its arguments"
     parser.add_argument(option, required=required, nargs="+", metavar=_WORDS, help=text)
 
 
 def add_example_argument(parser: argparse._ActionsContainer) -> None:
-    """--example, which `example_of` reads."""
-    text = (
-        "a function that returns a batch of the net's inputs, a tensor, a tuple or a dict, for nets that take several,"
-    )
-    text += " token numbers or flags; and its arguments"
+    """Add --example, which `example_of` reads."""
+    text = "a function that returns a batch of the net's inputs (a tensor, a tuple or a dict), for nets with several "
+    text += "inputs, token numbers or flags; and its arguments"
     parser.add_argument("--example", nargs="+", metavar=_WORDS, help=text)
 
 
 def example_of(args: argparse.Namespace) -> Any:
-    """The inputs that --example names, None without. Raises HummingbirdError where there is no such function."""
+    """The inputs from the function of --example; None without. Raises HummingbirdError for a missing function."""
     return None if args.example is None else call(args.example, "--example", "an example")
 
 
 def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
-    """The net that --model names, in eval mode, with the weights of --weights unless `weights` is false.
+    """The net from the function of --model, in eval mode, with the weights of --weights unless `weights` is false.
 
-    Raises HummingbirdError where there is no such function, or it gives no net; errors of `read_weights`.
+    Raises HummingbirdError for a missing function, or one that returns no net, and errors of `read_weights`.
     """
     net = call(args.model, "--model", "net", default="get_model")
     if not isinstance(net, nn.Module):
@@ -107,12 +102,12 @@ def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
 
 
 def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]:
-    """Images float32 (N, ...) and labels (N, ...), None without, of the function that the words of an option name.
+    """Images float32 (N, ...) and labels (N, ...), or None, from the function that an option's words name.
 
-    Labels that are whole numbers are int64. It may return (images, labels), images alone, a data set or a DataLoader.
-    Raises HummingbirdError where there is no such function, or it gives none of these.
+    Integer labels become int64. The function may return (images, labels), images alone, a data set or a DataLoader.
+    Raises HummingbirdError for a missing function, or one that returns something else.
     """
-    from hummingbird.window_search.images import gathered  # needs CrypTen, which he-server does without
+    from hummingbird.window_search.images import gathered  # imports CrypTen, which he-server does not need
 
     found = call(words, option, "images")
     images, labels = found if isinstance(found, tuple) and len(found) == 2 else gathered(found, None)
@@ -131,7 +126,9 @@ def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]
 
 
 def call(words: Sequence[str], option: str, noun: str, *, default: str = "") -> Any:
-    """The result of the function that the words of an option name: MODULE:FUNCTION, then its arguments."""
+    """The result of the function that an option's words name: MODULE:FUNCTION, then its arguments. noun: of the result,
+    for errors.
+    """
     module, _, function = words[0].partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -153,7 +150,7 @@ def call(words: Sequence[str], option: str, noun: str, *, default: str = "") -> 
 
 
 def _argument(word: str) -> tuple[str, Any]:
-    """Name, "" without one, and value of KEY=VALUE or VALUE; digits are a number."""
+    """Name, or "", and value of an argument KEY=VALUE or VALUE; digits become an integer."""
     key, equals, value = word.partition("=")
     if not (equals and key.isidentifier()):
         key, value = "", word
@@ -161,7 +158,7 @@ def _argument(word: str) -> tuple[str, Any]:
 
 
 def place(net: nn.Module, device: str) -> nn.Module:
-    """The net on --device, of several GPUs on this rank's; InputError for one unknown to torch, or not there."""
+    """The net on --device; with several GPUs, on this rank's. Raises InputError for an unknown or missing device."""
     try:
         return net.to(ranks.device(device))
     except (RuntimeError, AssertionError) as problem:
@@ -170,5 +167,5 @@ def place(net: nn.Module, device: str) -> nn.Module:
 
 
 def default_device() -> str:
-    """A GPU where there is one."""
+    """The default of --device: "cuda" if there is a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The subject of a command: a net, images and labels, and the protocol that its windows are for."""
+"""The subject of a command: a net, images and labels, and options of the simulated protocol."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hummingbird.window_search.images import fingerprint
 
 @dataclass(frozen=True)
 class Subject:
-    """A net in eval mode, images float32 (N, ...) and labels (N, ...), None where there are none.
+    """A net in eval mode, images float32 (N, ...) and labels (N, ...), or None.
 
-    names: the words for them in rows and provenance. source: where the images are from, in a sentence.
+    names: names of net and data set for rows and provenance. source: the origin of the images, for sentences.
     """
 
     net: nn.Module
@@ -43,21 +43,21 @@ class Subject:
 
     @property
     def example(self) -> Tensor | None:
-        """An image, if the net cannot be traced without an example. ModelError if it cannot be traced at all."""
+        """An image if the net needs an example to be traced, else None. Raises ModelError if it cannot be traced."""
         return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
 
     def settled(self) -> Subject:
-        """The same with a net that is traced without an example, for inference; errors of `graph.at_hand.settled`."""
+        """The subject with a net that is traced without an example. Raises errors of `graph.example_shapes.settled`."""
         return replace(self, net=settled(self.net, self.images[:1], custom=tuple(CUSTOM)))
 
     @property
     def labelled(self) -> Tensor:
-        """The labels, classes (N,); InputError without."""
+        """The labels, classes (N,). Raises InputError without labels."""
         return labels_of(self.labels, self.source)
 
 
 def labels_of(labels: Tensor | None, where: str) -> Tensor:
-    """The labels, classes (N,); InputError without, and for others."""
+    """The labels, classes (N,). Raises InputError for None, and for other labels."""
     if labels is None:
         raise InputError("accuracy needs labels", where=where, hint="return a pair, (images, labels)")
     if labels.is_floating_point() or labels.dim() != 1:
@@ -67,7 +67,7 @@ def labels_of(labels: Tensor | None, where: str) -> Tensor:
 
 
 def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str) -> None:
-    """--model to --seed, which `subject_of` reads. data: the option of the images; what: the images that are meant."""
+    """Add --model to --seed, which `subject_of` reads. data: the option of the images. what: their description."""
     group = parser.add_argument_group("net and images")
     add_model_arguments(group)
     add_images_argument(group, data, what)
@@ -76,16 +76,16 @@ def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str)
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """--device, and --protocol to --seed: the private inference that is simulated."""
+    """Add --device and --protocol to --seed, for the simulated private inference."""
     group = parser.add_argument_group("private inference, simulated")
     group.add_argument("--device", default=default_device(), help="default: %(default)s")
     group.add_argument("--protocol", choices=tuple(PROTOCOLS), default="masked", help="default: %(default)s")
     group.add_argument("--parties", type=int, default=2, metavar="N", help="default: %(default)s")
-    group.add_argument("--seed", type=int, default=0, help="of the randomness in the windows (default: %(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="seed of the windows' randomness (default: %(default)s)")
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """InputError for --samples, --parties and --seed out of range."""
+    """Raise InputError for --samples, --parties or --seed out of range."""
     if args.samples is not None and args.samples < 1:
         raise InputError(f"{args.samples} images", where="--samples", hint="1 or more")
     if args.parties < 2 or not 0 <= args.seed < 2**63:
@@ -94,7 +94,7 @@ def check_numbers(args: argparse.Namespace) -> None:
 
 
 def subject_of(args: argparse.Namespace, data: str = "--data") -> Subject:
-    """The net on --device and the first --samples images; errors of `net_of`, `images_of` and `check_numbers`."""
+    """The net on --device and the first --samples images. Raises errors of `net_of`, `images_of`, `check_numbers`."""
     check_numbers(args)
     net = place(net_of(args), args.device)
     words = getattr(args, data.removeprefix("--"))

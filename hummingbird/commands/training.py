@@ -1,13 +1,13 @@
-"""Epochs of training: the loop that training from scratch and fine-tuning share.
+"""Training, from scratch and for fine-tuning: data sets, recipes, and the loop over epochs.
 
 SGD with Nesterov momentum (He et al., CVPR 2016, section 4.2) or AdamW, one learning-rate cycle (Smith and Topin,
 "Super-Convergence", 2018) or a cosine, label smoothing, shifted and mirrored images, and CutMix (Yun et al., ICCV
 2019), which pastes a patch of one image into another and mixes their labels. On a GPU, and on a CPU for three-channel
-nets, forward and backward run in bfloat16 with channels-last memory; bfloat16 has the exponent range of float32, so
-that no loss scaling is needed. Weights stay float32.
+images, forward and backward passes run in bfloat16 with channels-last memory; bfloat16 has the exponent range of
+float32, so that no loss scaling is needed. Weights stay float32.
 
-A trained net gains by stochastic weight averaging (Izmailov et al., UAI 2018): more epochs at a constant rate, and the
-mean of the weights after each of them.
+Stochastic weight averaging (Izmailov et al., UAI 2018) improves a trained net: more epochs at a constant rate, and the
+mean of the weights after each epoch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ SCHEDULES = ("onecycle", "cosine", "constant")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Facts of a set of images: the shape of one, classes, and mean and deviation of the training pixels in [0, 1].
+    """Facts of a set of images.
 
-    shift and flip say how training images may be moved: up to `shift` pixels each way, mirrored or not. One
-    training image in `held_out` is in the split "validation", for choices that the test images must not make; 0: none.
+    shape: of one image. classes: their number. mean, std: of the training pixels in [0, 1], by channel. shift: pixels
+    by which training images may be shifted in each direction. flip: whether they may be mirrored. held_out: one
+    training image in `held_out` is in the split "validation", for choices that must not be made on test images; 0:
+    none.
     """
 
     shape: tuple[int, ...]
@@ -49,11 +51,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; InputError for numbers that cannot be meant.
+    """Settings of a training. Raises InputError for numbers out of range.
 
-    batch: images per step. rate: the largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or
-    "auto", on for a GPU and for three-channel images. seed: of order and augmentation. average: of the weights after
-    every epoch, in place of the last ones. cutmix: the share of batches whose images are mixed.
+    batch: images per step. optimizer: "sgd" or "adamw". schedule: one of SCHEDULES. rate: the largest learning rate.
+    amp: bfloat16 and channels-last memory, "on", "off", or "auto": on for a GPU and for three-channel images. seed: of
+    order and augmentation. average: whether the result is the mean of the weights after every epoch. cutmix: the
+    fraction of batches whose images are mixed.
     """
 
     epochs: int
@@ -84,9 +87,9 @@ class Recipe:
 
 
 class Training:
-    """A net with its optimizer and its schedule, trained in place one epoch after the other, by all ranks together.
+    """A net with its optimizer and schedule, trained in place, epoch by epoch, by all ranks together.
 
-    images: (N, ...), normalised; labels: int64 (N,). `epoch` counts the epochs done, `steps` the steps of each.
+    images: (N, ...), normalised. labels: int64 (N,). epoch: number of finished epochs. steps: steps of each epoch.
 
         training = Training(net, images, labels, Dataset((1, 8, 8), 10, (0.3,), (0.4,), shift=1), Recipe(epochs=60))
         while training.epoch < 60:
@@ -109,7 +112,7 @@ class Training:
         self.batch = min(recipe.batch, len(labels))
         self.own = own(self.batch)
         self._parallel = parallel(self.model)
-        self.steps = len(labels) // self.batch  # the last, smaller batch of each shuffle is left out
+        self.steps = len(labels) // self.batch  # leaves out the last, smaller batch of each epoch
         self.epoch = 0
         self.optimizer = self._optimizer()
         self.schedule = self._schedule(recipe.epochs * self.steps)
@@ -133,9 +136,9 @@ class Training:
         return torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
 
     def run_epoch(self, after_step: Callable[[], object] = lambda: None) -> float:
-        """Train for one epoch and give the mean loss of its steps.
+        """Train for one epoch; returns the mean loss of its steps.
 
-        Raises InputError if the loss or a weight is then not finite.
+        Raises InputError if the loss or a weight is not finite afterwards.
         """
         self.model.train()
         reseed(self.recipe.seed, self.epoch)
@@ -163,8 +166,8 @@ class Training:
         return float(total) / self.steps
 
     def finish(self) -> None:
-        """Give the net the mean of its weights where the recipe says so, and the batch norms the statistics that go
-        with it: one more pass over the images, forward only.
+        """With `Recipe.average`, set the net's weights to their mean over epochs, and recompute the batch norms'
+        statistics by one more forward pass over the images.
         """
         if self.mean is not None:
             with torch.no_grad():
@@ -175,14 +178,14 @@ class Training:
             share_statistics(self.model)
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """All images once, in a new order and moved, with their labels; of each batch this rank's part."""
+        """This rank's parts of the batches of an epoch: all images once, in a new order and augmented, with labels."""
         order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
         for chosen in order[: self.steps * self.batch].split(self.batch):
             x = augment(self.images[chosen], self.dataset, self.generator, self.own)
             yield x.contiguous(memory_format=self.layout), self.labels[chosen[self.own]]
 
     def state(self) -> dict[str, Any]:
-        """All that the epochs to come depend on but the data and the recipe: tensors, numbers and text."""
+        """The state of the training beside data and recipe: tensors, numbers and text."""
         return {
             "images": len(self.labels),
             "epoch": self.epoch,
@@ -196,7 +199,7 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave to a training of the same net, data and recipe; InputError for other data."""
+        """Continue from the `state` of a training of the same net, data and recipe. InputError for other data."""
         if state["images"] != len(self.labels):
             what = f"the state is of a training on {state['images']} images, these are {len(self.labels)}"
             raise InputError(what, where="--resume", hint="give the data of before, or start again")
@@ -221,10 +224,11 @@ def _cutmix(classes: int) -> Any:
 def augment(
     images: torch.Tensor, dataset: Dataset, generator: torch.Generator, own: slice = slice(None)
 ) -> torch.Tensor:
-    """Shift each image by up to `dataset.shift` pixels each way, filling with black, and mirror half where allowed.
+    """Augment images: shift each by up to `dataset.shift` pixels in each direction, filling with black, and mirror half
+    of them if allowed.
 
-    images: (B, C, H, W), normalised, on any device; the result has the same shape. A data set whose images may not be
-    moved may have another one. own: the images that are wanted, moved as they are among all.
+    images: (B, C, H, W), normalised, on any device; of any shape if the data set allows neither shifts nor mirroring.
+    own: the images to return, augmented as within the whole batch.
     """
     if not (dataset.shift or dataset.flip):
         return images[own]

@@ -1,15 +1,16 @@
-"""`validate`: what a net loses with given windows, and how much room they leave, on images and without any party.
+"""`validate`: measures the accuracy that a net loses with its windows, and the windows' margins, on images without
+parties.
 
-p of n images right has a standard error of sqrt(p (1 - p) / n): other images of the same kind. The loss is measured on
-the same images, so that its error is smaller: with b predictions turned from right to wrong and c from wrong to right,
-(c - b) / n has sqrt(b + c - (c - b)^2 / n) / n (McNemar, "Note on the sampling error of the difference between
-correlated proportions", 1947). Comparisons with m > 0 prune by chance (HummingBird, section 4): R runs with different
-seeds have a mean with a standard error of s / sqrt(R), s their standard deviation.
+An accuracy p on n images has a standard error of sqrt(p (1 - p) / n), for other images of the same kind. The loss is
+measured on the same images, so that its error is smaller: with b predictions changed from right to wrong and c from
+wrong to right, the error of (c - b) / n is sqrt(b + c - (c - b)^2 / n) / n (McNemar, "Note on the sampling error of the
+difference between correlated proportions", 1947). Comparisons with m > 0 prune at random (HummingBird, section 4): the
+mean of R runs with different seeds has a standard error of s / sqrt(R), where s is their standard deviation.
 
-Images beyond the range that the windows were made for (`input_range`) are told: their values may leave the windows.
+Warns of images beyond the range for which the windows were made (`input_range`): their values may leave the windows.
 
-A sign is right as long as |x| < 2^(k-1), in ring units (2^16 is one). A layer's margin is log2(2^(k-1) / largest |x|),
-of x compared with the windows in place; with --cut, of the net without windows.
+A sign is right if |x| < 2^(k-1), in ring units (2^16 is one). A layer's margin is log2(2^(k-1) / largest |x|), for x
+compared with the windows in place; with --cut, in the net without windows.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ HELP = "Compare a net with and without windows, and measure how much room the wi
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:
     python -m hummingbird validate --model my_net:net --weights net.pt --bits bits.json --data my_data:images test
 
-my_net.net() returns the net, my_data.images("test") a pair of images (N, ...) and labels (N,); a data set or a
-DataLoader will do.
+my_net.net() returns the net; my_data.images("test") returns a pair of images (N, ...) and labels (N,), a data set, or a
+DataLoader.
 """
 
 
@@ -57,12 +58,12 @@ def add_parser(commands: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options but those of the net and its images."""
+    """Add all options but those of the net and its images."""
     parser.add_argument("--bits", required=True, type=Path, metavar="FILE", help="the windows")
     parser.add_argument(
         "--cut",
         action="store_true",
-        help="as two parties without a dealer compute it (gc-server), in whole numbers; for windows of find-bits --cut",
+        help="compute as two parties without a dealer do (gc-server), in integers; for windows of find-bits --cut",
     )
     parser.add_argument(
         "--repeat", type=int, default=5, metavar="R", help="runs with different seeds (default: %(default)s)"
@@ -71,35 +72,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--margin",
         type=float,
         default=0.5,
-        help="warn if a window with m = 0 has less room, in bits (default: %(default)s)",
+        help="warn if the margin of a window with m = 0 is smaller, in bits (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, a row for each layer")
 
 
 def standard_error(accuracy: float, n: int) -> float:
-    """The standard error of an accuracy, a share of n images."""
+    """The standard error of an accuracy on n images."""
     return math.sqrt(accuracy * (1 - accuracy) / n)
 
 
 def paired_error(lost: float, won: float, n: int) -> float:
-    """Standard error of the change (won - lost) / n of an accuracy on the same n images."""
+    """The standard error of the change (won - lost) / n of an accuracy on the same n images."""
     return math.sqrt(max(0.0, lost + won - (won - lost) ** 2 / n)) / n
 
 
 def mean_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of runs with different seeds; of a single run not known, NaN."""
+    """The standard error of the mean of runs with different seeds; NaN for a single run."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Accuracies, shares of `images`, and predictions that windows change, per run; means of `runs` runs."""
+    """Accuracies on `images` images, and predictions that windows change in a run; means of `runs` runs."""
 
     images: int
     runs: int
     accuracy_plain: float
     accuracy: float
-    accuracy_error_of_runs: float | None  # None: one run
+    accuracy_error_of_runs: float | None  # None for a single run
     changed: float
     right_to_wrong: float
     wrong_to_right: float
@@ -107,7 +108,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class WindowRange:
-    """A layer's window and the largest |x| that it compared; both ends are real numbers."""
+    """A layer's window, and the largest |x| that it compared (`largest`), a real number."""
 
     layer: str
     k: int
@@ -115,15 +116,15 @@ class WindowRange:
     q: int
     largest: float
     limit: float  # 2^(k-1) in ring units
-    margin_bits: float | None  # None: nothing is compared, or nothing but zeros
+    margin_bits: float | None  # None if nothing but zeros is compared
     warning: str
 
 
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
-    """Predictions of the net, and of `args.repeat` twins of different seeds, with tqdm's bar. Errors of `simulate`."""
+    """Compare predictions of the net and of `args.repeat` simulations of different seeds. Raises as `simulate`."""
     net, images, labels = subject.net, subject.images, subject.labelled
     hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut)  # warns of another protocol
-    windows = config if args.cut else config.windows  # whole numbers are as long as `input_range` lets them become
+    windows = config if args.cut else config.windows  # `input_range` determines the width of --cut's integers
     runs = [
         hummingbird.simulate(net, windows, args.protocol, args.parties, seed=args.seed + run, cut=args.cut)
         for run in range(args.repeat)
@@ -146,7 +147,7 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Va
 
 
 def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> dict[str, int]:
-    """The largest |x| by layer, in ring units, with tqdm's bar: of layers with a window of their own, with --cut."""
+    """The largest |x| by layer, in ring units; with --cut, only of layers with a window."""
     options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
     with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
         found = magnitudes(
@@ -161,9 +162,9 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
-    """How far each layer's window reaches; largest: |x| by layer, in ring units.
+    """The range of each layer's window. largest: largest |x| by layer, in ring units.
 
-    A warning for |x| beyond the window, and with m = q = 0, which is to change nothing, for less than `margin` bits.
+    Warns of |x| beyond the window, and of a margin below `margin` bits if m = q = 0, which must change nothing.
     """
     found = []
     for name, most in largest.items():
@@ -180,7 +181,7 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
 
 
 def beyond(images: Tensor, config: BitConfig) -> str:
-    """A warning if images (N, ...) leave the range that the windows were made for, else ""."""
+    """A warning if images (N, ...) leave the range for which the windows were made, else ""."""
     most = config.input_range
     sizes = images.flatten(1).abs().amax(1)
     if most is None or not (far := int((sizes > most).sum())):
@@ -212,7 +213,7 @@ def show(result: Validation, found: Sequence[WindowRange], images: str) -> None:
 
 
 def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
-    """Measure, print and write. load: gives net, images and labels, once the options are checked."""
+    """Measure, print and write. load: returns net, images and labels, after the options are checked."""
     if args.repeat < 1:
         raise InputError(f"{args.repeat} runs", where="--repeat", hint="1 or more; 2 or more tell how runs differ")
     agree_on(args)
@@ -241,5 +242,5 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject]) -> int:
-    """`run`, to its exit code: 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
+    """The exit code of `run`: 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
     return end_ranked(lambda: run(args, load), lambda: "interrupted: nothing was written")

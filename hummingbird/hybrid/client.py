@@ -25,8 +25,10 @@ from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.message_stream import TIMEOUT, MessageStream, called
 from hummingbird.hybrid.session import set_up_data
 from hummingbird.hybrid.store import SlotError, Store, there_is
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.client import Retry
+from hummingbird.rpc.security import Tls
+from hummingbird.rpc.status import explain
 
 IN_FLIGHT = 2
 TRIES = 8  # slots to try for one image if they are damaged
@@ -39,10 +41,10 @@ class Connection:
     """The data's side of one session with the server at `address`. Begins a new session if the folder holds none.
 
     folder: this side's store, which only this process uses.
-    tls, token: see `rpc.service.connect`.
+    tls, token: see `rpc.client.connect`.
     timeout: longest silence of the server, seconds.
     offline, online: bytes of all messages so far, by name, both ways.
-    Raises the errors of `service.connect`; PeerError if the service is of another kind or refuses; StoreError and
+    Raises the errors of `rpc.client.connect`; PeerError if the service is of another kind or refuses; StoreError and
     AgreementError for a store that is damaged, in use, or of another net.
     """
 
@@ -51,7 +53,7 @@ class Connection:
         address: str,
         folder: Path,
         *,
-        tls: service.Tls | None = None,
+        tls: Tls | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
@@ -59,7 +61,7 @@ class Connection:
         self.online: Counter[str] = Counter()
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
-        self._channel = service.connect(address, tls, timeout, token=token)
+        self._channel = rpc_client.connect(address, tls, timeout, token=token)
         store: Store | None = None
         try:
             text = self._describe()
@@ -78,9 +80,9 @@ class Connection:
 
     def _describe(self) -> bytes:
         try:
-            return service.call(self._channel, "Public", messages.CallOpening().pack(), timeout=self._timeout)
+            return rpc_client.call(self._channel, "Public", messages.CallOpening().pack(), timeout=self._timeout)
         except grpc.RpcError as error:
-            raise service.explain(error, self._where) from None
+            raise explain(error, self._where) from None
 
     @contextmanager
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:

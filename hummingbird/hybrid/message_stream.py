@@ -26,8 +26,9 @@ from torch import Tensor
 
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import InputError, PeerError
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.service import CHUNK
+from hummingbird.rpc.status import explain
 
 TIMEOUT = 120.0  # seconds of silence
 _DEPTH = 4  # messages received ahead
@@ -157,7 +158,7 @@ class MessageStream:
                 raise PeerError(what, where=self.where, hint="is it stopped, or the connection too slow?") from None
             except grpc.RpcError as error:
                 if isinstance(error, grpc.Call):
-                    raise service.explain(error, self.where) from None
+                    raise explain(error, self.where) from None
                 raise PeerError(f"the connection is lost, awaited: {name}", where=self.where) from None
         if message is None:
             raise PeerError(f"it ended before it had sent {name}", where=self.where)
@@ -212,7 +213,7 @@ def both(
 def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
     """Call a method of a service; yields the caller's end. Leaving the context ends the call."""
     outgoing = Outgoing()
-    call = service.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
+    call = rpc_client.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
     with Prefetch(call, _DEPTH, call.cancel) as incoming:
         try:
             yield MessageStream(incoming, outgoing, where, timeout)

@@ -26,15 +26,17 @@ from hummingbird.hybrid.proxy_view import MOST_VALUES, read_proxy_view
 from hummingbird.hybrid.switched import Image, keys_of
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
+from hummingbird.rpc.security import Tls
+from hummingbird.rpc.status import explain
 
 
 class ProxiedNet:
     """The net of `server`, used with slots of `proxy`: `net(images)` returns its logits.
 
-    input: "shares" or "switched". tls, token: for both, see `rpc.service.connect`. timeout: longest wait for an answer,
+    input: "shares" or "switched". tls, token: for both, see `rpc.client.connect`. timeout: longest wait for an answer,
     seconds. once, online: bytes so far before the first image, and for images, by method, both ways.
-    Raises the errors of `service.connect`; PeerError if a service is of another kind, refuses, or is silent.
+    Raises the errors of `rpc.client.connect`; PeerError if a service is of another kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
             logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
@@ -46,7 +48,7 @@ class ProxiedNet:
         proxy: str,
         *,
         input: str = INPUTS[0],
-        tls: service.Tls | None = None,
+        tls: Tls | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
@@ -57,9 +59,9 @@ class ProxiedNet:
         self._input, self._images = input, 0
         self._timeout = timeout
         self._names = {"server": f"server {server}", "proxy": f"proxy {proxy}"}
-        self._channels = {"proxy": service.connect(proxy, tls, timeout, token=token)}
+        self._channels = {"proxy": rpc_client.connect(proxy, tls, timeout, token=token)}
         try:
-            self._channels["server"] = service.connect(server, tls, timeout, token=token)
+            self._channels["server"] = rpc_client.connect(server, tls, timeout, token=token)
             self.plan, self._digest = read_proxy_view(
                 self._call(self.once, "proxy", "Public", messages.CallOpening().pack())
             )
@@ -122,9 +124,9 @@ class ProxiedNet:
     def _call(self, count: Counter[str], side: str, method: str, request: bytes, size: int | None = None) -> bytes:
         """Call a method. Adds the bytes of both messages to `count`. size: expected bytes of the answer, if known."""
         try:
-            answer = service.call(self._channels[side], method, request, timeout=self._timeout)
+            answer = rpc_client.call(self._channels[side], method, request, timeout=self._timeout)
         except grpc.RpcError as error:
-            raise service.explain(error, self._names[side]) from None
+            raise explain(error, self._names[side]) from None
         count.update({method: len(request), f"{method}: answer": len(answer)})
         if size is not None and len(answer) != size:
             what = f"malformed message: {len(answer)} bytes instead of {size}"

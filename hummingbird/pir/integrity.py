@@ -32,7 +32,7 @@ from hummingbird.errors import InputError, PeerError
 from hummingbird.pir.messages import pack_update
 from hummingbird.pir.table import PROOF_BYTES, Facts, Source, State
 from hummingbird.prg import new_seed
-from hummingbird.rpc.service import MAX_MESSAGE
+from hummingbird.rpc.admission import MAX_MESSAGE
 
 KEY_BYTES = 32
 _ROW, _UPDATE, _ANSWER = (f"hummingbird pir {name} 1".encode().ljust(32) for name in ("row", "update", "answer"))

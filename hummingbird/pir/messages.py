@@ -24,8 +24,8 @@ from hummingbird.errors import InputError
 from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.table import Facts, State
 from hummingbird.records import field
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
-from hummingbird.rpc.service import MAX_MESSAGE
 from hummingbird.version import VERSION
 
 DECODERS = ("xor", "sum")

@@ -17,7 +17,7 @@ from hummingbird.errors import (
     TrustError,
     UnavailableError,
 )
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.service import Tls
 from hummingbird.rpc.status import explain
 
@@ -40,13 +40,13 @@ class TableServer(Protocol):
 class Remote:
     """A connected server at an address. timeout: seconds, to connect and for each message. token: of the caller.
 
-    Raises the errors of `service.connect`; its methods raise PeerError, naming the server.
+    Raises the errors of `rpc.client.connect`; its methods raise PeerError, naming the server.
     """
 
     def __init__(self, name: str, address: str, tls: Tls | None, timeout: float, token: str | None = None) -> None:
         self.name, self.timeout = f"{name} ({address})", timeout
         try:
-            self._channel = service.connect(address, tls, timeout, token=token)
+            self._channel = rpc_client.connect(address, tls, timeout, token=token)
         except PeerError as error:
             raise type(error)(error.what, where=self.name, hint=error.hint) from None
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
@@ -72,7 +72,7 @@ class Remote:
 
     def _call(self, method: str, message: bytes) -> bytes:
         try:
-            return service.call(self._channel, method, message, timeout=self.timeout)
+            return rpc_client.call(self._channel, method, message, timeout=self.timeout)
         except grpc.RpcError as error:
             raise explain(error, self.name) from None
         except ValueError:  # gRPC's error for a closed channel

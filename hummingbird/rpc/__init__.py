@@ -1,1 +1,8 @@
-"""Calls of clients that are not parties, over gRPC: servers, admission, certificates, tokens, logs and metrics."""
+"""Calls between processes that are not parties of one session, over gRPC without generated code.
+
+service, client, async_client    a server of named methods; its callers, on threads and on asyncio
+admission, security, status      limits on calls, certificates and tokens, errors on the wire
+frame                            tensors as bytes
+server, telemetry, signals       the servers of a program: health, logs, metrics, an orderly end
+programs, options                server and client programs, and their command-line options
+"""

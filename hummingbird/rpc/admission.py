@@ -1,10 +1,10 @@
-"""The gate that every call of a service passes: who calls, whether there is room, how long it may take, what was sent.
+"""Admission: every call of a service passes it, which checks the caller's name, the limits, and the call's duration.
 
-A call has a thread of its own from its first byte, so that nobody waits behind others' calls: where limits are reached
-it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
-call only, and that for `stall` seconds. Callers without a name (plain text on this host) share the limits of all alone.
-Brief calls, which compute nothing, have room of their own: who is to be told of a service finds out also when it is
-full. `Quota` counts for all services what is taken: calls, sessions, requests, bytes. `FairQueue` lets calls wait.
+A call has a thread of its own from its first byte, so that no call waits behind others. Where a limit is reached, the
+call is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, blocks its
+own call only, for at most `stall` seconds. Callers without a name (plain text on this host) are bound by the limits in
+all only. Brief calls, which compute nothing, have limits of their own, so that a full service still answers them.
+`Quota` counts resources in use for all services: calls, sessions, requests, bytes. `FairQueue` lets calls wait.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from hummingbird.errors import ConfigError, OverloadError, UnavailableError
 from hummingbird.rpc.security import Tokens
 from hummingbird.rpc.status import code_of, refuse
 
-MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
+MAX_MESSAGE = 4 << 20  # bytes of a message, by default as in gRPC
 STOPPING = "this server is stopping"
-_LOOK = 1.0  # seconds between looks at calls that stand still
+_LOOK = 1.0  # seconds between two checks for stalled calls
 _RETRY = 1.0  # seconds after which a caller may try again
 BRIEF = 128  # brief calls at a time
-_BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # those of one name; seconds that they may be unread, or unsent
-_LAST = 4  # the last quarter of a quota is for names that hold little: each may have
-_PART = 8  # an eighth of the room that is free
+_BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # brief calls of one name; seconds that they may be unread, or unsent
+_LAST = 4  # in the last quarter of a quota a name may hold
+_PART = 8  # at most an eighth of the free room
 _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
 _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that callers may take of a service.
+    """Limits on the callers of a service.
 
-    requests: calls at work at a time; per_client: those of one name; named: of names with limits of their own. The
-    last quarter is for names with few (`Quota`). message: bytes of one message, either way. client_bytes: messages of
-    one name's calls that are in memory. connections: open at a time; others are closed at once. stall: seconds that a
-    caller may leave a message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is
-    not above 0.
+    requests: calls at work at a time. per_client: calls of one name. named: calls of the names with limits of their
+    own. The last quarter is for names with few calls (`Quota`). message: bytes of one message, in either direction.
+    client_bytes: bytes of messages in memory for one name's calls. connections: open connections; further ones are
+    closed at once. stall: seconds that a caller may leave a message unread, or a request unsent. seconds: duration of a
+    call. Raises ConfigError for a number that is not above 0.
     """
 
     requests: int = 256
@@ -67,16 +67,16 @@ class Limits:
 
 
 class Quota:
-    """Room of a service for so much in all and so much of each name; every method may be called from any thread.
+    """Counts a resource of a service, with a limit in all and one for each name. Any thread may call any method.
 
-    things, state, where: for refusals, as in "calls" that are "at work" at "the server"; hint: theirs, by default to
-    try again after `retry` seconds. most: in all. each: of one name; named: of those that have limits of their own.
-    Those without a name (None) share `most` alone.
+    things, state, where: words of refusals, as in "calls" that are "at work" at "the server". hint: of refusals; by
+    default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of the names
+    that have their own. Callers without a name (None) are bound by `most` alone.
 
-    spare: whether the last quarter is for names that hold little, so that a few names with as much as each may have
-    leave room for others: there a name may hold an eighth of the room that is free, or a single thing. With more names
-    the free room shrinks by that eighth each time (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length
-    thresholds for shared-memory packet switches", 1998).
+    spare: whether the last quarter is for names that hold little. There a name may hold an eighth of the free room, or
+    a single thing, so that a few names at their limit leave room for others; with each further name the free room
+    shrinks by an eighth (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+    packet switches", 1998).
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Quota:
         self._things, self._state, self._most, self._each, self._named = things, state, most, each, named or {}
         self._spare, self._where, self._hint, self._retry = spare, where, hint, retry
         self._held: Counter[str] = Counter()
-        self._late: list[tuple[float, str, int]] = []  # what names have back at a time
+        self._late: list[tuple[float, str, int]] = []  # amounts that names get back later: when, name, size
         self._lock = threading.Lock()
         self.taken = 0
 
     def check(self, name: str | None, size: int = 1) -> None:
-        """OverloadError where there is no room for so much more of this name's."""
+        """Raise OverloadError unless there is room for `size` more of this name."""
         with self._lock:
             self._check(name, size)
 
     def enter(self, name: str | None, size: int = 1) -> None:
-        """Hold so much more, which must `leave`. OverloadError as of `check`."""
+        """Take `size`, which must `leave` later. Raises OverloadError as `check` does."""
         with self._lock:
             self._check(name, size)
             self.taken += size
@@ -113,7 +113,7 @@ class Quota:
                 self._held[name] += size
 
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
-        """Give so much back. late: seconds for which others have it, but its name does not."""
+        """Return `size`. late: seconds for which it still counts against its name, though others may take it."""
         with self._lock:
             self.taken -= size
             if name is None:
@@ -149,9 +149,9 @@ class Quota:
 
 
 class FairQueue:
-    """Places for calls at work, and calls that wait for one: who has the fewest at work is next, then who came first.
+    """Places for calls at work, and a queue for one: first the caller with the fewest calls at work, then the oldest.
 
-    places: for calls at work. calls: how many may be here, at work or waiting. Callers without a name are all alike.
+    places: number of calls at work. calls: quota of calls at work or waiting. Callers without a name count as one.
     """
 
     def __init__(self, places: int, calls: Quota) -> None:
@@ -162,28 +162,28 @@ class FairQueue:
 
     @property
     def at_work(self) -> int:
-        """Places that are taken."""
+        """Number of places in use."""
         return sum(self._at_work.values())
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place."""
+        """Number of calls that wait for a place."""
         return len(self._waiting)
 
     def enter(self, caller: str | None) -> WaitingCall:
-        """Come in with a call, which may `wait` for a place, and must `leave`. OverloadError where too many are here,
-        or too many of one name.
+        """Register a call, which may `wait` for a place, and must `leave`. Raises OverloadError for too many calls, in
+        all or of one name.
         """
         self.calls.enter(caller)
         return WaitingCall(self, caller)
 
     def ask(self, call: WaitingCall) -> None:
-        """Give a call its place, now or later."""
+        """Queue a call for a place, which it gets now or later."""
         self._waiting.append(call)
         self._assign()
 
     def leave(self, call: WaitingCall) -> None:
-        """Take a call out, and its place back."""
+        """Remove a call, and free its place."""
         with self.changed:
             if call.taken:
                 self._at_work[call.caller] -= 1
@@ -204,14 +204,14 @@ class FairQueue:
 
 
 class WaitingCall:
-    """A call of a `FairQueue`: its place is not asked for, awaited, or taken."""
+    """A call of a `FairQueue`. asked: whether it has queued for a place. taken: whether it has its place."""
 
     def __init__(self, queue: FairQueue, caller: str | None) -> None:
         self._queue, self.caller = queue, caller
         self.asked = self.taken = False
 
     def wait(self, timeout: float) -> bool:
-        """Whether the call has its place, at the latest after so many seconds."""
+        """Wait for the place, at most `timeout` seconds; returns whether the call has it."""
         with self._queue.changed:
             if not self.asked:
                 self.asked = True
@@ -219,13 +219,15 @@ class WaitingCall:
             return self._queue.changed.wait_for(lambda: self.taken, timeout)
 
     def leave(self) -> None:
-        """Give the place back, or stop waiting; once."""
+        """Free the place, or stop waiting; call it once."""
         self._queue.leave(self)
 
 
 class Record(NamedTuple):
-    """A call that has ended. outcome: the name of its status. received, sent: bytes of messages. notes: of its method,
-    for the log.
+    """A call that has ended.
+
+    client: the caller's name. outcome: the name of its gRPC status. received, sent: bytes of messages. notes: fields
+    that its method adds to the log.
     """
 
     method: str
@@ -238,27 +240,25 @@ class Record(NamedTuple):
 
 
 class Call:
-    """A call, from its first byte until its caller has the answer or has gone; its thread tells here what it reads and
-    writes.
-    """
+    """A call, from its first byte until its caller has the answer or has gone. Its thread counts messages here."""
 
     def __init__(self, method: str, brief: bool, context: grpc.ServicerContext) -> None:
         self.method, self.brief, self.context = method, brief, context
         self.client: str | None = None
         self.started = time.monotonic()
-        self.waiting: float | None = None  # since when its caller is awaited
+        self.waiting: float | None = None  # the time since which the service waits for the caller
         self.received = self.sent = self.held = 0
-        self.ends = 2  # that are to come: the method's, and gRPC's
+        self.ends = 2  # ends still to come: the method's, and gRPC's
 
     def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """The caller's messages, counted. How long to wait for one is the method's to say."""
+        """The caller's messages, counted. The method itself bounds the wait for a message."""
         for request in requests:
             self.received += len(request)
             yield request
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Within, the caller is awaited: after `stall` seconds the call is cancelled."""
+        """A block in which the service waits for the caller: after `stall` seconds the call is cancelled."""
         self.waiting = time.monotonic()
         try:
             yield
@@ -267,10 +267,10 @@ class Call:
 
 
 class Admission:
-    """All calls of the servers of a program.
+    """The admission of all calls to the servers of a program.
 
-    tokens: who may call; without, callers have the names of their certificates, or those that `names` gives them.
-    ended: told of every call that has ended, those that were refused among them.
+    tokens: the callers that may call. names: the function that finds a caller's name, by default in its token, or in
+    its certificate where there are no tokens. ended: called with every call that has ended, also a refused one.
     """
 
     def __init__(
@@ -293,17 +293,17 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Calls that have not ended."""
+        """Number of calls that have not ended."""
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
-        """Refuse new calls, and wait for those at work; whether all have ended in time (seconds)."""
+        """Refuse new calls, and wait at most `timeout` seconds for those at work; returns whether all have ended."""
         with self._changed:
             self._stopping = True
             return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)
 
     def watch(self) -> None:
-        """From now until `close`, cancel calls that stand still or take too long, from a thread."""
+        """Start a thread that cancels calls that stall or take too long, until `close`."""
         threading.Thread(target=self._watch, name="hummingbird-gate", daemon=True).start()
 
     def close(self) -> None:
@@ -312,9 +312,10 @@ class Admission:
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
-        """A method from its beginning to its end; an error within, or one of the gate's own, becomes the call's status.
+        """A block that runs a method; an error in the block, or a refusal, becomes the call's status.
 
-        The call counts, with the bytes that it holds, until its caller has taken the answer. brief: among brief calls.
+        The call counts, with the bytes that it holds, until its caller has read the answer. brief: whether it counts
+        among the brief calls.
         """
         call, outcome = Call(method, brief, context), "OK"
         notes = _notes[context] = dict[str, object]()
@@ -326,7 +327,7 @@ class Admission:
             try:
                 yield call
             finally:
-                call.waiting = time.monotonic()  # for the caller to take what is on its way
+                call.waiting = time.monotonic()  # until the caller has read what is on its way
                 self._leave(call)
             if not context.is_active():
                 left = context.time_remaining()
@@ -342,7 +343,7 @@ class Admission:
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
-        """Count bytes that a call keeps in memory until its end. OverloadError where its caller has too many."""
+        """Count bytes that a call keeps in memory until its end. Raises OverloadError beyond the caller's limit."""
         if call.client is None:
             return
         with self._changed:
@@ -363,7 +364,7 @@ class Admission:
             self._calls.add(call)
 
     def _leave(self, call: Call) -> None:
-        """One end of a call; it has left with the second."""
+        """Count one end of a call; with the second the call has left."""
         with self._changed:
             call.ends -= 1
             if call.ends:
@@ -391,7 +392,7 @@ class Admission:
 
 
 def certified_name(context: grpc.ServicerContext) -> str | None:
-    """The common name in the caller's verified certificate, or the hash of one that has none; None in plain text."""
+    """The common name in the caller's verified certificate, else the certificate's hash; None in plain text."""
     known = context.auth_context()
     name = next(iter(known.get("x509_common_name", [])), b"")
     if name:
@@ -401,10 +402,10 @@ def certified_name(context: grpc.ServicerContext) -> str | None:
 
 
 def note(context: grpc.ServicerContext, **fields: object) -> None:
-    """Add to what the log says of a call, in its method; never a value."""
+    """Add fields to the log line of a call, from its method. No field may hold a private value."""
     _notes[context].update(fields)
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """The caller's name, of its certificate or its token, in a method; None in plain text without tokens."""
+    """The caller's name by its certificate or token, for a method; None in plain text without tokens."""
     return _names.get(context)

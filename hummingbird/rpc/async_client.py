@@ -1,10 +1,10 @@
-"""Services that coroutines call: one message each way, on gRPC's asyncio channels; and an event loop for callers
-without one, on a thread of its own.
+"""Calls of services from coroutines, one message each way, on gRPC's asyncio channels; and a background event loop for
+callers without one.
 
     logits = async_client.run(client.ask(images))
 
-Many calls at once cost their caller less than on channels of threads, by a fifth of a busy client's processor time: all
-that are under way share one thread. The same errors travel.
+Concurrent calls share one thread, which saves a fifth of a busy client's processor time against channels with threads.
+Errors are those of client.py.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import grpc
 from grpc import aio
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from hummingbird.rpc.client import Patience
+from hummingbird.rpc.client import Patience, channel_credentials, channel_options
 from hummingbird.rpc.security import HEADER, Tls
-from hummingbird.rpc.service import PREFIX, channel_credentials, channel_options
+from hummingbird.rpc.service import PREFIX
 
 # The loop -------------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
-_SMALL = 1 << 17  # bytes: within a millisecond they are encrypted, packed or decoded
-_LOOK = 0.2  # seconds until Ctrl-C is seen where another thread got the signal: it wakes nobody who waits without end
+_SMALL = 1 << 17  # bytes that take less than a millisecond to encrypt, pack or decode
+_LOOK = 0.2  # seconds until Ctrl-C is seen if another thread got the signal, which ends no wait without a timeout
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """The result of a coroutine, which runs on this process's own loop; whoever is interrupted cancels it.
+    """The result of a coroutine, run on the background loop; an interrupt of the caller cancels it.
 
-    InputError where that loop itself would wait.
+    Raises InputError if called on that loop itself, which would then wait for itself.
     """
     loop = _own()
     if running() is loop:
@@ -53,7 +53,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
             try:
                 return future.result(_LOOK)
             except futures.TimeoutError:
-                if future.done():  # by now, or with such an error of its own
+                if future.done():  # it has ended meanwhile, or with a TimeoutError of its own
                     return future.result()
     except BaseException:
         future.cancel()
@@ -61,7 +61,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def running() -> asyncio.AbstractEventLoop | None:
-    """The loop that runs in this thread."""
+    """The event loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -69,7 +69,7 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """The result of function(*args), for data of so many bytes: in a thread where others would wait for it."""
+    """The result of function(*args) on `size` bytes of data; for large data in a thread, so that the loop runs on."""
     return function(*args) if size <= _SMALL else await asyncio.to_thread(function, *args)
 
 
@@ -84,7 +84,7 @@ def _own() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """A forked process has the loop without its thread, and the lock as its parent's threads had it."""
+    """Reset both in a forked process, which has the loop without its thread, and perhaps a lock that is held."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
 
@@ -97,18 +97,18 @@ os.register_at_fork(after_in_child=_forget)
 
 @cache
 def _started() -> int:
-    """The process whose gRPC has begun to wait for events, which it does from now until it ends: the last channel that
-    closes would stop it beneath a loop that is at work.
+    """Start gRPC's asyncio event thread for the process's lifetime; returns the process's id. Without this the last
+    channel to close would stop the thread under a running loop.
     """
     aio.init_grpc_aio()
     return os.getpid()
 
 
 class AsyncClient:
-    """A service that nobody may listen at yet, for coroutines of the loop that runs now.
+    """A client of one service, for coroutines of the running loop; the service need not listen yet.
 
-    tls, token, largest: as of `rpc.service.connect`, which also names the errors; EnvironmentProblem in a fork of a
-    process that has called services.
+    tls, token, largest, and the errors raised: as of `rpc.client.connect`; EnvironmentProblem in a fork of a process
+    that has called services.
     """
 
     def __init__(self, address: str, tls: Tls | None, token: str | None, largest: int) -> None:
@@ -125,14 +125,15 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """A call that has begun; awaiting it gives the answer, or grpc.RpcError, which `explain` puts in words."""
+        """Begin a call; awaiting it returns the answer, or raises grpc.RpcError, which `status.explain` translates."""
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Return when the service has answered; keeps trying for `timeout` seconds. Raises as `connect`, and
-        aio.UsageError once another coroutine has closed the channel.
+        """Return once the service has answered; retries for `timeout` seconds.
+
+        Raises errors of `rpc.client.connect`, and aio.UsageError if another coroutine has closed the channel.
         """
         patience = Patience(self._address, timeout)
         while True:
@@ -140,7 +141,7 @@ class AsyncClient:
             try:
                 await asyncio.wait([asked])
             finally:
-                asked.cancel()  # where it is this coroutine that is cancelled
+                asked.cancel()  # if this coroutine is cancelled
             if asked.cancelled():
                 raise aio.UsageError("the channel is closed")
             try:

@@ -1,10 +1,10 @@
-"""The fixed binary encoding of a list of tensors, used by the services: no pickle, every length checked before use.
+"""The binary encoding of a list of tensors for the services: no pickle, every length checked before use.
 
     frame  = "HB", version (1 byte), 0, count (4 bytes), tensor * count
     tensor = type code (1 byte), ndim (1 byte), 6 zero bytes, ndim dimensions (8 bytes each), data, padding to 8 bytes
 
-All numbers are little-endian. Every part is a multiple of 8 bytes, so data in an aligned buffer is aligned too and
-needs no copy. An encoding is unique: padding is zero and nothing may follow, so a frame that decodes encodes to itself.
+All numbers are little-endian. The size of every part is a multiple of 8 bytes, so data in an aligned buffer is aligned
+and needs no copy. The encoding is unique: padding is zero and nothing may follow, so a decoded frame encodes to itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from hummingbird.errors import InputError
 
 VERSION = 1
-MAX_BYTES = 4 << 30  # of one frame, unless the caller knows better
+MAX_BYTES = 4 << 30  # default limit of a frame
 MAX_DIMS = 8
 
 _MAGIC = b"HB"
@@ -32,7 +32,7 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 
 def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
-    """Exact size of the frame of tensors with these types and shapes.
+    """Exact size in bytes of the frame of tensors with these types and shapes.
 
     frame_bytes([(torch.int64, (3,))]) == 8 + 8 + 8 + 24
     """
@@ -41,15 +41,15 @@ def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
 
 
 def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
-    """One frame of the tensors, any device and strides; uint8, int32, int64 and float32, at most 8 dimensions.
+    """The frame of tensors of any device and strides: uint8, int32, int64 or float32, of at most 8 dimensions.
 
-    One copy of the data, where it is contiguous. InputError for another type or more dimensions.
+    Contiguous data is copied once. Raises InputError for another type or more dimensions.
     """
     return b"".join(_parts(tensors))
 
 
 def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
-    """The same frame in pieces of `size` bytes, the last of at most so many, each copied when it is asked for."""
+    """The same frame in pieces of `size` bytes, the last of at most `size`; each is copied when it is read."""
     piece: list[memoryview] = []
     room = size
     for part in _parts(tensors):
@@ -64,7 +64,7 @@ def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
 
 
 def _parts(tensors: Sequence[Tensor]) -> list[Any]:
-    """Buffers that make a frame, one after the other."""
+    """The buffers of a frame, in order."""
     for position, tensor in enumerate(tensors):
         if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
             raise InputError(
@@ -85,11 +85,11 @@ def _parts(tensors: Sequence[Tensor]) -> list[Any]:
 def unpack_tensors(
     buffer: bytes | bytearray | memoryview, *, max_tensors: int, max_bytes: int = MAX_BYTES
 ) -> list[Tensor]:
-    """The tensors of one frame. InputError for anything but exactly one well-formed frame within the limits.
+    """The tensors of one frame. Raises InputError for anything but exactly one well-formed frame within the limits.
 
-    max_tensors: as many as the message needs, for a tensor without data costs its reader more than its 16 bytes.
-    Nothing is allocated before the lengths agree. The tensors share the memory of a writable aligned buffer; those of a
-    read-only one are copied once, since torch has no read-only tensors.
+    max_tensors: most tensors, no more than the message needs, as even a tensor without data costs its reader more than
+    its 16 bytes. Nothing is allocated before all lengths are checked. The tensors share the memory of a writable
+    aligned buffer; a read-only buffer is copied once, since torch has no read-only tensors.
     """
     try:
         view = memoryview(buffer).cast("B")
@@ -109,7 +109,7 @@ def unpack_tensors(
 
 
 def _parse(view: memoryview, max_bytes: int, max_tensors: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
-    """Type, shape, and first and last byte of every tensor, all checked against the length of the frame."""
+    """Type, shape, and first and end byte of every tensor, all checked against the length of the frame."""
     if len(view) < _HEADER.size:
         raise _malformed(f"{len(view)} bytes are shorter than a header")
     magic, version, zero, count = _HEADER.unpack_from(view, 0)

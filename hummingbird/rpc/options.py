@@ -1,6 +1,6 @@
-"""Options that programs of several packages have: numbers, certificates, how to serve and to call, a client's images.
+"""Command-line options of several packages' programs: numbers, certificates, services, callers, a client's images.
 
-A function `add_...` adds options, and the one beside it reads them; what argparse can check alone is a type.
+A function `add_...` adds options, and the function after it reads them. Checks of a single value are argparse types.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def count(text: str) -> int:
 
 
 def share(text: str) -> tuple[str | None, int]:
-    """A number for every name, or for one: N or NAME=N, as (None, N) or (NAME, N)."""
+    """A limit for every name, N, or for one, NAME=N; returned as (None, N) or (NAME, N)."""
     name, equals, number = text.rpartition("=")
     if (equals and not name) or not number.isdecimal() or int(number) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is neither N nor NAME=N, with a whole number N from 1")
@@ -63,17 +63,17 @@ def shape(text: str) -> tuple[int, ...]:
 
 def add_tls(
     parser: argparse._ActionsContainer,
-    cert: str = "certificate of this side (PEM); a server's for its host name",
+    cert: str = "this side's certificate (PEM); a server's is for its host name",
     ca: str = "certificate of the authority of all sides (PEM)",
 ) -> None:
-    """--tls-cert, --tls-key and --tls-ca. cert, ca: whose they are, and for which name."""
+    """Add --tls-cert, --tls-key and --tls-ca. cert, ca: help texts, with the owner and the name on the certificate."""
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help=cert)
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help=ca)
 
 
 def tls_of(args: argparse.Namespace) -> Tls | None:
-    """The files that the options of `add_tls` name, None without; InputError for one or two of the three."""
+    """The files that the options of `add_tls` name; None without. Raises InputError for one or two of the three."""
     files = {f"--tls-{name}": getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     missing = [option for option, file in files.items() if file is None]
     if not missing:
@@ -97,18 +97,19 @@ def add_service(
     tokens: bool = True,
     grace: float = GRACE,
 ) -> None:
-    """Add what every program that serves takes; `service_of` reads it.
+    """Add the options of every program that serves, which `service_of` reads.
 
-    addresses: argparse's nargs where it listens at several. listen: the help of --listen, if it needs another. tokens:
-    whether callers may show tokens. grace: the default of --grace.
+    addresses: argparse's nargs for a program that listens at several addresses. listen: help text of --listen in place
+    of the usual one. tokens: whether callers may show tokens. grace: the default of --grace, seconds.
     """
-    text = listen or "HOST:PORT or unix:PATH; another host than this one needs certificates or tokens, and TLS"
+    text = listen or "HOST:PORT or unix:PATH; callers on other hosts need TLS, and certificates or tokens"
     parser.add_argument("--listen", required=True, nargs=addresses or 1, metavar="ADDRESS", help=text)
     otherwise = (" or by tokens", "; without it callers show tokens") if tokens else ("", "")
-    group = parser.add_argument_group("callers", f"by certificates (--tls-cert, --tls-key, --tls-ca){otherwise[0]}")
+    title = f"authenticated by certificates (--tls-cert, --tls-key, --tls-ca){otherwise[0]}"
+    group = parser.add_argument_group("callers", title)
     add_tls(
         group,
-        cert="certificate of this server (PEM), for its host name",
+        cert="this server's certificate (PEM), for its host name",
         ca=f"certificate of the callers' authority (PEM){otherwise[1]}",
     )
     if tokens:
@@ -117,25 +118,26 @@ def add_service(
     else:
         parser.set_defaults(tokens=None)
     group = parser.add_argument_group("operation", "docs/operations.md")
-    text = "offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
+    text = "serve figures for Prometheus at http://HOST:PORT/metrics; without HOST on loopback only"
     group.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
-    text = "append a line of JSON for each call, without values; - is standard error"
+    text = "append a line of JSON for each call, without values; - for standard error"
     group.add_argument("--log", metavar="FILE", help=text)
     most, default = Limits(), "(default: %(default)s)"
-    text = f"calls at work at a time; the last quarter is for callers with few {default}"
+    text = f"most calls at work at a time; the last quarter is for callers with few calls {default}"
     group.add_argument("--max-requests", type=count, default=most.requests, metavar="N", help=text)
-    text = f"those of each caller, and of callers by name (default: {most.per_client})"
+    text = f"most calls at work of each caller, or of the caller NAME (default: {most.per_client})"
     metavar = ("N", "NAME=N")
     group.add_argument("--max-per-client", type=share, nargs="+", default=[], metavar=metavar, help=text)
-    text = f"open connections {default}"
+    text = f"most open connections {default}"
     group.add_argument("--max-connections", type=count, default=most.connections, metavar="N", help=text)
-    text = f"after SIGTERM, calls at work may take so long to end {default}"
+    text = f"longest time for calls at work to end after SIGTERM {default}"
     group.add_argument("--grace", type=positive, default=grace, metavar="SECONDS", help=text)
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
-    """The configuration that the options of `add_service` name; InputError and TrustError for what does not go
-    together. message: bytes of one message, either way.
+    """The configuration that the options of `add_service` describe. message: bytes of one message, in either direction.
+
+    Raises InputError and TrustError for options that contradict each other.
     """
     shares = dict(args.max_per_client)
     if len(shares) < len(args.max_per_client):
@@ -154,25 +156,25 @@ def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceC
 
 
 def add_caller(parser: argparse._ActionsContainer) -> None:
-    """Add what every program that calls a service takes; `caller_of` reads it."""
+    """Add the options of every program that calls a service, which `caller_of` reads."""
     add_tls(parser)
     add_token(parser)
 
 
 def add_token(parser: argparse._ActionsContainer) -> None:
     """Add --token-file alone, for a program that serves and calls, with one certificate for both."""
-    text = "this side's token, instead of a certificate; TLS then takes --tls-ca alone"
+    text = "file of this side's token, instead of a certificate; TLS then takes --tls-ca alone"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
 
 
 def caller_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments `tls` and `token` of a client, of the options of `add_caller`."""
+    """The arguments `tls` and `token` of a client, from the options of `add_caller`."""
     token = None if args.token_file is None else read_token(args.token_file)
     return {"tls": _tls_with_tokens(args, "ca", tokens=token is not None), "token": token}
 
 
 def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
-    """`tls_of`; with tokens, these of the three files are enough, and more are for a program that serves and calls."""
+    """`tls_of`, but with tokens the files `names` suffice; only a program that serves and calls may have more."""
     files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     needed = {name: files[name] for name in names if files[name] is not None}
     both = hasattr(args, "tokens") and hasattr(args, "token_file")
@@ -184,11 +186,11 @@ def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls
 
 
 def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: bool = False) -> None:
-    """--images, --labels and --out. outputs: the name of a net's results, as in "logits". several: one file of images
-    for each input of a net, which `inputs_of` reads.
+    """Add --images, --labels and --out. outputs: the name of a net's results, as in "logits". several: whether --images
+    takes a file for each input of a net, which `inputs_of` reads.
     """
     text = "images (n, ...)" + (
-        "; of a net with several inputs, one file for each, in the order of forward()" if several else ""
+        "; for a net with several inputs, one file for each, in the order of forward()" if several else ""
     )
     how: dict[str, Any] = {"nargs": "+"} if several else {}
     parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help=text, **how)
@@ -197,16 +199,16 @@ def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: boo
 
 
 def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
-    """Images float32 (n, ...) and labels (n,), None without, of the files that the options of `add_images` name.
+    """Images float32 (n, ...) and labels (n,), or None, from the files that the options of `add_images` name.
 
-    InputError for files that hold something else, and where --out has no folder.
+    Raises InputError for other contents, and if the folder of --out does not exist.
     """
     (images,), labels = inputs_of(args, [args.images])
     return images.float(), labels
 
 
 def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
-    """`images_of` these files, one for each input of a net, each of its own type."""
+    """`images_of` for these files, one for each input of a net; each keeps its type."""
     images, labels = [array_of(file, "--images") for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
@@ -219,9 +221,8 @@ def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Ten
 
 
 def decided(outputs: Tensor) -> Tensor:
-    """Decisions (n,) of outputs (n, ...): the place of the largest; of a single value 1 above its threshold, else 0.
-
-    The threshold is 0.5 where all values are from 0 to 1, else 0.
+    """Decisions (n,) from outputs (n, ...): the index of the largest value; for a single value whether it is above a
+    threshold, which is 0.5 if all values are in [0, 1], else 0.
     """
     flat = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
     if flat.shape[1] > 1:
@@ -231,20 +232,20 @@ def decided(outputs: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> str:
-    """A line on outputs (n, ...): how many are largest at the label."""
+    """A line with the accuracy of outputs (n, ...): how many are largest at the label."""
     right = int((decided(outputs) == labels).sum())
     return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
 
 
 def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """InputError for labels beside several results of a net, of these names."""
+    """Raise InputError for labels beside a net of several results, with these names."""
     if args.labels is not None and len(names) > 1:
         what = f"the net has {len(names)} results, {', '.join(names)}"
         raise InputError(what, where="--labels", hint="labels are for one: leave them out")
 
 
 def write_results(path: Path, results: Any) -> None:
-    """One result as numpy.save has it, several by their names as numpy.savez has them."""
+    """Write one result by numpy.save, several by numpy.savez under their names."""
     import numpy as np
     import torch
 
@@ -256,8 +257,8 @@ def write_results(path: Path, results: Any) -> None:
 
 
 def array_of(path: Path, where: str) -> Tensor:
-    """The numbers of a file of numpy.save, at least one, of their own type; InputError names the option `where`."""
-    import numpy as np  # here: a probe of a service's health needs neither of these, which take seconds to import
+    """The non-empty array in a file of numpy.save, of its own type. Raises InputError naming the option `where`."""
+    import numpy as np  # here: a health probe needs neither of these, which take seconds to import
     import torch
 
     try:

@@ -1,12 +1,12 @@
-"""Programs that serve, and programs that ask: what is the same in all of them.
+"""The common frame of server programs and client programs.
 
-A server program is its handlers, its figures and its end: `run_service` listens, says so, waits for a signal, and lets
-calls at work end. A client program is a connection, a question and its figures: `run_client` asks with a progress bar,
-compares with labels, and writes the results.
+A server program provides its handlers, its figures and its end: `run_service` listens, prints a line, waits for a
+signal, and lets running calls end. A client program provides a connection, a question and its figures: `run_client`
+asks with a progress bar, compares with labels, and writes the results.
 
     run_service("he-server", config, ServiceParts([service.handlers()], service.measure))
 
-They print, since programs do.
+Both print.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 @dataclass(frozen=True)
 class ServiceParts:
-    """The parts of a server program that are its own.
+    """The parts that distinguish a server program.
 
-    handlers: the methods at each address of the configuration, in its order. measure: adds figures to the program's
-    metrics. lines: printed before the line that says that it listens. look: called five times a second; the program
-    ends where it returns True, or raises. stopping: called when the program is told to end, while calls are at work.
-    farewell: called when they have ended. close: called last, also after a failure.
-    run: in place of the lines, the wait for a signal, and the word that the program is ready.
+    handlers: the methods at each address of the configuration, in the same order. measure: adds figures to the
+    program's metrics. lines: printed before the line that names the addresses. look: called five times a second; the
+    program ends if it returns True, or raises. stopping: called when the program is to end, while calls are at work.
+    farewell: called when these have ended. close: called last, also after a failure. run: replaces the printed lines,
+    the wait for a signal, and the change to ready.
     """
 
     handlers: Sequence[Mapping[str, Method | Exchange | Brief]] = ()
@@ -64,9 +64,10 @@ def run_service(
     *,
     second: bool = True,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. parts: of the program, or what makes them once signals are the program's.
+    """Serve until SIGTERM or SIGINT.
 
-    second: see `ServiceProgram`. Raises its errors, those of `rpc.service.serve`, and those of `look` and `run`.
+    parts: the program's parts, or a function that makes them once the program handles signals. second: see
+    `ServiceProgram`. Raises errors of `ServiceProgram`, of `rpc.service.serve`, and of `look` and `run`.
     """
     with ExitStack() as ends:
         if isinstance(parts, ServiceParts):
@@ -89,11 +90,11 @@ def run_service(
 
 
 def _until_told(program: ServiceProgram, parts: ServiceParts) -> None:
-    """Say that the program listens, and wait until it is told to end."""
+    """Become ready, print the lines, and wait until the program is to end."""
     program.ready()
     try:
         print(*parts.lines, program.line, sep="\n", flush=True)
-    except BrokenPipeError:  # who started this program is gone
+    except BrokenPipeError:  # the process that started this program has ended
         program.stop()
 
     def look() -> None:
@@ -117,11 +118,12 @@ def run_client(
     figures: Callable[[_Net, float], Sequence[str]],
     opening: Callable[[_Net], Sequence[str]] = lambda net: (),
 ) -> tuple[Any, float]:
-    """Ask a net for the results of `count` images, and the seconds that it took; prints figures, and the accuracy where
-    there are labels, and writes the results. args: of `rpc.options.add_images`.
+    """Ask a net for the results of `count` images; returns the results and the seconds that they took.
 
-    names: of the net's results. ask: the question; it tells of images that are done. figures, opening: lines to print
-    after it, with the seconds, and before it.
+    Prints figures, and the accuracy if there are labels, and writes the results. args: options of
+    `rpc.options.add_images`. net: the connection, entered here. names: names of the net's results. ask: asks the
+    question, and calls its second argument with numbers of finished images. opening, figures: lines to print before the
+    question, and after it, given the seconds.
     """
     with net as connected:
         for line in opening(connected):
@@ -139,7 +141,9 @@ def run_client(
 
 
 def timed(count: int, unit: str, work: Callable[[Callable[..., Any]], _Result]) -> tuple[_Result, float]:
-    """The result of some work, and its seconds, under a progress bar. work: tells how many of `count` are done."""
+    """Run `work` under a progress bar of `count` units; returns its result and its seconds. work: calls its argument
+    with numbers of finished units.
+    """
     from tqdm import tqdm
 
     started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Who may listen and call where, and how both sides know each other: addresses, certificates, tokens.
+"""Authentication of services and callers: addresses, certificates, tokens.
 
-Trust follows from the address, and is decided before anything is opened: plain text stays on this host (unix sockets,
-loopback); everything else needs TLS, in which the service shows a certificate. Callers show one too (mutual TLS), or a
-token. A service's certificates are read again when their files have changed: renewed ones need no restart.
+The address decides the trust, before anything is opened: plain text stays on this host (unix sockets, loopback);
+everything else needs TLS, in which the service shows a certificate. Callers show a certificate too (mutual TLS), or a
+token. A service reads its certificates again when their files have changed, so that renewal needs no restart.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PathLike = str | os.PathLike[str]
 
 
 class Pem(NamedTuple):
-    """The contents of the files of a `Tls`; None for one that is not named."""
+    """The contents of the files of a `Tls`; None for a file that is not named."""
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
 
     def expiry(self) -> dict[str, float]:
-        """When the certificates end, Unix time in seconds, by what they are: "cert", "ca". The earliest of a chain."""
+        """The expiry of "cert" and "ca", Unix time in seconds; of a chain the earliest."""
         return {
             name: min(found.not_valid_after_utc.timestamp() for found in x509.load_pem_x509_certificates(content))
             for name, content in (("cert", self.cert), ("ca", self.ca))
@@ -51,10 +51,10 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True)
 class Tls:
-    """Paths of this side's certificate chain and key, and of everyone's authority (PEM, no passphrase).
+    """Paths of this side's certificate chain and key, and of the authority of all sides (PEM, no passphrase).
 
-    All three are mutual TLS. Where callers show tokens instead of certificates, a service has cert and key alone, and a
-    caller ca alone. TrustError for another choice.
+    All three files mean mutual TLS. If callers show tokens instead of certificates, a service has cert and key alone,
+    and a caller ca alone. Raises TrustError for another choice.
     """
 
     cert: PathLike | None = None
@@ -72,9 +72,10 @@ class Tls:
         return self.cert is not None and self.ca is not None
 
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """For plain sockets: the connecting and the accepting side; both demand the other's certificate, TLS 1.3.
+        """TLS 1.3 contexts for plain sockets, of the connecting and of the accepting side; both require the other's
+        certificate.
 
-        TrustError where one of the three files is not named, EnvironmentProblem for files that cannot be used.
+        Raises TrustError unless all three files are named, EnvironmentProblem for unusable files.
         """
         if self.cert is None or self.key is None or self.ca is None:
             raise TrustError("both sides show certificates here", where="Tls", hint="name all three: cert, key, ca")
@@ -86,16 +87,15 @@ class Tls:
             try:
                 context.load_cert_chain(self.cert, self.key)
                 context.load_verify_locations(self.ca)
-            except ssl.SSLError as error:  # what OpenSSL refuses by its own rules, a short key for instance
+            except ssl.SSLError as error:  # OpenSSL has further rules, such as the length of a key
                 what = f"not usable TLS files: {error.reason or 'OpenSSL refuses them'}"
                 raise EnvironmentProblem(what, where=str(self.cert)) from None
         return pair
 
     def read(self) -> Pem:
-        """The files' contents.
+        """The files' contents, checked: gRPC accepts any bytes, and then fails at every handshake, in its log only.
 
-        They are parsed here because gRPC accepts anything and then fails at every handshake, in its log only.
-        EnvironmentProblem for a file that cannot be used, an expired certificate among them.
+        Raises EnvironmentProblem for an unusable file, an expired certificate included.
         """
         cert, key, ca = (None if path is None else _content(path) for path in (self.cert, self.key, self.ca))
         certified = None if cert is None else _valid(cert, self.cert).public_key()
@@ -130,7 +130,7 @@ def _parsed(content: bytes, path: PathLike | None) -> list[x509.Certificate]:
 
 
 def _valid(content: bytes, path: PathLike | None) -> x509.Certificate:
-    """The first certificate of a file, whose time it is."""
+    """The first certificate of a file. Raises EnvironmentProblem if it is expired, or not valid yet."""
     first, now = _parsed(content, path)[0], datetime.datetime.now(datetime.timezone.utc)
     for wrong, verb, moment in (
         (now > first.not_valid_after_utc, "expired", first.not_valid_after_utc),
@@ -151,7 +151,7 @@ def _unusable(error: Exception, path: PathLike | None) -> EnvironmentProblem:
 
 
 def check_address(address: str, tls: Tls | None) -> None:
-    """InputError unless `address` is unix:PATH or HOST:PORT; TrustError for another host in plain text."""
+    """Raise InputError unless `address` is unix:PATH or HOST:PORT; TrustError for another host without TLS."""
     if address.startswith("unix:"):
         if not 0 < len(os.fsencode(address[5:])) <= 107:  # sockaddr_un holds 108 bytes, the last one zero
             raise InputError("a unix socket's path has 1 to 107 bytes", where=address, hint="use a shorter directory")
@@ -166,10 +166,10 @@ def check_address(address: str, tls: Tls | None) -> None:
 
 
 def check_own_folder(path: PathLike, where: str) -> None:
-    """TrustError unless the folder of this unix socket is this user's, and no other user can enter it.
+    """Raise TrustError unless the folder of this unix socket is this user's, and no other user can enter it.
 
-    For a path that was heard from others: whoever listens there is then this user. where: who asks. OSError where
-    there is no such folder.
+    For a path that another process named: the listener is then a process of this user. where: the caller, for errors.
+    Raises OSError if there is no such folder.
     """
     folder = Path(path).parent
     found = folder.lstat()
@@ -179,7 +179,7 @@ def check_own_folder(path: PathLike, where: str) -> None:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host, without the brackets of IPv6, and port of HOST:PORT or [IPV6]:PORT; InputError for anything else."""
+    """Host, without the brackets of IPv6, and port of HOST:PORT or [IPV6]:PORT. Raises InputError for anything else."""
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -188,12 +188,12 @@ def split(address: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """The text that `split` reads as this host and port."""
+    """The address of a host and port, HOST:PORT or [IPV6]:PORT; the inverse of `split`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def loopback(host: str) -> bool:
-    """Whether a host name or address is this host's own, by its text."""
+    """Whether a host name or address, as text, is a loopback one."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -207,34 +207,34 @@ _Stamp = tuple[int, int, int]
 
 
 class Certificates:
-    """The files of `tls`, for all servers of a program. renewed: told when others than before are in use.
+    """The files of `tls`, for all servers of a program. renewed: called when changed files are in use.
 
-    EnvironmentProblem for files that cannot be used at first.
+    Raises EnvironmentProblem for files that are unusable at first.
     """
 
     def __init__(self, tls: Tls, renewed: Callable[[], object] = lambda: None) -> None:
         self.tls, self._renewed = tls, renewed
         self._lock = threading.Lock()
-        self._seen = self._refused = self._stamps()  # before reading: what changes meanwhile is read again
+        self._seen = self._refused = self._stamps()  # before reading, so that a change meanwhile is read again
         self._pem = tls.read()
 
     def current(self) -> Pem:
-        """The contents in use; the same object as before if nothing has changed."""
+        """The contents in use; the same object as at the last call if nothing has changed."""
         with self._lock:
             if (stamps := self._stamps()) != self._seen:
                 self._read(stamps)
             return self._pem
 
     def ends(self) -> dict[str, Callable[[], float]]:
-        """When those in use end, Unix time in seconds, asked anew by each call; by what they are: "cert", "ca"."""
+        """Functions that return the expiry of "cert" and "ca" in use, Unix time in seconds."""
         return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For one server of gRPC's; callers show a certificate where `tls` names their authority."""
+        """Credentials for one gRPC server; callers must show a certificate if `tls` names their authority."""
         given = self.current()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """The configuration for a server that has another; gRPC calls this from one thread at a time."""
+            """The new configuration, or None if the server has it; gRPC calls this from one thread at a time."""
             nonlocal given
             if (pem := self.current()) is given:
                 return None
@@ -244,7 +244,7 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, self.tls.mutual)
 
     def _read(self, stamps: list[_Stamp | None]) -> None:
-        """Read the files, which may become usable without another change: a certificate may begin in a while."""
+        """Read the changed files. Unusable ones are read again later, as a certificate may become valid with time."""
         try:
             pem = self.tls.read()
         except EnvironmentProblem as problem:
@@ -262,7 +262,7 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Time, size and inode of a file, one of which changes with it; None for one that is not there."""
+    """Time, size and inode of a file, one of which changes with its content; None for a missing file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -279,31 +279,31 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
 TOKEN_BYTES = 32
 NAME_LENGTH = 64
 HEADER = "authorization"  # its value: "Bearer " and the token in hexadecimal
-_MOST = 1 << 24  # characters of a file, for some 200,000 tokens
+_MOST = 1 << 24  # characters of a token file, enough for 200,000 tokens
 _HINT = "python -m hummingbird token makes one"
 
 
 def new_token() -> str:
     """A fresh token, 64 hexadecimal digits."""
-    from hummingbird.prg import new_seed  # it needs torch, which takes seconds to import: who reads tokens does not
+    from hummingbird.prg import new_seed  # imports torch, which takes seconds, and which readers of tokens do not need
 
     return new_seed(TOKEN_BYTES).hex()
 
 
 def line_of(name: str, token: str) -> str:
-    """The line of a service's file. InputError for a name that is none: 1 to 64 letters, digits and . _ @ -"""
+    """The line of a service's token file. Raises InputError unless the name is 1 to 64 letters, digits and . _ @ -"""
     check_name(name)
     return f"{name} {_hash(token)}\n"
 
 
 def check_name(name: str) -> None:
-    """InputError unless `name` can stand in a service's file."""
+    """Raise InputError unless `name` is 1 to 64 letters, digits and . _ @ -"""
     if not 0 < len(name) <= NAME_LENGTH or not all(s.isascii() and (s.isalnum() or s in "._@-") for s in name):
         raise InputError(f"not a name: {name[:80]!r}", hint="1 to 64 letters, digits and . _ @ -")
 
 
 def read_token(path: Path) -> str:
-    """A caller's token, of its file. EnvironmentProblem if others may read it, InputError if it holds no token."""
+    """The token in a caller's file. Raises EnvironmentProblem if others may read the file, InputError for no token."""
     text = _read(path, 0o077, "others may read it: chmod 600").strip()
     if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):
         raise InputError(f"a token has {2 * TOKEN_BYTES} hexadecimal digits", where=str(path), hint=_HINT)
@@ -311,11 +311,11 @@ def read_token(path: Path) -> str:
 
 
 class Tokens:
-    """The callers that a file names: `tokens.name_of(context)`.
+    """The callers in a token file: `tokens.name_of(context)`.
 
-    The file is read again when it has changed, so that a name that was removed is refused from then on; while it cannot
-    be read, everyone is. EnvironmentProblem for a file that cannot be read at first, or that others may write;
-    InputError for a line that is none.
+    The file is read again when it has changed, so that a removed name is refused from then on; while the file cannot be
+    read, all callers are refused. Raises EnvironmentProblem for a file that cannot be read at first, or that others may
+    write; InputError for a malformed line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -324,13 +324,13 @@ class Tokens:
         self._names = _names(path)
 
     def name_of(self, context: grpc.ServicerContext) -> str:
-        """The caller's name; `Unknown`, which is UNAUTHENTICATED on the wire, without a token of the file."""
+        """The caller's name. Raises `Unknown`, UNAUTHENTICATED on the wire, without a token of the file."""
         given = dict(context.invocation_metadata()).get(HEADER, "")
         scheme, _, token = str(given).partition(" ")
         if scheme != "Bearer" or not token:
             raise Unknown("this service wants a token", hint="name a file that holds yours (--token-file, token=)")
         found, wanted = None, _hash(token)
-        for digest, name in self._current().items():  # all of them: the time says nothing
+        for digest, name in self._current().items():  # all of them, so that the time reveals nothing
             if hmac.compare_digest(digest, wanted):
                 found = name
         if found is None:
@@ -359,7 +359,7 @@ def _hash(token: str) -> str:
 
 
 def _names(path: Path) -> dict[str, str]:
-    """Names by hash."""
+    """The names in a token file, by the hash of their token."""
     names: dict[str, str] = {}
     for number, line in enumerate(_read(path, 0o022, "others may write it: chmod 600").splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -378,7 +378,10 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path, forbidden: int, problem: str) -> str:
-    """A file's text. EnvironmentProblem if it has a forbidden bit of the mode, or cannot be read."""
+    """A file's text. Raises EnvironmentProblem for a mode with a forbidden bit, or if it cannot be read.
+
+    problem: the hint for such a mode.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -1,13 +1,13 @@
-"""The frame of every program that serves: limits, health, metrics, log, and an orderly end.
+"""The servers of a program: limits, health, metrics, log, and an orderly end.
 
-    with ServiceProgram("he-server", config) as program:  # SIGTERM and SIGINT are this program's from here on
+    with ServiceProgram("he-server", config) as program:  # handles SIGTERM and SIGINT from here on
         program.serve(service.handlers())                # listens; health says NOT_SERVING
-        program.ready()                                  # SERVING
+        program.ready()                                  # health says SERVING
         print(program.line, flush=True)
         program.wait()                                   # until a signal
-    # drained: new calls are refused as UNAVAILABLE, those at work have ended, or `grace` seconds have passed
+    # drained: new calls are refused as UNAVAILABLE; running calls have ended, or `grace` seconds have passed
 
-A second signal ends the process at once, or changes nothing.
+A second signal ends the process at once, or has no effect (`second`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from hummingbird.rpc.signals import Flag
 from hummingbird.rpc.telemetry import Health, Log, Metrics, Page
 
 GRACE = 30.0  # seconds
-_POLL = 0.2  # seconds between looks at what a program waits for
+_POLL = 0.2  # seconds between two checks whether the program is to end
 _LAST = 1.0  # seconds for the last status to reach its caller
-_FILES = 512  # descriptors that are not connections
+_FILES = 512  # file descriptors beside those of connections
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """How a program serves; `rpc.options.service_of` reads one from its options.
+    """The configuration of a program's servers; `rpc.options.service_of` reads it from command-line options.
 
     listen: addresses, unix:PATH or HOST:PORT. tls: all three files for callers with certificates, cert and key alone
-    for callers with tokens. tokens: the file of their names. metrics: [HOST:]PORT, none if not given. log: a file, "-"
-    for standard error. grace: seconds that calls at work may take to end. TrustError for certificates and tokens both.
+    for callers with tokens. tokens: the token file. metrics: [HOST:]PORT of the metrics, None: no metrics. log: a file,
+    "-" for standard error, None: no log. limits: of callers. grace: seconds that running calls may take to end. Raises
+    TrustError for both certificates and tokens of callers.
     """
 
     listen: tuple[str, ...]
@@ -61,16 +62,17 @@ class ServiceConfig:
 
 
 class ServiceProgram:
-    """A program's servers, as a context. name: of the program. `metrics.registry` takes a service's own figures.
+    """The servers of a program, as a context manager. name: of the program.
 
-    second: whether a second signal ends the process at once; it must not where a launcher passes on the signal that a
-    service manager sends to both. Raises the errors of `rpc.service.serve`, of Tokens, Log and Page.
+    A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once; it
+    must not if a launcher passes on a signal that a service manager sends to both. Raises errors of
+    `rpc.service.serve`, Tokens, Log and Page.
     """
 
     def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
         self.name, self.config, self._second = name, config, second
         self.line = f"{name} listening on {' '.join(config.listen)}"
-        self.told = Flag()  # to end
+        self.told = Flag()  # set when the program is to end
         self._health = Health()
         self._ends = ExitStack()
         self._servers: list[grpc.Server] = []
@@ -94,7 +96,7 @@ class ServiceProgram:
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
-        """Listen, at the first address of the configuration or at this one; NOT_SERVING until `ready`."""
+        """Serve methods at `address`, by default the configuration's first; NOT_SERVING until `ready`."""
         address = self.config.listen[0] if address is None else address
         health = (self._health.gate, self._health.handlers())
         self.metrics.offer(handlers)
@@ -102,23 +104,23 @@ class ServiceProgram:
         self.say("listening", address=address)
 
     def ready(self, yes: bool = True) -> None:
-        """Have the health service say SERVING, or NOT_SERVING."""
+        """Set the health to SERVING, or with `yes` false to NOT_SERVING."""
         if self._health.set(yes and not self.stopping):
             self.say("ready" if self._health.serving else "not ready")
         self.metrics.ready.set(self._health.serving)
 
     @property
     def stopping(self) -> bool:
-        """Whether this program has been told to end."""
+        """Whether the program is to end."""
         return self.told.is_set()
 
     def wait(self, look: Callable[[], object] = lambda: None) -> None:
-        """Return when the program is told to end. look: called five times a second; what it raises is raised."""
+        """Return when the program is to end. look: called five times a second; its errors are raised."""
         while not self.told.wait(_POLL):
             look()
 
     def stop(self) -> None:
-        """Tell the program to end, as a signal does."""
+        """End the program, as a signal does."""
         self.told.set()
 
     def __enter__(self) -> ServiceProgram:
@@ -148,13 +150,13 @@ class ServiceProgram:
             self._log.call(record)
 
     def say(self, event: str, **fields: object) -> None:
-        """A line of the log, if there is one."""
+        """Write a line to the log, if there is a log."""
         if self._log is not None:
             self._log.event(event, **fields)
 
 
 def _room_for(connections: int) -> int:
-    """So many connections, or as many as this process may have files open; the soft limit is raised to the hard one."""
+    """The connections, cut to the files that this process may open; raises the soft limit, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,9 +1,8 @@
-"""Services over gRPC without generated code: a method takes bytes and answers with bytes, or with a stream of them, or
-takes a stream and answers with one.
+"""A gRPC server without generated code: a method takes bytes and answers with bytes or with a stream of bytes, or takes
+a stream and answers with a stream.
 
-security.py says who may listen and call where, admission.py lets callers in, status.py takes errors across, and
-server.py serves for a whole program, with health, metrics and an orderly end. Every call has a deadline and `connect`
-returns a channel that has answered, so a missing service is an error, not a hang.
+client.py calls such methods, security.py says who may listen and call where, admission.py admits calls, status.py
+translates errors, and server.py runs the servers of a program, with health, metrics and an orderly end.
 """
 
 from __future__ import annotations
@@ -14,54 +13,51 @@ import queue
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
 
 import grpc
-import grpc.experimental
 
 from hummingbird.errors import EnvironmentProblem, InputError, TrustError
-from hummingbird.rpc.admission import BRIEF, MAX_MESSAGE, Admission, Call
-from hummingbird.rpc.client import Patience
-from hummingbird.rpc.security import HEADER, Certificates, Tls, check_address
-from hummingbird.rpc.signals import check
-from hummingbird.rpc.status import explain  # noqa: F401 - by which callers put the errors of `call` in words
+from hummingbird.rpc.admission import BRIEF, Admission, Call
+from hummingbird.rpc.security import Certificates, Tls, check_address
 
 # A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
 # 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
 CHUNK = 1 << 20
-WORKERS = 32  # a service's own bounds on what works or waits at a time are shares of this
-_SPARE = 64  # threads beyond the calls at work: for refusals
+WORKERS = 32  # services derive their own limits on running and waiting work from this
+_SPARE = 64  # threads beyond the calls at work, for refusals
 _IDLE = 10.0  # seconds after which a thread without work ends
-_STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
+STREAM = 8 * CHUNK  # most bytes in the queues of an exchange, and ahead of a streamed answer's reader
 _HEALTH = "grpc.health.v1.Health"
 PREFIX = "/hummingbird/"  # of the names of methods
-_AGE_MS = 3_600_000  # of a connection: then its caller shows its certificate again
-_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+_AGE_MS = 3_600_000  # of a connection, after which its caller must show its certificate again
+KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
 
 class Exchange(NamedTuple):
-    """A method of two streams: a generator function that reads the caller's messages while it yields its own, both of
+    """A method of two streams: a generator function that reads the caller's messages while it yields its own, each of
     at most `CHUNK` bytes.
 
-    held: bytes of messages that it keeps in memory at most.
+    held: most bytes of messages that it keeps in memory.
     """
 
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
-    held: int = _STREAM
+    held: int = STREAM
 
 
 class Brief(NamedTuple):
-    """A method that computes nothing and holds nothing: its calls have room of their own beside those at work."""
+    """A method that computes nothing and holds no memory; its calls have a limit of their own."""
 
     function: Callable[[bytes, grpc.ServicerContext], bytes]
 
 
-# Server ---------------------------------------------------------------------------------------------------------------
+def message_options(largest: int) -> list[tuple[str, int]]:
+    """gRPC's options for messages of at most `largest` bytes, for a server and for its callers."""
+    return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
 
 
 def serve(
@@ -72,13 +68,13 @@ def serve(
     gate: Admission | None = None,
     health: tuple[Admission, Mapping[str, Method]] | None = None,
 ) -> grpc.Server:
-    """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams, and
-    `Brief` one that is asked of a full service too.
+    """Start a server of the named methods. A generator function streams its answer, an `Exchange` has two streams, and
+    a full service still answers a `Brief`.
 
-    Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
-    authority are refused, or those without a token where it names no authority. Its files are read again when they
-    have changed (security.py). A unix socket is made for this user only. gate: who may call and how much at a time.
-    health: the methods of gRPC's health service, and their gate.
+    Keep the result: a server that is garbage collected stops. With `tls`, callers without a certificate of its
+    authority are refused, or callers without a token if it names no authority. Its files are read again when they have
+    changed (security.py). A unix socket is for this user only. gate: the admission of callers. health: the methods of
+    gRPC's health service, and their admission.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
@@ -91,13 +87,13 @@ def serve(
     server = grpc.server(
         _Pool(),
         options=[
-            ("grpc.so_reuseport", 0),  # otherwise two servers share a port, and sessions fall apart
+            ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and split a session's calls
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.max_allowed_incoming_connections", gate.limits.connections),
-            ("grpc.max_connection_age_ms", _AGE_MS),  # calls under way go on; the caller connects anew for others
-            *_KEEPALIVE,
-            *_messages(gate.limits.message),
+            ("grpc.max_connection_age_ms", _AGE_MS),  # running calls continue; further ones need a new connection
+            *KEEPALIVE,
+            *message_options(gate.limits.message),
         ],
         maximum_concurrent_rpcs=calls,
     )
@@ -121,14 +117,10 @@ def serve(
     return server
 
 
-def _messages(largest: int) -> list[tuple[str, int]]:
-    """gRPC's options for messages of so many bytes."""
-    return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
-
-
 class _Pool(Executor):
-    """Threads for calls, as many as gRPC lets in. They are daemons: a method that does not end keeps no program alive,
-    as those of ThreadPoolExecutor would. The one that was free last works next, so that those of a busy hour end.
+    """A pool of threads, one for each call that gRPC lets in. They are daemons, unlike those of ThreadPoolExecutor, so
+    that a method that never ends keeps no program alive. The thread that became free last works next, so that surplus
+    threads end after a busy hour.
     """
 
     def __init__(self) -> None:
@@ -142,7 +134,7 @@ class _Pool(Executor):
         def run() -> None:
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - the caller's, as Executor has it
+            except BaseException as error:  # noqa: BLE001 - passed to the caller, as Executor requires
                 future.set_exception(error)
 
         with self._lock:
@@ -160,7 +152,7 @@ class _Pool(Executor):
             except queue.Empty:
                 with self._lock:
                     if work not in self._free:
-                        continue  # it is promised to a call
+                        continue  # a call has just taken it
                     self._free.remove(work)
                     return
             run()
@@ -182,7 +174,7 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
 
 
 def _claim(path: str) -> None:
-    """Remove a socket that a killed server has left; gRPC would take it away from a living one just as well."""
+    """Remove the socket of a killed server, but no living one's: gRPC would replace both."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -200,10 +192,10 @@ def _claim(path: str) -> None:
 
 
 def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) -> grpc.RpcMethodHandler:
-    """A method for gRPC, where callers always send a stream, which they cannot tell.
+    """A method as a gRPC handler, which always reads a stream of requests; callers see no difference.
 
-    So a call is at the gate before its request is read: gRPC itself would give a thread to a request of one message,
-    and keep it until the message has come.
+    So a call passes the admission before its request is read: for a request of one message gRPC would occupy a thread
+    until the message has arrived.
     """
     exchange = isinstance(function, Exchange)
     run: Any = function.function if isinstance(function, (Exchange, Brief)) else function
@@ -212,7 +204,7 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with gate.call(name, context) as call:
-            gate.hold(call, function.held if isinstance(function, Exchange) else _STREAM)
+            gate.hold(call, function.held if isinstance(function, Exchange) else STREAM)
             request: Any = _pieces(name, call, requests) if exchange else _message(name, call, requests, gate)
             for message in run(request, context):
                 call.sent += len(message)
@@ -225,7 +217,7 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 def _single(
     name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Admission, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
-    """A method of one answer, which gRPC sends with the call's status while this thread goes on."""
+    """A method of one answer, which gRPC sends with the call's status after this thread has returned it."""
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with gate.call(name, context, brief) as call:
@@ -238,7 +230,7 @@ def _single(
 
 
 def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]:
-    """The messages of an exchange's caller, which are small: a few of them are kept."""
+    """The messages of an exchange's caller. Raises InputError for one above `CHUNK` bytes."""
     for request in call.read(requests):
         if len(request) > CHUNK:
             raise InputError(f"a message of {len(request)} bytes", where=name, hint=f"at most {CHUNK} at a time")
@@ -246,151 +238,10 @@ def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]
 
 
 def _message(name: str, call: Call, requests: Iterator[bytes], gate: Admission) -> bytes:
-    """The one message of a caller, awaited and counted."""
+    """Wait for the single message of a caller, and count it."""
     with call.for_caller():
         message = next(call.read(requests), None)
     if message is None:
         raise InputError("a call without a message", where=name, hint="this method takes one")
     gate.hold(call, len(message))
     return message
-
-
-# Client ---------------------------------------------------------------------------------------------------------------
-
-
-def connect(
-    address: str,
-    tls: Tls | None = None,
-    timeout: float = 60.0,
-    *,
-    token: str | None = None,
-    largest: int = MAX_MESSAGE,
-) -> grpc.Channel:
-    """A channel to a service that has answered; keeps trying for `timeout` seconds while nothing listens.
-
-    With `tls`, the service must show a certificate of its authority, for the address's host name (`localhost` for a
-    unix socket). token: of a caller without a certificate. largest: bytes of a message, either way. Raises
-    InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a caller
-    whom the service does not know, and PeerError, early where the handshake itself is refused.
-    """
-    channel = dial(address, tls, largest)
-    if token is not None:
-        channel = grpc.intercept_channel(channel, _Token(token))
-    try:
-        _wait_for_answer(channel, address, timeout)
-    except BaseException:
-        channel.close()
-        raise
-    return channel
-
-
-def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """A channel that has not been used: nobody may listen there. Raises as `connect`, but for PeerError."""
-    # A streamed answer is read by the thread that wants it.
-    options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
-    credentials = channel_credentials(address, tls)
-    if credentials is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, credentials, options=options)
-
-
-def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
-    """The options of gRPC for a channel to an address. largest: bytes of a message, either way."""
-    options: list[tuple[str, int | str]] = [
-        ("grpc.enable_http_proxy", 0),  # a proxy from the environment must not get in between
-        # No min_reconnect_backoff_ms: gRPC ends an attempt after that time too, in the middle of its TLS handshake.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.http2.max_pings_without_data", 0),
-        # A streamed answer comes in frames as large as its messages, some of them ahead. Together with a reader that
-        # is the thread that wants it, these save a tenth of the processor time of ReLUs whose material is dealt
-        # meanwhile.
-        ("grpc.http2.max_frame_size", CHUNK),
-        ("grpc.http2.lookahead_bytes", _STREAM),
-        ("grpc.http2.bdp_probe", 0),
-        *_KEEPALIVE,
-        *_messages(largest),
-    ]
-    if address.startswith("unix:"):
-        options.append(("grpc.ssl_target_name_override", "localhost"))
-    return options
-
-
-def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """Credentials that a caller shows and asks for at an address; None in plain text. Raises as `dial`."""
-    check_address(address, tls)
-    if tls is None:
-        return None
-    if tls.ca is None:
-        raise TrustError("a caller needs the certificate of the service's authority", where=address, hint="Tls(ca=...)")
-    cert, key, ca = tls.read()
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-class _Detail(
-    NamedTuple(
-        "_Detail",
-        [
-            ("method", Any),
-            ("timeout", Any),
-            ("metadata", Any),
-            ("credentials", Any),
-            ("wait_for_ready", Any),
-            ("compression", Any),
-        ],
-    ),
-    grpc.ClientCallDetails,
-):
-    """A call, as gRPC asks an interceptor about it."""
-
-
-class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
-    """Adds a token to every call of a channel."""
-
-    def __init__(self, token: str) -> None:
-        self._metadata = (HEADER, f"Bearer {token}")
-
-    def _with(self, go_on: Any, details: Any, request: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._metadata]
-        names = ("method", "timeout", "credentials", "wait_for_ready", "compression")
-        return go_on(_Detail(metadata=metadata, **{name: getattr(details, name) for name in names}), request)
-
-    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _with
-
-
-def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float) -> None:
-    patience = Patience(address, timeout)
-    while True:
-        try:
-            call(channel, "Ping", b"", timeout=patience.glance)
-            return
-        except grpc.RpcError as error:
-            pause = patience.bear(error)
-        check()
-        time.sleep(pause)
-
-
-def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
-    """One message each way; grpc.RpcError on failure, which `explain` puts in words."""
-    answer: bytes = method_of(channel, method)(request, timeout=timeout)
-    return answer
-
-
-def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """A method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
-    return channel.unary_unary(PREFIX + method)
-
-
-def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """`call`, begun: a future of gRPC's, whose result() is the answer."""
-    return method_of(channel, method).future(request, timeout=timeout)
-
-
-def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """One message there, a stream of messages back: iterate, then `trailing_metadata()`."""
-    return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
-
-
-def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
-    """A stream of messages each way: gRPC's own thread iterates `requests`; iterate the result as that of `stream`."""
-    return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

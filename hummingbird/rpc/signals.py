@@ -1,17 +1,17 @@
-"""Signals that end a program: a flag that a handler may set, and an exception for programs that look at none.
+"""Signals that end a program: a flag for programs that check it, and an exception for programs that do not.
 
-`Flag`: the handler runs wherever the main thread is, also in the middle of `threading.Event.wait` or `Thread.start`,
-which hold a lock for a moment: `Event.set` and another `Thread.start` would then wait for the thread that they have
-interrupted, and the program would never end; an exception that the handler raises may come out of any line. So a
-handler sets a flag and does no more, and whoever waits for long looks at it.
+`Flag`: a signal handler interrupts the main thread at any line, also within `threading.Event.wait` or `Thread.start`,
+which hold a lock for a moment. `Event.set` or another `Thread.start` in the handler would then wait for the thread that
+it has interrupted, for ever, and an exception raised by the handler may come out of any line. So a handler only sets a
+flag, and long waits check it.
 
-`Stop`: a program that is not ours computes, or sleeps, and hears of nothing but an exception: a flag would be seen when
-it comes back to us, if ever, and launchers wait for half a minute. So SIGTERM gives it an exception, as Ctrl-C does, in
-the middle of its own code or of ours, and its `finally` runs. But not at any line: in `Thread.start` it ends the new
-thread with a KeyError, in a condition it may leave the lock in the wrong hands, in a destructor it is dropped. And a
-handler that has interrupted these can neither take a lock nor start a thread. So the handler notes the signal and no
-more. A thread that is there already asks for the reason, and then urges the main thread by a second signal, again and
-again, until that is elsewhere, or waits, or stands still.
+`Stop`: a program that is not ours computes or sleeps, and only an exception reaches it: it would see a flag only when
+it calls us again, if ever, and launchers wait for half a minute. So SIGTERM raises an exception, as Ctrl-C does, in the
+middle of its code or of ours, and its `finally` blocks run. But not at any line: in `Thread.start` an exception ends
+the new thread with a KeyError, in a condition it may leave the lock with the wrong owner, in a destructor it is
+dropped. And a handler that has interrupted these can neither take a lock nor start a thread. So the handler only notes
+the signal. A thread that already runs finds the reason, and then sends the main thread a second signal, again and
+again, until that has left these lines, or waits, or makes no progress.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from types import FrameType
 
 from hummingbird.errors import PeerError
 
-_LOOK = 0.1  # seconds between two looks
+_LOOK = 0.1  # seconds between two checks of the flag
 _ending: list[Flag] = []
 
 
 class Flag:
-    """Set once, from any thread or a signal's handler, and never cleared."""
+    """A flag that any thread or a signal handler may set; it is never cleared."""
 
     def __init__(self) -> None:
         self._set = False
 
     def set(self) -> None:
-        """Set it."""
+        """Set the flag."""
         self._set = True
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Whether the flag is set."""
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Let so much time pass, unless it is set meanwhile; whether it is set then."""
+        """Wait for the flag, at most `seconds`; returns whether it is set."""
         ends = time.monotonic() + seconds
         while not self._set and (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK))
@@ -61,7 +61,7 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """Within, waits for other processes that call `check` end when the flag is set."""
+    """A block in which `check`, called in waits for other processes, raises once the flag is set."""
     _ending.append(flag)
     try:
         yield
@@ -70,16 +70,16 @@ def ends_waits(flag: Flag) -> Iterator[None]:
 
 
 def check() -> None:
-    """PeerError where this process has been told to end; for each turn of a wait for another process."""
+    """Raise PeerError if this process is to end; loops that wait for another process call it."""
     if any(flag.is_set() for flag in _ending):
         raise PeerError("this process was told to stop", hint="its operator knows why")
 
 
 # SIGTERM as an exception ----------------------------------------------------------------------------------------------
 
-_URGE = signal.SIGURG  # ignored where nobody handles it, so that one too many does nothing
-_STEP = 0.02  # seconds between two
-# Beginnings of files whose lines have locks, or the entries of tables, in their hands.
+_URGE = signal.SIGURG  # ignored by default, so that one too many has no effect
+_STEP = 0.02  # seconds between two of them
+# Prefixes of files in whose lines an exception would leave a lock or a table in a wrong state.
 _DELICATE = (
     *(str(module.__file__) for module in (threading, queue, weakref, contextlib)),
     *(os.path.dirname(str(module.__file__)) + os.sep for module in (logging, concurrent.futures)),
@@ -87,19 +87,19 @@ _DELICATE = (
     "<frozen importlib",
     "<frozen _weakrefset",
 )
-_GRPC = f"{os.sep}grpc{os.sep}"  # in the names of its files: not everybody who can be stopped has loaded it
+_GRPC = f"{os.sep}grpc{os.sep}"  # in the names of gRPC's files, which a program need not have loaded
 
-# Lines of threading.py where all that waits for another thread does wait: it expects exceptions there.
+# Lines of threading.py at which waits for another thread block: threading expects exceptions there.
 _WAITS = re.compile(r"waiter\.acquire\(|lock\.acquire\(block, timeout\)|_handle\.join\(")
 _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__)), 1) if _WAITS.search(line)}
 
 
 class Stop:
-    """The handler of SIGTERM from now on, until `close`: the main thread gets an exception, once; to be made there.
+    """The handler of SIGTERM until `close`: it raises one exception in the main thread, where it must be constructed.
 
-    reason: makes it, in another thread, and may take its time. over: asked in the main thread; says that nobody needs
-    the exception any more. then: the handler of a second SIGTERM; by default it ends the process at once. A process
-    that is forked from this one ends as if there were no handler.
+    reason: makes the exception, in another thread, and may take long. over: called in the main thread; returns whether
+    the exception is not needed any more. then: the handler of a second SIGTERM; by default it ends the process at once.
+    A process forked from this one ends as if there were no handler.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Stop:
         self._before = {_URGE: signal.getsignal(_URGE), signal.SIGTERM: signal.signal(signal.SIGTERM, self._noted)}
 
     def close(self) -> None:
-        """Put the handlers back that were there before; once, in the main thread."""
+        """Restore the previous handlers; call it once, in the main thread."""
         self._closed = True
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -162,7 +162,7 @@ def _is_delicate(frame: FrameType) -> bool:
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """Whether Python would drop an exception, as of every destructor."""
+    """Whether the frame is within a destructor, whose exceptions Python drops."""
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
             return True

@@ -1,8 +1,8 @@
-"""Errors across a connection: which status of gRPC says what, and the words that both sides see.
+"""Errors on the wire: the gRPC status of each error, and the error that a caller raises for a status.
 
-An error of this package that a method raises travels as the status details, word for word; of any other the type
-alone, since its text may hold data. A refusal carries metadata that says so: without it, the same status is gRPC's own
-word on a lost connection.
+An error of this package that a method raises travels as the status details, word for word; of any other error only the
+type, since its text may hold private data. A refusal by a service is marked in the metadata: without the mark, the same
+status comes from gRPC itself and means a lost connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hummingbird.errors import (
 )
 
 Code = grpc.StatusCode
-# The first class that an error is an instance of decides; FAILED_PRECONDITION for those of no class here.
+# The first class that an error is an instance of decides; errors of no class here are FAILED_PRECONDITION.
 CODES: list[tuple[type[HummingbirdError], grpc.StatusCode]] = [
     (InputError, Code.INVALID_ARGUMENT),
     (ConfigError, Code.INVALID_ARGUMENT),
@@ -38,8 +38,8 @@ CODES: list[tuple[type[HummingbirdError], grpc.StatusCode]] = [
     (NotFoundError, Code.NOT_FOUND),
 ]
 DETAILS = 600  # characters of an error on the wire: gRPC's headers hold 8 KiB, an escaped character up to 12 bytes
-_REFUSED = "hummingbird-refused"  # metadata of what a service says itself
-_RETRY = "grpc-retry-pushback-ms"  # gRPC's own name for a time to retry
+_REFUSED = "hummingbird-refused"  # metadata that marks a refusal by the service
+_RETRY = "grpc-retry-pushback-ms"  # gRPC's own name for the time after which to retry
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +48,7 @@ class Unknown(AccessError):
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
-    """The status that an error of a method ends its call with."""
+    """The gRPC status with which an error of a method ends its call."""
     if isinstance(error, Unknown):
         return Code.UNAUTHENTICATED
     if not isinstance(error, HummingbirdError):
@@ -57,7 +57,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
-    """End the call with the error's text; abort() itself raises, the result is for readers and checkers."""
+    """End the call with the error's text. abort() itself raises; the result is for `raise` and type checkers."""
     metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
     if isinstance(error, OverloadError):
         metadata.append((_RETRY, str(int(1000 * error.retry_after))))
@@ -73,9 +73,10 @@ def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
 
 
 def explain(error: grpc.RpcError, where: str) -> PeerError:
-    """A failed call in words: the service's own where it refused, otherwise what became of the connection.
+    """The error for a failed call: the service's own words if it refused, otherwise the state of the connection.
 
-    OverloadError, UnavailableError, AccessError and NotFoundError where the status says so.
+    where: the service, for the error. Returns OverloadError, UnavailableError, AccessError or NotFoundError for the
+    statuses that mean these, else PeerError.
     """
     code, details = error.code(), str(error.details())
     metadata = dict(error.trailing_metadata() or ())
@@ -98,12 +99,12 @@ def explain(error: grpc.RpcError, where: str) -> PeerError:
     if code == Code.UNAVAILABLE:
         hint = "did it end, or was it killed? Its own output may say why"
         return UnavailableError(f"the connection is lost: {details}", where=where, hint=hint)
-    if code == Code.CANCELLED:  # by the service; nobody asks what became of a call that this side cancelled
+    if code == Code.CANCELLED:  # by the service: this side explains no call that it has cancelled itself
         hint = "it stops, or its messages were left unread, or unsent, for too long"
         return UnavailableError("the service has cancelled the call", where=where, hint=hint)
     if code == Code.UNIMPLEMENTED:
         hint = "is it the address of another program, or of another release?"
         return PeerError("what answers there is no service of this kind", where=where, hint=hint)
-    if code == Code.RESOURCE_EXHAUSTED and "larger than max" not in details:  # which is no matter of time
+    if code == Code.RESOURCE_EXHAUSTED and "larger than max" not in details:  # a later attempt cannot help there
         return OverloadError(f"{code.name}: {what}", where=where, hint=hint)
     return PeerError(f"{code.name}: {what}", where=where, hint=hint)

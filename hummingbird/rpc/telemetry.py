@@ -1,10 +1,10 @@
-"""Telemetry of a service: health, a log, and figures for Prometheus; never a value, never an error's text.
+"""Telemetry of a service: health, a log, and figures for Prometheus; they hold no values and no texts of errors.
 
-Health is gRPC's standard service: SERVING or not, for load balancers and probes, without a token. Of the services "",
-"hummingbird" and "readyz" it says whether the program serves; "livez" is SERVING as long as it answers, so that a probe
-that ends what does not live leaves alone who waits for others. Its own limits keep it apart from the service's calls:
-who asks for health takes no room of those. Connections share its room as names share that of a service (admission.py),
-for a probe needs no name: one connection that leaves answers unread has no more than its own part of it.
+Health is gRPC's standard service, for load balancers and probes, without a token. The services "", "hummingbird" and
+"readyz" are SERVING while the program serves; "livez" is SERVING as long as the program answers, so that a liveness
+probe does not kill a program that waits for others. Health has its own limits: its calls take no room from the
+service's calls. Since probes have no names, connections share that room as names share a service's (admission.py): a
+connection that leaves answers unread fills only its own part.
 
 The log has one line of JSON for each call and each change of the service's state:
 
@@ -13,15 +13,15 @@ The log has one line of JSON for each call and each change of the service's stat
 
 A service adds fields of its own to its calls (`rpc.admission.note`). The figures, over HTTP:
 
-    hummingbird_requests_total{method,outcome}                 calls that have ended; outcome is gRPC's status
+    hummingbird_requests_total{method,outcome}                 ended calls; outcome: gRPC's status
     hummingbird_request_duration_seconds{method}               histogram, from the first byte to the last
     hummingbird_requests_in_flight                             calls at work
     hummingbird_message_bytes_total{direction}                 bytes of messages, "in" and "out"
     hummingbird_ready                                          1 while the health service says SERVING
-    hummingbird_certificate_expiry_timestamp_seconds{file}     when the one in use ends, Unix time
+    hummingbird_certificate_expiry_timestamp_seconds{file}     expiry of the certificate in use, Unix time
 
-A service adds its own to `registry`. Whoever reaches the address reads them: it is on loopback unless a host is given.
-Beside them are two pages for probes: /livez, whether the program lives, and /readyz, whether it serves.
+A service adds its own figures to `registry`. Anyone who reaches the address can read them; it is on loopback unless a
+host is named. Two more pages are for probes: /livez, whether the program lives, and /readyz, whether it serves.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ from prometheus_client.exposition import MetricsHandler
 
 from hummingbird.errors import EnvironmentProblem, InputError, NotFoundError, PeerError
 from hummingbird.rpc.admission import Admission, Limits, Quota, Record
+from hummingbird.rpc.client import dial
 from hummingbird.rpc.security import Certificates, Tls, split
-from hummingbird.rpc.service import Method, dial, explain
+from hummingbird.rpc.service import Method
+from hummingbird.rpc.status import explain
 
 # Health ---------------------------------------------------------------------------------------------------------------
 
-_WATCHERS, _WATCHERS_EACH = 32, 2  # that watch at a time, and those of one connection
-_LIMITS = Limits(requests=128, per_client=8, stall=5.0)  # watchers and those who ask once
-_POLL = 0.2  # seconds between looks at whether a watcher is there
+_WATCHERS, _WATCHERS_EACH = 32, 2  # calls of Watch at a time, in all and of one connection
+_LIMITS = Limits(requests=128, per_client=8, stall=5.0)  # of calls of Check and Watch
+_POLL = 0.2  # seconds between two checks whether a watcher is still connected
 LIVE, READY = "livez", "readyz"  # names of services
 _NAMES = ("", "hummingbird", READY, LIVE)
 
@@ -69,7 +71,7 @@ class Health:
         self._watchers = Quota("watchers", "there", _WATCHERS, _WATCHERS_EACH)
 
     def set(self, serving: bool) -> bool:
-        """Whether this is a change."""
+        """Set whether the program serves; returns whether that is a change."""
         with self._changed:
             changed, self.serving = serving != self.serving, serving
             self._changed.notify_all()
@@ -111,16 +113,16 @@ def connection(context: grpc.ServicerContext) -> str | None:
 
 
 def _messages() -> Any:
-    """The messages of gRPC's health service, imported when the first one is read or made: few programs need them."""
+    """The messages of gRPC's health service, imported on first use: few programs need them."""
     from grpc_health.v1 import health_pb2
 
     return health_pb2
 
 
 def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
-    """The word of the health service at an address: SERVING or NOT_SERVING; of a service there by its name.
+    """Ask the health service at an address once: SERVING or NOT_SERVING. No token is needed.
 
-    A token is not needed. timeout: seconds. Raises as `rpc.service.connect`, and does not try again.
+    timeout: seconds. name: the service whose health is asked for. Raises errors of `rpc.client.connect`.
     """
     with dial(address, tls) as channel:
         try:
@@ -135,7 +137,7 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str =
 
 
 def _asked(request: bytes) -> str:
-    """The service that a request for health asks for."""
+    """The service that a health request names."""
     try:
         return str(_messages().HealthCheckRequest.FromString(request).service)
     except message.DecodeError:
@@ -150,14 +152,14 @@ def _status(name: str) -> bytes:
 # Log ------------------------------------------------------------------------------------------------------------------
 
 _NAME = 80  # characters of a caller's name
-_STRANGERS = 10  # lines in a second for callers who are not known: they must not fill the disk
+_STRANGERS = 10  # lines per second for unknown callers, which must not fill the disk
 
 
 class Log:
-    """Lines into a file, made for this user alone and appended to; `-` is standard error.
+    """A log in a file for this user alone, which is appended to; `-` is standard error.
 
-    EnvironmentProblem for a file that cannot be written at first. Later a full disk costs lines, no answers: `lost`
-    counts them.
+    Raises EnvironmentProblem for a file that cannot be opened. Later a full disk costs lines, but no answers: `lost`
+    counts the lines.
     """
 
     def __init__(self, service: str, path: str) -> None:
@@ -174,7 +176,7 @@ class Log:
             raise EnvironmentProblem(f"cannot write the log: {error.strerror}", where=path, hint=hint) from None
 
     def call(self, record: Record) -> None:
-        """A call that has ended. Of callers who are not known, the first ten in a second."""
+        """Log a call that has ended; of calls of unknown callers only the first ten in a second."""
         if record.outcome == "UNAUTHENTICATED" and not self._room_for_stranger():
             return
         client = None if record.client is None else record.client[:_NAME]
@@ -190,7 +192,7 @@ class Log:
             return self._strangers <= _STRANGERS
 
     def event(self, event: str, **fields: object) -> None:
-        """A line of these fields."""
+        """Write a line with these fields."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "service": self._service, "event": event, **fields}) + "\n"
         file = sys.stderr if self._file is None else self._file
@@ -216,7 +218,7 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """The figures that a service counts. in_flight: the number of calls at work, asked at each scrape."""
+    """The figures that a service counts. in_flight: returns the number of calls at work, at each scrape."""
 
     def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
@@ -243,20 +245,20 @@ class Metrics:
         self._of = lru_cache(maxsize=None)(self._figures)
 
     def offer(self, methods: Iterable[str]) -> None:
-        """Count from zero what these methods may come to. An alert on a series that begins with its first event would
-        not see that event: `increase` needs a value before it.
+        """Create the series of these methods' failures with the value 0: Prometheus' `increase` needs a value before
+        the first event, else an alert would miss that event.
         """
         for method in methods:
             for outcome in _WATCHED:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """The figures of a call with these labels, by which to find them takes longer than to count."""
+        """The series of these labels; cached, because the lookup takes longer than to count."""
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 
     def count(self, record: Record) -> None:
-        """A call that has ended."""
+        """Count a call that has ended."""
         requests, seconds, received, sent = self._of(record.method, record.outcome)
         requests.inc()
         seconds.observe(record.seconds)
@@ -265,9 +267,10 @@ class Metrics:
 
 
 class Page:
-    """`registry` at http://ADDRESS/metrics, from now until `close`. EnvironmentProblem for an address in use.
+    """A web server of `registry` at http://ADDRESS/metrics, until `close`. Raises EnvironmentProblem for an address in
+    use.
 
-    address: HOST:PORT, or PORT for this host alone. ready: whether the program serves, for /readyz.
+    address: HOST:PORT, or PORT for this host alone. ready: returns whether the program serves, for /readyz.
     """
 
     def __init__(self, registry: CollectorRegistry, address: str, ready: Callable[[], bool]) -> None:
@@ -283,13 +286,13 @@ class Page:
         threading.Thread(target=self._server.serve_forever, name="hummingbird-metrics", daemon=True).start()
 
     def close(self) -> None:
-        """End; may be called twice."""
+        """Stop the web server; may be called twice."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Handler(MetricsHandler):
-    """Figures, and two pages for probes: 200 OK, or 503 Service Unavailable."""
+    """The page of figures, and two pages for probes: 200 OK, or 503 Service Unavailable."""
 
     ready: Callable[[], bool]
 
@@ -320,4 +323,4 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a scraper that has gone is no error of ours."""
+        """Print nothing: a scraper that disconnects is no error of the program."""

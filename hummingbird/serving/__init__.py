@@ -1,8 +1,15 @@
-"""Inference for owners of data who are not parties.
+"""Inference as a service for owners of data who are not parties.
 
-A client (`client`, `message`, `description`) sends shares of its images to N parties and adds up shares of the results;
-it loads neither CrypTen nor the parts of a party. A party (`party`, `serve`) keeps the requests of clients
-(`dispatcher`, `request_queue`), runs those that party 0 chooses (`scheduler`, `control`) as batches of its private net,
-and answers with shares that say nothing but their sum (`worker`). Its other lanes ask the dispatcher of lane 0
-(`lane_server`). When a session is lost, the party begins another one (`reconnect`).
+A client sends shares of its images to N parties, and adds the shares of the results that they return. Each party queues
+requests, runs those that party 0 chooses as batches of its private net, and answers with shares that reveal nothing but
+their sum.
+
+    client, message, description    a client; it imports neither CrypTen nor a party's modules
+    serve, party                    a party, and the methods that clients call
+    dispatcher, request_queue       the requests at a party
+    scheduler, control              party 0's choice of batches, and the parties' messages about it
+    worker, served_table            batches on shares, private lookups
+    lane_server                     the connection between lane 0 of a party and its other lanes
+    plan, figures                   the description of a service from its net, figures for Prometheus
+    reconnect                       new sessions after one is lost
 """

@@ -5,14 +5,14 @@
     logits = await client.ask(images)                                  # the same, for asyncio
     scores, boxes = client(images, sizes=sizes)                        # a net of two inputs and two results
 
-What a party receives is a seed, or words that are uniform without all the others' seeds; what it sends back is a
-uniform share of the result. Only all N parties together can read an image or a result. One round trip: rounds, masks
-and windows are the parties' matter.
+Party N - 1 receives words that are uniform to anyone who lacks one of the other parties' seeds; each other party
+receives a seed. Each sends back a uniform share of the result. Only all N parties together can read an image or a
+result. A request takes one round trip; rounds, masks and windows concern the parties alone.
 
-A party that dies ends its service's session, and all meet again within seconds. So a request that is refused as
-UNAVAILABLE is asked again until its timeout: under another id and with other shares, which say no more together than
-each alone. An answer can then be computed twice, and is never mixed from two runs. One that is refused for lack of room
-is taken to another service, or asked again when the refusal says.
+When a party dies, the session of its service ends, and the parties meet again within seconds. The client therefore
+repeats a request that was refused as UNAVAILABLE until its timeout, under another id and with fresh shares, which
+together reveal no more than each alone. An answer may then be computed twice, but is never mixed from two runs. A
+request that was refused for lack of room goes to another service, or is repeated at the time that the refusal names.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from hummingbird.rpc.status import explain
 from hummingbird.serving.description import MOST_PARTIES, Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
 
-# The parties of one service as a client sees them: what they say of it, and one request to all of them.
+# The parties of one service: their description of it, and one request to all of them ---------------------------------
 
 _LAST = 2.0  # seconds for another thread's loop to disconnect
-_MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has become of it
+_MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report its outcome
 
 
 class Joined(NamedTuple):
-    """A service that all parties have described alike.
+    """A service of which all parties gave the same description.
 
-    order: the parties by their ranks, as places among the group's addresses. clocks: seconds that each party's clock is
-    ahead, by rank.
+    order: by rank, the index of each party in the group's addresses. clocks: by rank, the seconds by which each party's
+    clock is ahead.
     """
 
     service: ServiceDescription
@@ -60,7 +60,7 @@ class Joined(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A message to a party."""
+    """A message, and the connection to the party that it goes to."""
 
     address: str
     line: AsyncClient
@@ -68,7 +68,10 @@ class _Asked(NamedTuple):
 
 
 class _Lines:
-    """The parties of a group, for coroutines of one loop. joining: held by who asks them first what they serve."""
+    """Connections to the parties of a group, for coroutines of one event loop.
+
+    joining: a lock for the coroutine that connects first. joined: whether all parties have answered.
+    """
 
     def __init__(self, lines: list[AsyncClient]) -> None:
         self.lines, self.joining, self.joined = lines, asyncio.Lock(), False
@@ -79,7 +82,7 @@ class _Lines:
 
 
 class PartyGroup:
-    """N parties, for coroutines of any loops. claim: the client's, by which parties tell it apart."""
+    """N parties, for coroutines of any event loops. claim: random bytes by which the parties recognise the client."""
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
         self.addresses, self._tls, self._token, self._claim = list(addresses), tls, token, claim
@@ -93,7 +96,7 @@ class PartyGroup:
         return ", ".join(self.addresses)
 
     def close(self) -> None:
-        """Disconnect; who is asking gets an error. May be called twice."""
+        """Disconnect; requests under way get an error. May be called twice."""
         with self._lock:
             self._closed = True
             lines = dict(self._lines)
@@ -105,9 +108,9 @@ class PartyGroup:
                     wait([closing], _LAST)
 
     async def join(self, timeout: float) -> Joined:
-        """Connect if need be, and ask the parties what they serve, unless they have said so. timeout: seconds.
+        """Connect unless connected, and ask the parties for their description unless it is known. timeout: seconds.
 
-        Raises PeerError, AgreementError for parties that are not of one service, and InputError once it is closed.
+        Raises PeerError, AgreementError for parties of different services, and InputError after `close`.
         """
         here, known = self._here(), self._joined
         if here.joined and known is not None:
@@ -126,12 +129,13 @@ class PartyGroup:
             return self._joined
 
     def forget(self) -> None:
-        """Ask again before the next request: the parties may serve something else by now."""
+        """Ask for the description again before the next request: the parties may serve another net by now."""
         self._joined = None
 
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
-        """One request, with an id, shares and keys of its own, to all parties, and the sum of their answers, float32.
-        timeout: seconds to its deadline, somewhat less than ten minutes at most.
+        """Send one request, with a fresh id, fresh shares and keys, to all parties; returns the result, float32.
+
+        timeout: seconds to the request's deadline, cut to somewhat less than ten minutes.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -150,7 +154,7 @@ class PartyGroup:
         return await compute(sum(map(len, answers)), _opened, answers, len(question), service)
 
     def _here(self) -> _Lines:
-        """The parties for the loop that runs now."""
+        """The connections for the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -163,7 +167,7 @@ class PartyGroup:
             return self._lines[loop]
 
     async def _describe(self, here: _Lines, timeout: float) -> Joined:
-        """Ask all parties, see that all say the same, and bring them into the order of their ranks."""
+        """Ask all parties for their description, check that all are equal, and sort the parties by rank."""
         began = clock()
         asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
         answers = await self._call("Describe", asked, timeout)
@@ -181,9 +185,9 @@ class PartyGroup:
         return Joined(service, order, [found[place].clock - began for place in order])
 
     async def _call(self, method: str, asked: Sequence[_Asked], timeout: float) -> list[bytes]:
-        """One message to each party, and its answer; the first failure ends all, and is raised."""
+        """Send one message to each party; returns the answers. The first failure cancels all calls, and is raised."""
         calls: list[aio.UnaryUnaryCall] = []
-        over: asyncio.Queue[int | None] = asyncio.Queue()  # places of calls that have ended
+        over: asyncio.Queue[int | None] = asyncio.Queue()  # indices of calls that have ended
         late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
         try:
             for place, each in enumerate(asked):
@@ -197,7 +201,7 @@ class PartyGroup:
                     await calls[ended]
                 except grpc.RpcError as error:
                     raise explain(error, asked[ended].address) from None
-                except asyncio.CancelledError:  # of the call, which has ended
+                except asyncio.CancelledError:  # the call's own, which has ended
                     if not self._closed:
                         raise
                     raise _over() from None
@@ -219,12 +223,12 @@ def _put(over: asyncio.Queue[int | None], place: int, call: object) -> None:
 
 
 def _opened(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """The results, float32 (images, ...), of all parties' answers."""
+    """The results, float32 (images, ...), from all parties' answers."""
     return ring.decode(joined(answers, images, service), service.result_scale)
 
 
 def difference(one: ServiceDescription, other: ServiceDescription) -> str:
-    """The first field in which two descriptions differ, and both its values."""
+    """The first field in which two descriptions differ, with both values, for an error."""
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)
         if ours != theirs:
@@ -232,26 +236,26 @@ def difference(one: ServiceDescription, other: ServiceDescription) -> str:
     return "no difference"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The client ----------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 _IN_FLIGHT = 2  # requests of one call under way at a time
 _PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
-_GLANCE = 3.0  # seconds for one of several groups to answer
+_GLANCE = 3.0  # seconds for a group to answer where there are several
 
 
 class Client:
-    """A client of N parties: `client(images)`, from any thread; a context manager, or `close`.
+    """A client of N parties: `client(images)`, from any thread. Use it as a context manager, or `close` it.
 
-    parties: their addresses, HOST:PORT or unix:PATH, in any order; or several such lists, of groups of parties that
-        serve the same net: requests go to the first that serves and has room.
-    tls: needed off this host. token: of a client without a certificate.
-    timeout: seconds for each request, and for the parties to answer at first. Until then the client tries again where
-        parties are lost or stopping, and as refusals for lack of room say.
-    Sends, for each request of n images, N - 1 seeds and one copy of their low bits, and keys of rows that are looked up
-    (`cost.asking`); one round trip.
+    parties: the parties' addresses, HOST:PORT or unix:PATH, in any order; or several such lists, one for each group of
+        parties that serve the same net: requests go to the first group that serves and has room.
+    tls: certificates; required for parties on other hosts. token: the token of a client without a certificate.
+    timeout: seconds for each request, and for connecting. Until then the client repeats a request while parties are
+        lost or stopping, and as refusals for lack of room say.
+    Each request of n images sends N - 1 seeds, one copy of the images' low bits, and the keys of lookups
+    (`cost.asking`), in one round trip.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
-    AgreementError for parties that are not of one service, and InputError for images that it cannot take.
+    AgreementError for parties of different services, and InputError for images that the net cannot take.
     """
 
     def __init__(
@@ -265,11 +269,11 @@ class Client:
         claim = new_seed()
         self._groups = [PartyGroup(addresses, tls, token, claim) for addresses in _groups_of(parties)]
         self._at = 0  # the group that requests go to
-        self._net: str | None = None  # that was served first, and that several groups serve alike
+        self._net: str | None = None  # fingerprint of the net served first, which all groups must serve
         self._timeout = timeout
-        if running() is None:  # a loop is not held up; its first request says the same
+        if running() is None:  # never block an event loop: there the first request raises the same errors
             try:
-                self.service  # noqa: B018 - says at once if the parties are not of one service
+                self.service  # noqa: B018 - raises at once if the parties are not of one service
             except BaseException:
                 self.close()
                 raise
@@ -290,7 +294,7 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The service as all parties describe it, `inputs` and `outputs` too; asked once, and again after a failure."""
+        """The parties' description of the service, `inputs` and `outputs` too; requested once, and after a failure."""
         return run(self._described())
 
     @property
@@ -313,7 +317,7 @@ class Client:
         return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """The net's results, float32 (n, ...), of inputs (n, ...), one for each of `service.inputs`.
+        """The net's results, float32 (n, ...), for inputs (n, ...), one for each of `service.inputs`.
 
         They are floating point, but for row numbers of a net that looks them up (hummingbird/lookup.py), int64. They
         stand in that order, or have their names. Several results come as the net gives them, in a tuple or a dict; of
@@ -324,7 +328,7 @@ class Client:
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """`client(...)` for asyncio, on the loop that awaits it."""
+        """`client(...)` for asyncio, on the event loop that awaits it."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
@@ -338,7 +342,7 @@ class Client:
     async def _answers(
         self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
-        """The results of requests, some under way at a time."""
+        """The results of all requests, `_IN_FLIGHT` of them under way at a time."""
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
 
         async def answer(part: Question) -> Tensor:
@@ -363,7 +367,7 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """One request to parties that serve the same as when the call began."""
+        """Send one request. Raises AgreementError if the parties' description has changed since the call began."""
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
             now = joint.service
@@ -375,7 +379,7 @@ class Client:
         return await self._attempts(request)
 
     async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
-        """The result of attempt(group, joint, seconds left) at the first group that serves and has room; again until
+        """The result of attempt(group, joint, seconds left) at the first group that serves and has room; repeated until
         the timeout.
         """
         retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
@@ -393,7 +397,7 @@ class Client:
                 return out
 
     async def _join(self, at: int, left: float) -> Joined:
-        """The service of a group. UnavailableError or OverloadError if it does not serve, and there are others."""
+        """The service of a group; where there are other groups, any PeerError becomes one that allows to try them."""
         group, several = self._groups[at], len(self._groups) > 1
         try:
             joint = await group.join(min(left, _GLANCE) if several else left)
@@ -409,7 +413,7 @@ class Client:
 
 
 def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription) -> list[Tensor]:
-    """The inputs in the service's order; InputError unless there is one of each."""
+    """The inputs in the service's order. Raises InputError unless each is present once."""
     names = [part.name for part in service.inputs]
     by_place = dict(zip(names, given, strict=False))
     found = by_place | named
@@ -421,7 +425,7 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Service
 
 
 def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
-    """The questions of each request; InputError for tensors that the net cannot take."""
+    """The images as questions of at most `service.most` each. Raises InputError for inputs that the net cannot take."""
     units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):
         shown, where = ("images", "Client") if len(tensors) == 1 else (repr(part.name), f"Client({part.name})")
@@ -443,7 +447,7 @@ def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Quest
 
 
 def _groups_of(parties: Any) -> list[list[str]]:
-    """The addresses of each group; ConfigError for something else than a list of addresses, or of such lists."""
+    """The addresses of each group. Raises ConfigError for anything but a list of addresses, or of such lists."""
     several = _is_list(parties) and any(map(_is_list, parties))
     groups = list(parties) if several else [parties]
     for group in groups:

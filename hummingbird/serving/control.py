@@ -1,9 +1,9 @@
-"""Messages of the parties beside the protocol: which requests each holds, and party 0's list of what happens next.
+"""Messages between the parties beside the protocol: which requests each party holds, and party 0's list of the next.
 
-Claims go to party 0 at any time, over a channel of their own (`mpc.rendezvous.beside`: the proof and the certificates
-of the session's), and one every few seconds though there is nothing to say. The list goes to all others over the
-session's channel, between two batches: a header of two words, count and whether it is the last, then a row of four
-words for each request.
+Each party sends claims, its words on requests that it holds, to party 0 at any time, over a second channel
+(`mpc.session.rendezvous.beside`, with the session's proof and certificates), and an empty one every few seconds.
+Party 0 sends its list to all others over the session's channel, between two batches: a header of two words, the count
+and whether this is the last list, then a row of four words for each request.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler
 _HOLD, _GIVE_UP, _ALIVE, _END = 0, 1, 2, 3
 _CLAIM_WORDS = 6
 _NOTHING = [_ALIVE, 0, 0, 0, 0, 0]
-_CLAIMS = 8  # of a message: those of one moment go together, and rows that say nothing fill it up
+_CLAIMS = 8  # rows of a message: claims of one moment go together, and empty rows fill the message
 _MOST_ROWS = 1 << 20
 _ID = struct.Struct("<qq")
 
 
 class Teller:
-    """Tells party 0 what this party holds; for the others. failed: called with the error that ends it.
+    """Reports to party 0 the requests that this party holds, at all other parties.
 
-    Whoever has something to tell sends it, and what others bring meanwhile: no thread has to wake for it.
+    every: seconds between two empty messages. failed: called with the error that ends the reports. The thread that has
+    a claim sends it, and also the claims that other threads add meanwhile: no thread has to be woken.
     """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
@@ -42,19 +43,19 @@ class Teller:
         threading.Thread(target=self._beat, name="hummingbird-teller", daemon=True).start()
 
     def hold(self, id: bytes, claim: Claim) -> None:
-        """This party holds a request."""
+        """Report that this party holds a request."""
         self._tell([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
 
     def give_up(self, id: bytes) -> None:
-        """The client of a request has left this party."""
+        """Report that the client of a request has left this party."""
         self._tell([_GIVE_UP, *_ID.unpack(id), 0, 0, 0])
 
     def end(self) -> None:
-        """This party was told to end once what waits is answered."""
+        """Report that this party is to end once its waiting requests are answered."""
         self._tell([_END, 0, 0, 0, 0, 0])
 
     def close(self) -> None:
-        """Stop telling."""
+        """Stop the reports."""
         self._closed.set()
 
     def _beat(self) -> None:
@@ -70,10 +71,10 @@ class Teller:
                 self.close()
                 self._failed(error)
             finally:
-                self._sending.release()  # a row that came before this, and whose thread has left, is seen above
+                self._sending.release()  # the loop's condition sees a row added before this by a thread that has gone
 
     def _send(self) -> None:
-        """Send one message of what is to be told, if anything is."""
+        """Send one message of the waiting rows, if there are any."""
         rows = [self._rows.popleft() for _ in range(min(_CLAIMS, len(self._rows)))]
         if rows:
             rows += [_NOTHING] * (_CLAIMS - len(rows))
@@ -81,7 +82,11 @@ class Teller:
 
 
 class PeerReader:
-    """Hears, at party 0, what one other party holds. failed: called with the error that ends it."""
+    """Reads the reports of one other party, at party 0, on a thread of its own.
+
+    order: the scheduler that gets the claims. end: called when that party is to end. failed: called with the error that
+    ends the thread.
+    """
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class PeerReader:
 
 
 def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> None:
-    """Party 0's list to all others; last: nothing comes after it. Other computations take their turns meanwhile."""
+    """Send party 0's list to all others; last: whether no list follows. Interleaved computations run meanwhile."""
     with meter.layer("order", "list", cost.ordering(channel.parties, len(decisions), True)):
         header = torch.tensor([len(decisions), int(last)], dtype=torch.int64)
         words = [[*_ID.unpack(d.id), int(d.action), d.detail] for d in decisions]
@@ -128,7 +133,9 @@ def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> No
 
 
 def receive_list(channel: Channel) -> tuple[list[Decision], bool]:
-    """Party 0's list, and whether it is the last. AgreementError for a malformed one, and what `Channel` raises."""
+    """Receive party 0's list, and whether it is the last. Raises AgreementError for a malformed list, and errors of
+    `Channel`.
+    """
     with meter.layer("order", "list", cost.ordering(channel.parties, 0, False)):
         interleave.pass_on()
         count, last = channel.receive(0, [torch.zeros(2, dtype=torch.int64)])[0].tolist()

@@ -1,7 +1,7 @@
-"""A service as its parties describe it to clients: all N parties must say the same.
+"""The description of a service that its parties send to clients: all N parties must send the same.
 
-`digest` names it in every request, so that a share for another net, another shape, another scale or an earlier run of
-the parties is refused where it arrives.
+Every request carries the description's `digest`, so that a party refuses a share for another net, another shape,
+another scale or an earlier session of the parties.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hummingbird.version import VERSION
 DIGEST_BYTES = 16
 MOST_PARTIES = 64
 _MOST_VALUES = 1 << 26  # of one image, and of its result
-_MOST_TEXT = 1 << 16
-_DEEPEST = 64  # lists in each other: two for each container in the results
+_MOST_TEXT = 1 << 16  # bytes
+_DEEPEST = 64  # nested lists: two for each container in the results
 _MOST_TENSORS = 1 << 10  # inputs or results
 _LATEST = 1e11  # seconds since 1970
 _HINT = "is this a party of `hummingbird serve`?"
@@ -39,7 +39,7 @@ _NAME = records.through(records.text(128), lambda text: bytes.fromhex(text).hex(
 class TensorSpec:
     """One of the net's inputs or results: its name, and its shape for one image.
 
-    rows: of the table that an input's numbers are looked up in; 0: its numbers are shared themselves.
+    rows: rows of the table that an input's row numbers select from; 0: the input's own numbers are shared.
     """
 
     name: str = field(records.text(1 << 8))
@@ -48,7 +48,7 @@ class TensorSpec:
 
     @property
     def values(self) -> int:
-        """Numbers in it."""
+        """Number of values for one image."""
         return math.prod(self.shape)
 
 
@@ -56,15 +56,16 @@ class TensorSpec:
 class ServiceDescription:
     """The facts that a client must know of a service, and no more.
 
-    release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: this run of the parties.
-    inputs, outputs: what it takes and gives, in order. form: the structure (hummingbird/structure.py) that the outputs
-    stand in. limit: the largest |x| the windows were made for; None: not known. scale, bits: of all inputs, their bits
-    of fraction, and how many low bits the net reads. result_scale, result_bits: likewise. most: images in a request.
-    rowwise: whether the images of a request are known to be computed apart.
+    release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: name of the parties'
+    session. inputs, outputs: the net's inputs and results, in order. form: the structure (hummingbird/structure.py) of
+    the results. limit: the largest |x| for which the windows were made; None: not known. scale: fraction bits of all
+    inputs. bits: how many low bits of the inputs the net reads. result_scale, result_bits: the same of the results.
+    parties: number of parties. most: most images in a request. rowwise: whether each image's result is known to be
+    independent of the request's other images.
 
-    Several inputs are one tensor (images, values) in a request, each image's values in a row, and so are several
-    outputs in an answer. The first input may be one of row numbers, of which a request has keys for two parties; the
-    second is then the weights of these rows (hummingbird/lookup.py).
+    A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
+    results in the same way. The first input may consist of row numbers: a request then holds lookup keys for two
+    parties, and the second input is the weights of these rows (hummingbird/lookup.py).
     """
 
     release: str = field(records.text(32))
@@ -84,13 +85,13 @@ class ServiceDescription:
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that name all of this."""
+        """A hash of all fields, 16 bytes."""
         text = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.blake2b(text, digest_size=DIGEST_BYTES, person=b"hb-serving").digest()
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what is shared of one image in a request."""
+        """The shape of one image's shared values in a request."""
         return _packed([part for part in self.inputs if not part.rows])
 
     @cached_property
@@ -100,26 +101,26 @@ class ServiceDescription:
 
     @cached_property
     def values(self) -> int:
-        """Numbers that are shared of one image."""
+        """Number of shared values of one image."""
         return math.prod(self.shape)
 
     @cached_property
     def lookups(self) -> int:
-        """Rows that are looked up for one image."""
+        """Number of rows that are looked up for one image."""
         return self.inputs[0].values if self.inputs[0].rows else 0
 
     @cached_property
     def key_bytes(self) -> int:
-        """Bytes of the keys of one image for one party."""
+        """Bytes of one image's lookup keys for one party."""
         return self.lookups * dpf.key_bytes(self.inputs[0].rows) if self.lookups else 0
 
     @cached_property
     def results(self) -> int:
-        """Numbers in one image's result."""
+        """Number of values in one image's result."""
         return math.prod(self.result)
 
     def parted(self, out: Tensor) -> Any:
-        """The results (images, ...) of an answer, in the form in which the net gives them."""
+        """The results (images, ...) of an answer, in the structure that the net returns."""
         parts = [out]
         if len(self.outputs) > 1:
             parts = out.reshape(len(out), -1).split([part.values for part in self.outputs], 1)
@@ -127,13 +128,13 @@ class ServiceDescription:
         return rebuild(self.form, iter(shaped))
 
     def answer(self, rank: int, clock: float) -> bytes:
-        """The answer of party `rank` to Describe; clock: its time, seconds since 1970."""
+        """The answer of party `rank` to Describe. clock: the party's time, seconds since 1970."""
         return json.dumps({**records.plain(_Party(rank, clock)), **records.plain(self)}).encode()
 
 
 @dataclass(frozen=True)
 class _Party:
-    """The party that answers, and its time in seconds since 1970."""
+    """The answering party's rank, and its time in seconds since 1970."""
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
@@ -149,7 +150,9 @@ class Described:
 
     @classmethod
     def read(cls, answer: bytes, where: str) -> Described:
-        """Parse `ServiceDescription.answer`; PeerError for anything else, AgreementError for another release."""
+        """Parse the text of `ServiceDescription.answer`. Raises PeerError for anything else, AgreementError for another
+        release.
+        """
         how: Any = {"name": "description", "where": where, "hint": _HINT, "error": PeerError}
         text = records.parse(answer, most=_MOST_TEXT, deepest=_DEEPEST, **how)
         values = records.of(text, records.mapping(records.anything(), 64), **how)
@@ -164,7 +167,7 @@ class Described:
 
 
 def _check(service: ServiceDescription, where: str) -> None:
-    """PeerError for parts that do not fit each other."""
+    """Raise PeerError for fields that contradict each other."""
     inputs, outputs = service.inputs, service.outputs
     first, looked_up = inputs[0], any(part.rows for part in (*inputs[1:], *outputs))
     if first.rows and not looked_up:
@@ -184,5 +187,5 @@ def _check(service: ServiceDescription, where: str) -> None:
 
 
 def _packed(parts: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """The shape of one image of these together."""
+    """The shape of one image when these tensors are packed into one."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)

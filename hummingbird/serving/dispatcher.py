@@ -1,9 +1,9 @@
-"""A party's dispatcher, in the process of its lane 0: the requests of clients, and which lane runs them.
+"""A party's dispatcher, in the process of its lane 0: it holds the clients' requests and hands them to the lanes.
 
-gRPC's threads put requests into the queue (request_queue.py), and party 0's scheduler decides which lane of all parties
-runs which of them (scheduler.py). A lane asks for the next list of requests (lane 0 of party 0 makes it), asks for the
-requests of a list, and delivers answers. Lane 0 asks in its own process, the others over a Unix socket
-(lane_server.py).
+gRPC's threads put requests into the queue (request_queue.py), and party 0's scheduler assigns requests to lanes, the
+same lane at all parties (scheduler.py). A lane fetches the next list of requests (at party 0 alone), fetches the
+requests of a list, and delivers answers. Lane 0 calls the dispatcher in its own process, the others call it over a
+Unix socket (lane_server.py).
 """
 
 from __future__ import annotations
@@ -30,32 +30,35 @@ from hummingbird.serving.message import Request, body_bytes
 from hummingbird.serving.request_queue import QueuedRequest, QueueLimits, RequestQueue
 from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler, error_of
 
-_PATIENCE = 1.0  # seconds for which a request waits for a set of a kept store
-# A client sends all parties their parts at once, over connections that it has. What one has before the others is the
-# time that the largest part is on a slow link, and a lost packet or a new connection.
-_SENDING, _SLOWEST = 10.0, 1 << 16  # seconds; bytes a second
-_LONGEST = WireLimits.stall  # the gate waits no longer for a message
+_PATIENCE = 1.0  # seconds for which a request waits for a keeper to deal another set
+# A client sends all parties their parts at once, over open connections. The parts arrive at different times because the
+# largest one takes longer on a slow link, a packet is lost, or a connection is new.
+_SENDING, _SLOWEST = 10.0, 1 << 16  # seconds; bytes per second
+_LONGEST = WireLimits.stall  # the admission waits no longer for a message
 
 
 class Dispatcher(Protocol):
-    """A party's dispatcher, as each of its lanes sees it. Raises the first failure of any part of the service."""
+    """A party's dispatcher, as its lanes call it. Methods raise the first failure of any part of the service."""
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Party 0's next list for a lane, and whether it is the last: see `Scheduler.next`."""
+        """Party 0's next list for a lane, and whether it is the last; see `Scheduler.next`."""
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """Carry out a list of party 0: the requests that are to be run; the others are refused.
+        """Carry out a list of party 0: refuse the dropped requests, and return those to run.
 
-        slots: material that is left in the lane's store; NaN for a dealer's.
+        slots: unused slots of the lane's store; NaN with a dealer.
         """
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """Answer the requests of a batch: ids and messages."""
+        """Answer the requests of a batch.
+
+        answers: pairs of id and message. images: of the batch. padding: rows of the store's slots without an image.
+        """
 
 
 @dataclass
 class Counts:
-    """Batches that are computed, their images, and rows of a store's slots that were no client's."""
+    """Counts of computed batches, of their images, and of rows of a store's slots without an image."""
 
     batches: int = 0
     images: int = 0
@@ -66,10 +69,10 @@ class Counts:
 
 
 class LocalDispatcher:
-    """The dispatcher of this party, whose lanes are those of the session.
+    """The dispatcher of this party, for all lanes of the session.
 
-    control: the parties' second channel. wait: see `Scheduler`. grace: seconds for what waits once a service is told
-    to end. beat: seconds between two words of this party. restocked: called when `stocked` has changed.
+    control: the parties' second channel. wait: see `Scheduler`. grace: seconds for waiting requests once the service is
+    to end. beat: seconds between two reports of this party. restocked: called when `stocked` has changed.
     """
 
     def __init__(
@@ -88,8 +91,8 @@ class LocalDispatcher:
         self.service, self.rank = service, session.rank
         self._name, self._lanes = session.channel.name, session.lanes
         self._control, self._grace, self._figures = control, grace, figures
-        self._ending: float | None = None  # since when
-        self._last: set[int] = set()  # lanes whose last list is there, or on its way
+        self._ending: float | None = None  # the time at which `end` was called
+        self._last: set[int] = set()  # lanes whose last list has arrived, or is on its way
         self.failure: HummingbirdError | None = None
         self.counts, self._counting = Counts(), threading.Lock()
         self.slots = [math.nan] * session.lanes
@@ -123,15 +126,15 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """A call that waited for a request has ended."""
+        """Note that a call that waited for a request has ended."""
         if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Refuse new requests from now on; the lanes' last lists come when those inside are answered, after `grace`
-        seconds at the latest. From any thread, but not from a signal's handler.
+        """Refuse new requests from now on. The lanes get their last lists once the queued requests are answered, after
+        `grace` seconds at the latest. May be called from any thread, but not from a signal handler.
         """
         if self._ending is None:
             self._ending = time.monotonic()
@@ -141,24 +144,24 @@ class LocalDispatcher:
             self._order.wake()
 
     def fail(self, error: HummingbirdError) -> None:
-        """A part of the service is lost, and with it this life of all: every question raises the error from now on."""
+        """End the session's service after the failure of a part: every method raises the error from now on."""
         if self.failure is None:
             self.failure = error
             self.queue.fail(unavailable(error))
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """The second channel is lost, and with it a party; after the last lists the others may leave first."""
+        """Fail because the second channel is lost, and with it a party; after the last lists others may leave first."""
         if len(self._last) < self._lanes:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """A lane of this party is lost: the other parties are told, whose messages this one may be waiting for."""
+        """Fail because a lane of this party is lost, and tell the other parties, which may wait for its messages."""
         self.fail(error)
         self._control.abort(str(error))
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse what waits, and what lanes ask, and close the second channel; may be called twice."""
+        """Refuse waiting requests and the lanes' calls, and close the second channel; may be called twice."""
         reason = reason or UnavailableError("this service has stopped", hint="try again when it is back")
         self.failure = self.failure or reason
         self.queue.fail(reason)
@@ -182,7 +185,7 @@ class LocalDispatcher:
         return decisions, last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """See `Dispatcher`; AgreementError for a request that this party does not hold."""
+        """See `Dispatcher`. Raises AgreementError for a request that this party does not hold."""
         self.slots[lane] = slots
         self._look_at_stock()
         self._check()
@@ -211,7 +214,7 @@ class LocalDispatcher:
                 self._figures.answered(entry.queued, entry.computed)
 
     def _look_at_stock(self) -> None:
-        """See whether there is material in some lane's store, or has been a moment ago where a keeper deals more."""
+        """Update `stocked`: whether some lane's store has material, or had some within `_PATIENCE` of a keeper."""
         now = time.monotonic()
         self._empty = min(self._empty, now) if sum(self.slots) == 0 else math.inf  # NaN with a dealer
         stocked = now < self._empty + self._patience
@@ -225,11 +228,11 @@ class LocalDispatcher:
 
 
 def seconds_to_send(service: ServiceDescription, images: int) -> float:
-    """Seconds that a client may take to send all parties their parts of a request, the largest over a slow link."""
+    """Seconds within which a client must have sent all parties their parts of a request of `images` images."""
     return min(_SENDING + body_bytes(service, service.parties - 1, images) / _SLOWEST, _LONGEST)
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
-    """The refusal of requests after a failure; on what parties disagree is for their operators to know."""
+    """The error that refuses requests after a failure. It does not say on what the parties disagree."""
     what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
     return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

@@ -1,14 +1,15 @@
 """A party's figures for Prometheus, beside those of every service (rpc/telemetry.py).
 
-hummingbird_serving_batches_total                     computed, by lane
-hummingbird_serving_images_total                      computed
-hummingbird_serving_padding_images_total              rows of a store's slots that were no client's
-hummingbird_serving_batch_images                      histogram of a batch's images
-hummingbird_serving_queue_seconds                     histogram, from a request's arrival to its batch
-hummingbird_serving_computing_seconds                 histogram, of its batch
-hummingbird_serving_waiting_requests                  at this party, without an outcome
-hummingbird_serving_slices_left{store}                of material in the stores of all lanes, "dealt" or "kept" full
-hummingbird_serving_lives_total                       sessions that this process has had
+hummingbird_serving_batches_total                     computed batches, by lane
+hummingbird_serving_images_total                      computed images
+hummingbird_serving_padding_images_total              rows of a store's slots without an image
+hummingbird_serving_batch_images                      histogram of the images in a batch
+hummingbird_serving_queue_seconds                     histogram of a request's seconds from arrival to its batch
+hummingbird_serving_computing_seconds                 histogram of a request's seconds in its batch
+hummingbird_serving_waiting_requests                  requests without an outcome at this party
+hummingbird_serving_slices_left{store}                slices of material in the stores of all lanes; store: "dealt", or
+                                                      "kept" by a keeper
+hummingbird_serving_lives_total                       sessions of this process
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Counts of one process, over all its lives. registry: of `rpc.telemetry.Metrics`."""
+    """Figures of one process over all its sessions. registry: the one of `rpc.telemetry.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -49,23 +50,23 @@ class Figures:
         self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
-        """Ask these at each scrape from now on. store: "dealt", "kept", or "" with a dealer, who deals without end."""
+        """Call these functions at each scrape from now on. store: "dealt", "kept", or "" with a dealer."""
         self._waiting.set_function(waiting)
         self._slices.clear()
         if store:
             self._slices.labels(store).set_function(slices)
 
     def forget(self) -> None:
-        """Ask nobody: the party that was asked has left, and its net is not to be kept in memory."""
+        """Call no functions any more: they would keep a party that has left, and its net, in memory."""
         self.watch(lambda: 0, lambda: 0, "")
 
     def answered(self, queued: float, computed: float) -> None:
-        """A request that is answered: seconds until its batch, and in it."""
+        """Count an answered request. queued: seconds until its batch. computed: seconds in its batch."""
         self._queued.observe(queued)
         self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
-        """A batch that is computed."""
+        """Count a computed batch."""
         self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)

@@ -1,7 +1,8 @@
-"""The server of a party's lane 0 for its other lanes: a thread for each, which asks the dispatcher in its name.
+"""The server by which the other lanes of a party use lane 0's dispatcher, with a thread for each lane.
 
-Lane 0 makes a folder of mode 0700 with a Unix socket, whose path the lanes hear by the store of their process group. A
-lane joins when it has agreed with the same lane of all other parties, so that when all have joined, all are there.
+Lane 0 makes a folder of mode 0700 with a Unix socket, and tells the lanes its path through the store of their process
+group. A lane joins after it has agreed with the same lane of all other parties. So once all lanes of a party have
+joined, all lanes of all parties are running.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ from hummingbird.serving.dispatcher import LocalDispatcher
 from hummingbird.serving.message import ID_BYTES, Request
 from hummingbird.serving.scheduler import Action, Decision
 
-# A connection between two lanes of one party: messages over a Unix socket in a folder of this user alone.
+# The connection between two lanes of one party: messages over a Unix socket in a folder of this user ------------------
 #
-# A message is a kind, some fields and some bodies, which are bytes. On the wire: the length of a head, the head as
-# JSON, with the bodies' sizes, and the bodies one after the other. The last message of a lane that fails has the
-# reason.
+# A message has a kind, fields, and bodies of bytes. On the wire it is the length of a head, the head as JSON with the
+# bodies' sizes, and the bodies one after the other. The last message of a lane that fails holds the reason.
 
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 30  # bytes of a head, and of a body
@@ -47,7 +47,7 @@ _ASK = "its own output says why"
 
 
 class Message(NamedTuple):
-    """A question or an answer, from one side to the other."""
+    """A question or an answer between two lanes."""
 
     kind: str
     fields: dict[str, Any]
@@ -55,9 +55,10 @@ class Message(NamedTuple):
 
 
 class LaneLink:
-    """One side of a connection, for one thread at a time. mine, other: names of both sides, in errors.
+    """One side of a connection, for one thread at a time.
 
-    timeout: the longest silence of the other side, seconds; None: it may be silent as long as it lives.
+    mine, other: names of the two sides, for errors. timeout: the longest silence of the other side, seconds; None: no
+    limit while the other side lives.
     """
 
     def __init__(self, connection: socket.socket, mine: str, other: str, timeout: float | None) -> None:
@@ -75,8 +76,8 @@ class LaneLink:
             raise self._lost(error) from None
 
     def receive(self) -> Message:
-        """The next message. PeerError if the other side has gone, is silent, or has said why it fails; AgreementError
-        for what is no message.
+        """The next message. Raises PeerError if the other side has gone, is silent, or reports its failure;
+        AgreementError for bytes that are no message.
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
@@ -92,7 +93,7 @@ class LaneLink:
         return Message(kind, fields, [self._read(size) for size in sizes])
 
     def field(self, message: Message, name: str, kind: records.Kind) -> Any:
-        """A field of a message of the other side; AgreementError for one that is missing, or of another kind."""
+        """A field of the other side's message. Raises AgreementError for a missing field, or one of another kind."""
         hint = "install the same release everywhere"
         value = message.fields.get(name)
         return records.of(
@@ -105,7 +106,7 @@ class LaneLink:
         return self.receive()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other side why this one stops, and close; never raises."""
+        """Tell the other side why this side stops, and close; never raises."""
         with contextlib.suppress(HummingbirdError, OSError):
             self._connection.settimeout(_LAST)
             self.send(_FAILED, reason=reason_of(error))
@@ -139,8 +140,8 @@ class LaneLink:
 
 
 def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
-    """Connect to a socket of `mpc.session.shared_port.listen`, made by this user. PeerError, and TrustError for a
-    folder of somebody else.
+    """Connect to a socket of `mpc.session.shared_port.listen`. Raises PeerError, and TrustError for a folder that is
+    not this user's alone.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -157,10 +158,10 @@ def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
     return LaneLink(connection, mine, other, timeout)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# The server, and the lanes' side of it -------------------------------------------------------------------------------
 
-_LOOK = 0.5  # seconds between two looks for a lane that has failed
-_AMOUNT = records.through(records.text(64), float, str)  # infinite without a limit, NaN where nobody knows
+_LOOK = 0.5  # seconds between two checks for a lane that has failed
+_AMOUNT = records.through(records.text(64), float, str)  # infinite without a limit, NaN where unknown
 _IDS = records.many(records.hexadecimal(ID_BYTES), 1 << 20)
 _DECISION = records.row(records.hexadecimal(ID_BYTES), records.one_of([*map(int, Action)]), records.whole())
 _DECISIONS = records.many(
@@ -175,9 +176,9 @@ _INVITATION = records.row(records.text(4096), records.text(4096))
 
 
 class LaneServer:
-    """At lane 0: the links to the other lanes, once all of them have joined.
+    """The links to the other lanes, at lane 0. The constructor returns once all lanes have joined.
 
-    Raises PeerError for a lane that fails or does not come, and AgreementError for one with another net.
+    Raises PeerError for a lane that fails or does not join, and AgreementError for a lane with another net.
     """
 
     def __init__(self, dispatcher: LocalDispatcher, service: ServiceDescription, session: Session) -> None:
@@ -243,18 +244,19 @@ class LaneServer:
             link.fail(error)
             raise
         self._dispatcher.slots[lane] = link.field(hello, "slots", _AMOUNT)
-        # What a lane does between two questions, other lanes of its number wait for: they miss it if it hangs.
+        # No timeout: while a lane works between two questions, the same lane of the other parties waits for it, and
+        # notices if it hangs.
         return lane, LaneLink(connection, self._name(0), self._name(lane), None)
 
     def _attend(self, lane: int, link: LaneLink) -> None:
-        """Ask the dispatcher what a lane asks, until it leaves."""
+        """Pass a lane's questions to the dispatcher until the lane leaves."""
         try:
             while (question := link.receive()).kind != "bye":
                 if link.field(question, "ending", records.flag()):
                     self._dispatcher.end()
                 self._answer(lane, link, question)
             link.close()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the lane's requests will have no answer
+        except Exception as error:  # noqa: BLE001 - after any failure the lane's requests have no answer
             what = f"{link.other} asked what cannot be answered: {type(error).__name__}"
             known = error if isinstance(error, HummingbirdError) else AgreementError(what, where=self._name(0))
             link.fail(known)
@@ -281,11 +283,11 @@ class LaneServer:
             raise AgreementError(f"{link.other} asks {kind[:40]!r}", where=self._name(0))
 
     def wait(self) -> None:
-        """Return when all other lanes have left in an orderly way; raises the failure of one of them."""
+        """Return when all other lanes have said goodbye. Raises the failure of a lane."""
         going = True
         while going:
             going = any(thread.is_alive() for thread in self._threads)
-            if self._dispatcher.failure is not None:  # looked at last: a lane's thread may have ended with one by now
+            if self._dispatcher.failure is not None:  # checked last: a thread may just have ended with a failure
                 raise self._dispatcher.failure.with_traceback(None)
             for thread in self._threads:
                 thread.join(_LOOK)
@@ -293,14 +295,14 @@ class LaneServer:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Where a lane finds its party's dispatcher, and how the parties name this run of the service."""
+    """The path of the socket of a party's dispatcher, and the parties' name for this session of the service."""
 
     path: str
     name: str
 
     @classmethod
     def wait(cls, session: Session) -> Invitation:
-        """Lane 0's invitation, at another lane of its party; PeerError if it fails before."""
+        """Wait for lane 0's invitation, at another lane of its party. Raises PeerError if lane 0 fails before."""
         text = session.gathering.told("dispatcher")
         where, hint = session.place.name, "install the same release everywhere"
         path, name = records.read(text, _INVITATION, name="invitation", where=where, hint=hint, error=AgreementError)
@@ -308,9 +310,9 @@ class Invitation:
 
 
 class RemoteDispatcher:
-    """The dispatcher of a party, as one of its other lanes sees it. `end` may be called from any thread.
+    """The dispatcher of a party for its other lanes, which calls that of lane 0. `end` may be called from any thread.
 
-    slots: material in this lane's store. Raises PeerError where lane 0 has failed or refuses this one.
+    slots: unused slots of this lane's store. Raises PeerError if lane 0 has failed or refuses this lane.
     """
 
     def __init__(self, invitation: Invitation, service: ServiceDescription, session: Session, slots: float) -> None:
@@ -344,14 +346,14 @@ class RemoteDispatcher:
         return self._link.ask(kind, bodies, ending=self._ending, **fields)
 
     def end(self) -> None:
-        """Have the service end, as `LocalDispatcher.end`; said with the next question."""
+        """End the service, as `LocalDispatcher.end` does; lane 0 learns it with the next question."""
         self._ending = True
 
     def bye(self) -> None:
-        """Leave in an orderly way."""
+        """Say goodbye to lane 0, and disconnect."""
         self._link.send("bye")
         self._link.close()
 
     def fail(self, error: BaseException) -> None:
-        """Say why this lane stops, and leave; never raises."""
+        """Tell lane 0 why this lane stops, and disconnect; never raises."""
         self._link.fail(error)

@@ -1,13 +1,15 @@
 """Requests and answers as bytes, and the shares in them.
 
+The messages are:
+
     request = header (64 bytes), then a seed (16 bytes) for parties 0 .. N-2, for party N-1 packed words; then keys
     header  = "hs", version, kind, digest of the description, id, claim, deadline (ms since 1970), images (4 bytes)
     answer  = header (8 bytes: "hs", version, 0, images), then packed words
 
-A client splits x into uniform shares mod 2^V, V = the low bits that the net reads of its input: for parties 0 .. N-2
-they are the first words of AES-128-CTR under fresh seeds, and party N-1 gets x minus their sum. Where rows are looked
-up, each of two parties gets keys of its own, and the weights in x are multiplied by the keys' signs. Numbers are
-little-endian; every length follows from the description, so that anything longer or shorter is refused.
+A client splits x into uniform shares mod 2^V, where V is the number of low bits that the net reads of its input. The
+shares of parties 0 .. N-2 are the first words of AES-128-CTR under fresh seeds, and party N-1 gets x minus their sum.
+Where rows are looked up, each of two parties gets its own keys, and the weights in x are multiplied by the keys' signs.
+Numbers are little-endian. Every length follows from the description; a message of another length is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _HINT = "the request comes from another program or release"
 
 
 def clock() -> float:
-    """Seconds since 1970, as this process took them when it started: to set the host's clock moves no deadline."""
+    """Seconds since 1970, by a monotonic clock: setting the host's clock moves no deadline."""
     return _EPOCH + time.monotonic()
 
 
@@ -48,8 +50,9 @@ def clock() -> float:
 class Request:
     """One party's part of a request.
 
-    claim: 16 random bytes of the client, by which a party without certificates or tokens tells clients apart.
-    deadline: milliseconds since 1970 on that party's clock. body: a seed or packed words, then keys.
+    id: 16 random bytes. claim: 16 random bytes of the client, by which a party distinguishes clients without
+    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: a seed
+    or packed words, then keys.
     """
 
     id: bytes
@@ -66,8 +69,8 @@ class Request:
 
     @classmethod
     def read(cls, data: bytes, service: ServiceDescription, rank: int) -> Request:
-        """The message that party `rank` got. InputError unless it is of this version and of its exact length,
-        UnavailableError for another service.
+        """Parse the message that party `rank` received. Raises InputError unless it has this version and its exact
+        length, UnavailableError if it is for another service.
         """
         if len(data) < _REQUEST.size:
             raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
@@ -95,7 +98,7 @@ class Request:
         return request
 
     def words(self, service: ServiceDescription, rank: int) -> Tensor:
-        """The share, int64 (images, ...); bits above the V that count are anything."""
+        """The share, int64 (images, ...); its bits above the lowest V are arbitrary."""
         count = self.images * service.values
         if _kind(service, rank) == _SEED:
             share = Stream(self.body[:SEED_BYTES]).words(count)
@@ -104,7 +107,7 @@ class Request:
         return share.view(self.images, *service.shape)
 
     def keys(self, service: ServiceDescription) -> Tensor:
-        """The keys of all lookups, uint8 (images * lookups, bytes of one)."""
+        """The keys of all lookups, uint8 (images * lookups, bytes of a key)."""
         size = self.images * service.key_bytes
         return _octets(self.body[len(self.body) - size :]).view(self.images * service.lookups, -1)
 
@@ -112,7 +115,7 @@ class Request:
         rows = service.inputs[0].rows
         try:
             check(self.keys(service), "request", rows, rank)
-        except InputError:  # its text tells more than is needed
+        except InputError:  # its text would reveal more than needed
             what = f"a key is not for party {rank} and {rows:,} rows, or damaged"
             raise InputError(what, where="request", hint=_HINT) from None
 
@@ -122,15 +125,17 @@ def _kind(service: ServiceDescription, rank: int) -> int:
 
 
 def body_bytes(service: ServiceDescription, rank: int, images: int) -> int:
-    """Bytes of what party `rank` gets of so many images, without the header."""
+    """Bytes of the body of party `rank`'s message for `images` images."""
     share = SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
     return share + images * service.key_bytes
 
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """Images of a client: ring elements of what is shared, int64 (images, ...), and the numbers of the rows that are
-    looked up, int64 (images, lookups); None without.
+    """A client's images.
+
+    units: ring elements to share, int64 (images, ...). places: row numbers to look up, int64 (images, lookups), or
+    None.
     """
 
     units: Tensor
@@ -140,13 +145,13 @@ class Question:
         return len(self.units)
 
     def split(self, most: int) -> list[Question]:
-        """Parts of at most so many images."""
+        """Parts of at most `most` images each."""
         units = self.units.split(most)
         places = [None] * len(units) if self.places is None else self.places.split(most)
         return [Question(*pair) for pair in zip(units, places, strict=True)]
 
     def bodies(self, service: ServiceDescription) -> list[bytes]:
-        """Bodies for all parties, of shares and keys that are fresh in every call."""
+        """The bodies for all parties, with fresh shares and keys in every call."""
         if self.places is None:
             return split(self.units, service.bits, service.parties)
         first, second, signs = dpf.generate(self.places.reshape(-1), service.inputs[0].rows)
@@ -158,7 +163,7 @@ class Question:
 
 
 def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
-    """Bodies for all parties, of ring elements x, int64: shares mod 2^bits whose sum is x, fresh in every call."""
+    """The bodies for all parties: fresh shares mod 2^bits of the ring elements x, int64."""
     flat = x.reshape(-1)
     seeds = [new_seed() for _ in range(parties - 1)]
     for seed in seeds:
@@ -167,13 +172,13 @@ def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
 
 
 def pack_answer(share: Tensor, bits: int) -> bytes:
-    """The answer with this share of the results, int64 (images, ...), of which `bits` low bits count."""
+    """The answer with this share of the results, int64 (images, ...), packed to its `bits` low bits."""
     words = pack_words(share.reshape(-1).contiguous(), bits)
     return _ANSWER.pack(_MAGIC, _VERSION, 0, len(share)) + words.numpy().tobytes()
 
 
 def joined(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """The results, int64 (images, ...), with their sign, of all parties' answers; InputError for a malformed one."""
+    """The results, int64 (images, ...), sign-extended, from all parties' answers. Raises InputError if malformed."""
     head, count = _ANSWER.pack(_MAGIC, _VERSION, 0, images), images * service.results
     for answer in answers:
         if not answer.startswith(head) or len(answer) != len(head) + packed(count * service.result_bits):

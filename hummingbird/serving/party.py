@@ -1,11 +1,11 @@
-"""A party of a service: gRPC's threads park what clients send, the main thread runs what party 0 orders.
+"""A party of a service: gRPC's threads queue the clients' requests, the main thread runs the batches of party 0.
 
     party = join(private, (3, 32, 32), session)
-    methods.open(party)                   # methods.py: what clients call
-    party.run()                           # until `party.end()` at any of the parties, and what waits is answered
+    methods.open(party)                   # `Methods`: the calls of clients
+    party.run()                           # until `party.end()` at any party, and all queued requests are answered
 
-Clients reach the process of a party's lane 0, a `Party`. Where it has more lanes, each has a process that runs batches
-as well.
+Clients reach the process of a party's lane 0, a `Party`. Each further lane of a party is a process, a `Lane`, that runs
+batches as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from torch import Tensor
 
-from hummingbird.errors import HummingbirdError, PeerError
+from hummingbird.errors import HummingbirdError, PeerError, UnavailableError
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.rendezvous import beside
 from hummingbird.mpc.session.session import Session
@@ -25,17 +25,18 @@ from hummingbird.prg import new_seed
 from hummingbird.rpc.admission import caller_name, note
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import GRACE
+from hummingbird.rpc.service import Brief, Method
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
-from hummingbird.serving.message import Request
+from hummingbird.serving.message import Request, clock
 from hummingbird.serving.plan import describe
 from hummingbird.serving.request_queue import QueueLimits
 from hummingbird.serving.served_table import ServedTable
 from hummingbird.serving.worker import Worker
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
-_LOOK = 1.0  # seconds between looks at whether a caller is still there
+_LOOK = 1.0  # seconds between two checks whether a caller is still connected
 
 
 def join(
@@ -52,13 +53,13 @@ def join(
     figures: Figures | None = None,
     restocked: Callable[[], object] = lambda: None,
 ) -> Party | Lane:
-    """This process's part in a service, from a private net that is set up in a session. A few rounds.
+    """Join a service as this process, with a private net that is set up in the session. Takes a few rounds.
 
-    shape: of one image; of a net with several inputs, one for each. table: rows (rows, dim) that clients look up, for a
-    net of rows and weights (hummingbird/lookup.py). most: images of a batch, and of a request. wait: seconds for which
-    a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds
-    for what waits when a service is told to end. restocked: called when `Party.stocked` has changed. Raises what
-    `plan.describe` does, AgreementError where parties or lanes differ in these options, and PeerError.
+    shape: shape of one image; for a net with several inputs, one for each. table: rows (rows, dim) for lookups, for a
+    net of rows and weights (hummingbird/lookup.py). most: most images of a batch, and of a request. wait: seconds for
+    which a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace:
+    seconds for waiting requests when the service is to end. restocked: called when `Party.stocked` has changed.
+    Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
     if session.lane:
@@ -88,7 +89,7 @@ def join(
 
 
 class Party:
-    """Lane 0 of a party, which clients reach."""
+    """Lane 0 of a party, which answers clients."""
 
     def __init__(self, worker: Worker, dispatcher: LocalDispatcher, lane_server: LaneServer) -> None:
         self._worker, self._dispatcher, self._lane_server = worker, dispatcher, lane_server
@@ -101,11 +102,11 @@ class Party:
 
     @property
     def stocked(self) -> bool:
-        """Whether there is material for a request, as far as is known."""
+        """Whether some lane has material for a request, as far as this lane knows."""
         return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """This party's answer to its part of a request, once it is computed; the errors of `Request.read`,
+        """This party's answer to its part of a request, once computed. Raises errors of `Request.read`, of
         `RequestQueue.put`, and those with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
@@ -117,7 +118,7 @@ class Party:
         while not entry.done.wait(_LOOK):
             if not context.is_active():
                 return b""
-        if entry.arrived >= began:  # and is no repeat
+        if entry.arrived >= began:  # not for a repeat
             note(context, queued_ms=round(1e3 * entry.queued, 3), computed_ms=round(1e3 * entry.computed, 3))
         if isinstance(entry.outcome, bytes):
             return entry.outcome
@@ -125,17 +126,17 @@ class Party:
         raise entry.outcome.with_traceback(None)
 
     def end(self) -> None:
-        """Refuse new requests from now on; `run` returns at all parties when those inside are answered, after `grace`
-        seconds at the latest. From any thread, but not from a signal's handler.
+        """Refuse new requests from now on. `run` returns at all parties once the queued requests are answered, after
+        `grace` seconds at the latest. May be called from any thread, but not from a signal handler.
         """
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse what waits, and close the second channel; may be called twice."""
+        """Refuse waiting requests, and close the second channel; may be called twice."""
         self._dispatcher.close(reason)
 
     def run(self) -> None:
-        """Run batches until `end`. Raises what a run of the net does, and PeerError; what waits is then refused."""
+        """Run batches until `end`. After an error of the net's run, or PeerError, it refuses the waiting requests."""
         try:
             self._worker.run(self._dispatcher)
             self._lane_server.wait()
@@ -149,18 +150,18 @@ class Party:
 
 
 class Lane:
-    """Another lane of a party, which runs batches and no client reaches."""
+    """A further lane of a party, which runs batches; no client reaches it."""
 
     def __init__(self, worker: Worker, dispatcher: RemoteDispatcher) -> None:
         self._worker, self._dispatcher = worker, dispatcher
-        self.counts, self.stocked = Counts(), True  # lane 0 counts for all
+        self.counts, self.stocked = Counts(), True  # lane 0 counts for all lanes
 
     def end(self) -> None:
         """As `Party.end`."""
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Leave; may be called twice."""
+        """Tell lane 0 why this lane ends, and disconnect; may be called twice."""
         self._dispatcher.fail(reason or PeerError("it ended"))
 
     def run(self) -> None:
@@ -171,3 +172,61 @@ class Lane:
         except BaseException as error:
             self._dispatcher.fail(error)
             raise
+
+
+# The methods that clients call, which outlive the parties' sessions --------------------------------------------------
+
+_Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
+
+
+class Methods:
+    """The methods Describe and Ask: they answer with a `Party`, and refuse with a reason while there is none.
+
+    ready: called with whether there is a party that takes requests and has material. A `Lane` gets no calls.
+    """
+
+    def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:
+        self.party: Party | Lane | None = None
+        self._ready, self._draining = ready, False
+        self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
+
+    def open(self, party: Party | Lane) -> None:
+        """Answer with this party from now on."""
+        self.party = party
+        self.look()
+
+    def look(self) -> None:
+        """Call `ready` with whether the party is ready now."""
+        party = self.party
+        self._ready(party is not None and party.stocked and not self._draining)
+
+    def shut(self, reason: UnavailableError) -> None:
+        """Refuse all calls from now on."""
+        self.party, self._reason = None, reason
+        self.look()
+
+    def drain(self) -> bool:
+        """End the party, which still answers its queued requests; returns whether there is a party."""
+        self._draining = True
+        self.look()
+        party = self.party
+        if party is not None:
+            party.end()
+        return party is not None
+
+    def handlers(self) -> dict[str, Method | Brief]:
+        """The methods that `rpc.server.ServiceProgram` serves."""
+        return {"Describe": Brief(self._by(_describe)), "Ask": self._by(Party.ask)}
+
+    def _by(self, method: _Asked) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        def call(message: bytes, context: grpc.ServicerContext) -> bytes:
+            party = self.party
+            if not isinstance(party, Party):
+                raise self._reason.with_traceback(None)
+            return method(party, message, context)
+
+        return call
+
+
+def _describe(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
+    return party.service.answer(party.rank, clock())

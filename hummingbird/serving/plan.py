@@ -1,4 +1,6 @@
-"""The facts of a service, from a private net and the shape of one image: what is refused, is refused at the start."""
+"""The description of a service, from a private net and the shape of one image. A net that cannot be served is refused
+when the service starts.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ def describe(
     name: str,
     rows: ServedTable | None = None,
 ) -> ServiceDescription:
-    """The service of a net for images of this shape, in batches of `most`; name: of this run, hexadecimal.
+    """The description of a service of a net.
 
-    shape: of a net with several inputs, one for each. A request holds a batch at most, and fewer images where they are
-    too large for a message of `message.MAX_BYTES`, or their results are. rows: the table of a net that begins with
-    lookups; its inputs are rows and weights. Raises InputError for a shape that the net
-    cannot take, ConfigError for what cannot be served.
+    shape: of one image; for a net with several inputs, one for each. most: images of a batch. name: the session's name,
+    hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. A request holds a
+    batch at most, and fewer images if they or their results would exceed a message of `message.MAX_BYTES`.
+    Raises InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
     """
     if session.parties < 2:
         raise ConfigError(
@@ -53,7 +55,7 @@ def describe(
         return private.input_shape(*((images, *part.shape) for part in inputs))
 
     facts = private.facts | ({} if rows is None else {"table": rows.digest})
-    del facts["aim"]  # the parties' own business: groups with a dealer and with a store serve the same net
+    del facts["aim"]  # clients need not agree on it: groups with a dealer and with a store serve the same net
 
     private.costs(batch(most), session.parties)
     form, outputs = private.results(batch(1))
@@ -98,7 +100,7 @@ def describe(
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """The net's inputs in these shapes of one image; InputError for other numbers or shapes than the net's own."""
+    """The net's inputs with these shapes of one image. Raises InputError unless number and shapes are the net's own."""
     shapes = shapes_of(shape)
     found = private.inputs
     if len(shapes) != len(found):
@@ -113,7 +115,7 @@ def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]])
 
 
 def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[TensorSpec, ...]:
-    """The inputs of a client of a net of rows and weights: row numbers, and the weights."""
+    """The inputs that clients send to a net of rows and weights: row numbers, and the weights."""
     shapes = [part.shape for part in inputs]
     if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], rows.dim):
         what = f"inputs of shapes {shapes}, and a table of {rows.count:,} rows of {rows.dim}"
@@ -122,7 +124,7 @@ def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[Tenso
 
 
 def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """The shapes of one image that a caller gives: one, or one for each input."""
+    """The shapes in a caller's `shape`, which is one shape, or one for each input."""
     sizes: list[Any] = list(shape) if isinstance(shape, Sequence) else [shape]
     if odd := [part for part in sizes if not isinstance(part, (int, Sequence))]:
         raise InputError(f"a shape of {shown(odd[0])}", where="input", hint="whole numbers: (3, 32, 32) for one image")
@@ -136,9 +138,9 @@ def input_bits(plan: Sequence[PlanStep]) -> int:
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:
-    """How many low bits of the result's shares tell it, sign included, for every value that the net is right for.
+    """How many low bits of the shares determine the result, sign included, within the range of the last layer.
 
-    A last layer that compares is right for values of what it compares: of its result all bits are sent.
+    The range of a last layer that compares bounds its inputs, not its result: all 64 bits are then sent.
     """
     scale = plan[-1].scale
     last = next((step.layer for step in reversed(plan) if step.layer is not None), None)

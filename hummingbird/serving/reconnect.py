@@ -1,10 +1,10 @@
-"""Reconnect loop: a party goes on answering clients while sessions with the other parties come and go.
+"""Reconnect loop: a party keeps answering clients while sessions with the other parties come and go.
 
-When a party or the dealer dies, the session of all others is over. The other parties refuse the requests that wait,
-keep listening, and meet again as soon as all are there (mpc/session/meeting.py). The new session has fresh seeds, fresh
-material and a new name of the service, so that no request of one session runs in the next; private weights are shared
-anew. A party waits for the others without a limit, also if one of them comes with another net, other windows or another
-release. Any other failure ends its process, which a launcher may start again.
+When a party or the dealer dies, the session ends for all others. They refuse the waiting requests, keep listening, and
+meet again as soon as all parties are running (mpc/session/meeting.py). The new session has fresh seeds, fresh material
+and a new name of the service, so that no request of one session runs in the next; private weights are shared anew. A
+party waits for the others without a time limit, even if one of them has another net, other windows or another release.
+Any other failure ends the party's process, which a launcher may start again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.session import current, is_initialized
 from hummingbird.rpc.signals import Flag, check, ends_waits
 from hummingbird.serving.dispatcher import Counts, unavailable
-from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import Lane, Party
+from hummingbird.serving.party import Lane, Methods, Party
 
-_PAUSES = (0.5, 15.0)  # seconds before the next meeting: after a life, and at most after failures to begin one
-_LOOK = 0.1  # seconds between two looks at whether the party is told to end
+_PAUSES = (0.5, 15.0)  # seconds before the next meeting: after a session, and at most after failures to begin one
+_LOOK = 0.1  # seconds between two checks whether the party is to end
 
 
 class ReconnectLoop:
-    """`run` is a party's main thread. begin: joins a session, converts the net, and returns the party's part.
+    """The loop of a party's main thread, `run`.
 
-    told: whether this party is to end, which a signal's handler sets. begun: called in every session, once clients are
-    answered. interrupted: called with the reason why a session has ended, or could not begin.
+    begin: joins a session, converts the net, and returns this process's part. told: set, by a signal handler, when this
+    party is to end. begun: called in every session once clients are answered. interrupted: called with the reason why a
+    session has ended, or could not begin.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class ReconnectLoop:
     ) -> None:
         self._methods, self._begin, self._told = methods, begin, told
         self._begun, self._interrupted = begun, interrupted
-        self.count, self.counts = 0, Counts()  # of all lives
+        self.count, self.counts = 0, Counts()  # number of sessions; batches of all of them
 
     def run(self) -> None:
-        """Serve until this party is told to end, after which what waits is still answered. Raises what is no failure of
+        """Serve until this party is to end and its waiting requests are answered. Raises errors other than failures of
         another party or of the dealer.
         """
         over = Flag()
@@ -59,7 +59,7 @@ class ReconnectLoop:
             usher.join()
 
     def _usher(self, over: Flag) -> None:
-        """Once this party is told to end, have it drained; where it does not serve yet, end its waits for others."""
+        """Drain the party once it is to end; before it serves, abort the session in which it waits for others."""
         while not over.wait(_LOOK):
             if not self._told.is_set():
                 continue
@@ -86,7 +86,7 @@ class ReconnectLoop:
             self._told.wait(pause)
 
     def _live(self) -> None:
-        """Meet, serve, and leave; without an error if some party was told to end: the others wait for its return."""
+        """Meet, serve, and leave one session; no error if some party was to end: the others wait for its return."""
         party = None
         try:
             party = self._begin()
@@ -108,6 +108,6 @@ class ReconnectLoop:
 
 
 def _say(text: str) -> None:
-    """One line, in one write: several parties may share a terminal."""
+    """Write a line in one call: several parties may share a terminal."""
     sys.stderr.write(f"[{launch.name()}] {text}\n")
     sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""The requests of clients at one party: those that wait, their answers, and every id until its deadline has passed.
+"""The requests of clients at one party: waiting requests, their answers, and every id until its deadline has passed.
 
-An id belongs to the client that used it first, with the bytes it came with: the same again waits for the same answer or
-gets it once more, anything else under it is refused, and no id is computed twice. What waits, and how many ids are
-known, is bounded for each client and in all; answers are kept while there is room. gRPC's threads wait here; the thread
-that runs the batches takes shares out and puts answers in.
+An id belongs to the client that used it first, with the bytes of that message. A repeat of the same bytes waits for the
+same answer or gets it again, any other message with the id is refused, and no id is computed twice. Waiting requests
+and known ids are bounded for each client and in all; answers are kept while there is room. gRPC's threads wait here;
+the thread that runs the batches takes shares out and puts answers in.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from hummingbird.errors import AccessError, HummingbirdError, InputError, PeerEr
 from hummingbird.rpc.admission import Quota
 from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request, clock
 
-_LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
+_LINGER = 5.0  # seconds for which an id is kept beyond its deadline: the parties' clocks differ slightly
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds on what waits at a party; bytes are those of messages. named: requests of clients with limits of their
-    own. answers, answer_bytes: kept for repeats. ids, and ids_each of one client: known at a time, each until its
-    deadline. The last quarter of each is for clients with little (`rpc.admission.Quota`).
+    """Bounds on the requests at a party.
+
+    requests, bytes: waiting requests and the bytes of their messages, in all; requests_each, bytes_each: of one client;
+    named: requests of clients with limits of their own. answers, answer_bytes: answers kept for repeats. ids, ids_each:
+    known ids in all and of one client, each until its deadline. The last quarter of each bound is for clients that hold
+    little (`rpc.admission.Quota`).
     """
 
     requests: int = 512
@@ -42,7 +45,7 @@ class QueueLimits:
 
 @dataclass(eq=False, repr=False)
 class QueuedRequest:
-    """A request that this party holds, or held."""
+    """A request that this party holds or has held."""
 
     owner: str
     digest: bytes  # of the message
@@ -68,7 +71,7 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """Every method may be called from any thread. arrived: called, without the lock, with each request that is new."""
+    """The queue. Any thread may call any method. arrived: called with each new request, outside the lock."""
 
     def __init__(self, limits: QueueLimits, arrived: Callable[[bytes, QueuedRequest], None]) -> None:
         self.limits, self._arrived = limits, arrived
@@ -83,10 +86,10 @@ class RequestQueue:
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
-        """The entry of a request, new or known. Raises AccessError, InputError, OverloadError, PeerError,
-        and what `shut` was given.
+        """The entry of a request, new or known. now: time of this party's `clock`; None: read it.
 
-        now: of this party's `clock`; None: the time.
+        Raises AccessError or InputError for an id that is known with another client or other bytes, PeerError for a
+        deadline that has passed, OverloadError beyond the limits, and the reason of `shut`.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
         left = request.deadline / 1e3 - (clock() if now is None else now)
@@ -131,7 +134,7 @@ class RequestQueue:
     # The thread that runs batches -----------------------------------------------------------------------------------
 
     def take(self, id: bytes) -> Request | None:
-        """The request with this id, to be computed now; None if it is not here."""
+        """The request with this id, to compute it now; None if this party does not hold it."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.request is None:
@@ -140,7 +143,7 @@ class RequestQueue:
             return entry.request
 
     def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> QueuedRequest | None:
-        """Answer a request, or refuse it; None, and nothing done, if it has an outcome or is not here."""
+        """Answer or refuse a request; returns None, and does nothing, if it has an outcome or is unknown."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.outcome is not None:
@@ -156,18 +159,18 @@ class RequestQueue:
         return entry
 
     def leave(self, entry: QueuedRequest) -> bool:
-        """A call waits no more; whether nobody waits for this request now, though it has no outcome."""
+        """Note that a call has ended; returns whether no call waits for this request, which has no outcome yet."""
         with self._lock:
             entry.waiters -= 1
             return entry.waiters == 0 and entry.outcome is None
 
     def shut(self, reason: HummingbirdError) -> None:
-        """Refuse requests that are new from now on."""
+        """Refuse new requests from now on, with this error."""
         with self._lock:
             self._shut = reason
 
     def fail(self, reason: HummingbirdError) -> None:
-        """`shut`, and refuse what waits; answers that are there remain."""
+        """`shut`, and refuse all waiting requests; kept answers remain."""
         self.shut(reason)
         with self._lock:
             waiting = [id for id, entry in self._entries.items() if entry.outcome is None]
@@ -181,11 +184,11 @@ class RequestQueue:
             return self._requests.taken
 
     def _forget(self) -> None:
-        """Drop ids whose deadline has passed, of requests that have their outcome."""
+        """Drop the ids of requests that have an outcome, once their deadline has passed."""
         now, kept = time.monotonic(), []
         while self._ends and self._ends[0][0] < now:
             _, id = heapq.heappop(self._ends)
-            if self._entries[id].outcome is None:  # party 0 has still to decide on it
+            if self._entries[id].outcome is None:  # party 0 has not decided on it yet
                 kept.append((now + _LINGER, id))
                 continue
             self._ids.leave(self._entries.pop(id).owner)
@@ -194,7 +197,7 @@ class RequestQueue:
             heapq.heappush(self._ends, item)
 
     def _forget_answers(self) -> None:
-        """Let the oldest answers go that nobody is being sent, as many as are above the limits."""
+        """Drop the oldest answers beyond the limits, but none that a call is still waiting for."""
         limits, count, size = self.limits, len(self._answered), self._answer_bytes
         going = []
         for id, octets in self._answered.items():

@@ -1,15 +1,15 @@
-"""Party 0's order: which requests run next, all parties alike, and which are dropped.
+"""Party 0's scheduler: which requests all parties run next, and which they drop.
 
-A request is complete when every party holds it, with the same number of images, of the same client. Complete ones stand
-in line, where clients take turns: who has many images waiting does not keep others waiting for all of them. They run at
-once on a lane that is idle, else as soon as `most` images are there or the first has waited `wait` seconds, on the lane
-that asks first. A lane has material for so many images only, its *room*: it leaves what does not fit to the others, and
-what fits nowhere is dropped, at once or when it has waited for a keeper to deal more. A request that some parties only
-hold delays nobody, and is dropped as soon as its client has had the time to send it to all.
+A request is complete when every party holds it with the same number of images, from the same client. Complete requests
+are queued, fairly between clients: a client with many waiting images does not delay the others by all of them. They run
+at once on an idle lane; otherwise as soon as `most` images wait or the first has waited `wait` seconds, on the lane
+that asks first. A lane has material for a limited number of images, its *room*: it leaves requests that do not fit to
+other lanes, and a request that fits no lane is dropped, at once or after it has waited for a keeper to deal more. A
+request that only some parties hold delays no other, and is dropped once its client has had the time to send it to all.
 
-A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
-such a word gets the same decision again, and makes no request complete that its party has refused already. Of drops
-the last 2^18 are remembered: many more than there can be while a word is on its way.
+A drop and another party's claim of the same request may cross on the network. A dropped request therefore stays
+dropped: a later claim gets the same decision again, and never completes a request that some party has already refused.
+The last 2^18 drops are remembered, many more than there can be while a claim is on its way.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 
 _KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
 _MOST_KEPT = 1 << 18  # drops
-_LOOK = 0.01  # seconds between two words of a lane on its room while a request waits for material
+_LOOK = 0.01  # seconds after which a lane reports its room anew while a request waits for material
 
 
 class Action(enum.IntEnum):
     """The outcome of a request."""
 
     RUN = 0
-    MISSING = 1  # party `detail` has not got it in time
-    LATE = 2  # its deadline has passed while it waited
-    UNLIKE = 3  # party `detail` got it with another number of images, or from another client
-    LOW = 4  # there is too little material; detail: milliseconds after which to try again, which a store knows
-    GIVEN_UP = 5  # its client has left
+    MISSING = 1  # party `detail` did not receive it in time
+    LATE = 2  # its deadline passed while it waited
+    UNLIKE = 3  # party `detail` received it with another number of images, or from another client
+    LOW = 4  # too little material; detail: milliseconds after which to try again, which the store knows
+    GIVEN_UP = 5  # its client has disconnected
 
 
 class Decision(NamedTuple):
@@ -50,7 +50,7 @@ class Decision(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A party's word on a request it holds: images, a digest of its client, seconds to its deadline."""
+    """A party's claim that it holds a request: number of images, digest of its client, seconds to its deadline."""
 
     images: int
     owner: int
@@ -65,21 +65,22 @@ class _Held:
     whole_by: float  # when all parties must hold it
     holders: set[int] = field(default_factory=set)
     unlike: int | None = None  # a party that holds something else
-    complete: float = 0.0  # when it became so
-    turn: int = 0  # its place in line is by this
+    complete: float = 0.0  # when it became complete
+    turn: int = 0  # its virtual finish time in the fair queue, in images
 
     @property
     def until(self) -> float:
-        """When it is dropped if nothing happens to it."""
+        """The time at which the request is dropped if nothing else happens."""
         return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
 class Scheduler:
-    """The requests of all parties, at party 0. Every method may be called from any thread, `next` by one for each lane.
+    """The scheduler, at party 0. Every method may be called from any thread, `next` by one thread for each lane.
 
-    most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
-    patience: seconds for which a request waits for material, where a keeper deals more. sending: seconds that a client
-    may take to send a request of so many images to all parties.
+    most: images of a batch. wait: seconds for which a request waits for others to share its batch. alone: whether each
+    batch is one request (nets that compute images together). patience: seconds for which a request waits for material,
+    where a keeper deals more. sending: from a number of images, the seconds that a client may take to send such a
+    request to all parties.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class Scheduler:
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
         self._ready: deque[bytes] = deque()
         self._rooms = dict.fromkeys(range(lanes), math.inf)
-        self._said = dict.fromkeys(self._rooms, -math.inf)  # when
+        self._said = dict.fromkeys(self._rooms, -math.inf)  # the time at which each lane last reported its room
         self._idle = set(self._rooms)
         self._waiting: set[int] = set()  # lanes that wait in `next`
         self._awake: set[int] = set()  # lanes whose wait is to end
-        self._turn = 0  # of the one that ran last
+        self._turn = 0  # `turn` of the request that ran last
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
-        """Party `rank` holds a request."""
+        """Note that party `rank` holds a request."""
         now = time.monotonic()
         with self._changed:
             first = _Held(claim.images, claim.owner, now + claim.left, now + self._sending(claim.images))
@@ -121,7 +122,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def give_up(self, id: bytes) -> None:
-        """The client of a request has left one of the parties: nobody waits for the sum."""
+        """Note that the client of a request has left a party, so that nobody can add up the answer."""
         with self._changed:
             held = self._held.get(id)
             if held is not None:
@@ -129,7 +130,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """End a wait of `next`, once for each lane."""
+        """End the current or next wait of every lane in `next`."""
         with self._changed:
             self._awake = set(self._rooms)
             self._changed.notify_all()
@@ -141,10 +142,10 @@ class Scheduler:
             return not self._held
 
     def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
-        """The next steps for a lane: drops, then the requests of one batch; [] after `idle` seconds without either, or
-        where its room is to be told again.
+        """The next decisions for a lane: drops, then the requests of one batch; [] after `idle` seconds without either,
+        or when the lane is to report its room anew.
 
-        idle: 0 where the lane is at work still. room: images that it has material for.
+        idle: longest wait, seconds; 0 while the lane is still computing. room: images that it has material for.
         """
         ends = time.monotonic() + idle
         with self._changed:
@@ -164,7 +165,7 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Whether a request waits that fits no lane: a store may have got material since this one has told of it."""
+        """Whether a request waits that fits no lane, and this lane's store may have more than it last reported."""
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
@@ -178,8 +179,8 @@ class Scheduler:
         return _LOOK if self._patience else math.inf
 
     def _line_up(self, id: bytes, held: _Held) -> None:
-        """Put a complete request in line: behind what its client has there, and as many images of each other client
-        (fair queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        """Queue a complete request behind its client's earlier ones and as many images of each other client (fair
+        queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
         """
         waiting = [self._held[other] for other in self._ready]
         own = (other.turn for other in waiting if other.owner == held.owner)
@@ -192,12 +193,12 @@ class Scheduler:
     def _due(self, now: float, lane: int, fitting: list[bytes], free: bool) -> bool:
         first = self._held[fitting[0]]
         if not free and any(first.images <= self._rooms[other] for other in self._waiting):
-            return False  # that lane takes it, now or when it is due
+            return False  # an idle lane takes it, now or when it is due
         images = sum(self._held[id].images for id in fitting)
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Requests from the head of the queue, as many as fit."""
+        """Take as many requests from the head of the queue as fit into a batch."""
         out: list[Decision] = []
         images = 0
         for id in fitting:
@@ -235,7 +236,7 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Whether no lane has room for a request, as all of them have said since it was complete, and lost patience."""
+        """Whether no lane has room for a request, by reports that all lanes made after its patience had ended."""
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
 
@@ -247,14 +248,14 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """When something is to be decided though nothing happens."""
+        """The time of the next decision if no request and no report arrives."""
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         due += [self._said[lane] + self._next_look] if self._lacking() else []
         return min([*due, *(held.until for held in self._held.values())], default=time.monotonic() + 3600)
 
 
 def error_of(action: Action, detail: int) -> HummingbirdError:
-    """A dropped request, in words for its client."""
+    """The error that a dropped request's client gets."""
     if action == Action.MISSING:
         hint = "send every party its part at once; are all their addresses right, and is the way to each fast enough?"
         return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)

@@ -1,4 +1,4 @@
-"""`hummingbird.serve`: one party of a service from Python, for the session that this process is in."""
+"""`hummingbird.serve`: one party of a service, in the session that this process is in."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.serving.dispatcher import unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, join
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Methods, join
 
 
 def serve(
@@ -40,19 +39,19 @@ def serve(
 
         hummingbird.launch(party, net.eval(), ["127.0.0.1:9100", "127.0.0.1:9101"])
 
-    All parties of the session call it, on their main threads, with the same net, shape and limits; where they have
-    several lanes, every lane of theirs, and clients find lane 0. It returns at all of them when one is told to end and
-    what waits is answered. A party or dealer that is lost ends it with an error; the
-    command `python -m hummingbird serve` meets the others again, and has tokens, metrics and logs.
+    All parties of the session call it, on their main threads, with the same net, shape and limits. If parties have
+    several lanes, every lane calls it, and clients connect to lane 0. It returns at all parties once one of them gets
+    the signal and the waiting requests are answered. The loss of a party or of the dealer ends it with an error; the
+    command `python -m hummingbird serve` instead meets the others again, and has tokens, metrics and logs.
 
-    shape: of one image; of a net with several inputs, one for each. listen: where clients find this party, HOST:PORT
-        or unix:PATH; all other hosts need `tls`.
-    table: rows (rows, dim) that clients look up privately, at two parties: `private` is a net of rows and weights, and
-        `shape` are `LookedUp.shapes` (hummingbird/lookup.py).
-    max_batch: images of a batch, and of a request where as many fit into 32 MiB. max_wait: seconds for which a request
-        waits for others to share its batch; none while the parties are idle.
+    shape: shape of one image; for a net with several inputs, one for each. listen: the address for clients, HOST:PORT
+        or unix:PATH; clients on other hosts need `tls`.
+    table: rows (rows, dim) that clients look up privately, at two parties: `private` is then a net of rows and weights,
+        and `shape` is `LookedUp.shapes` (hummingbird/lookup.py).
+    max_batch: most images of a batch, and of a request if these fit into 32 MiB. max_wait: seconds for which a request
+        waits for others to share its batch; it does not wait while the parties are idle.
 
-    Raises what `party.join` and `rpc.service.serve` do, PeerError and DealerError; EnvironmentProblem without a
+    Raises errors of `party.join` and `rpc.service.serve`, PeerError and DealerError; EnvironmentProblem without a
     session, TrustError for other hosts under torchrun's dynamic rendezvous (ranks/elastic.py).
     """
     session = current()
@@ -81,6 +80,6 @@ def serve(
 
 
 def _drain(program: ServiceProgram, methods: Methods) -> None:
-    """End the party once the program is told to end."""
+    """End the party once the program is to end."""
     program.wait()
     methods.drain()

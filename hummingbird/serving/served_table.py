@@ -1,7 +1,7 @@
-"""A party's table, of which the keys of clients select rows (hummingbird/lookup.py).
+"""A party's table, from which the keys of clients select rows (hummingbird/lookup.py).
 
-Keys of all requests of a batch go through the table together: a pass for one key reads every row, and so does a pass
-for hundreds. What comes out is this party's share of s * row, and stays here.
+One pass over the table serves the keys of all requests of a batch: a pass reads every row, for one key as for hundreds.
+Its result is this party's share of s * row, which never leaves the party.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from hummingbird.serving.message import Request
 
 
 class ServedTable:
-    """The table, floating point (rows, dim), at one of two parties; in memory, 8 bytes for each number.
+    """The table, floating point (rows, dim), at one of two parties; held in memory, 8 bytes for each number.
 
-    ConfigError in a session of other than two parties, and of one with a store; InputError for numbers that the ring
-    does not hold.
+    Raises ConfigError unless the session has two parties and no store; InputError for numbers beyond the ring's range.
     """
 
     def __init__(self, table: Tensor, session: Session) -> None:
@@ -44,12 +43,12 @@ class ServedTable:
         return self._server.state.digest.hex()
 
     def close(self) -> None:
-        """Let go of the table; may be called twice."""
+        """Release the table; may be called twice."""
         self._server.close()
 
     def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:
-        """This party's shares of the net's inputs for each request, int64 (images, values): rows, then the numbers that
-        the client has shared.
+        """This party's shares of the net's inputs for each request, int64 (images, values): rows, then the client's
+        shared values.
         """
         _, sums = self._server.answer(torch.cat([request.keys(service) for request in requests]), "sum")
         words = sums.view(torch.int64)

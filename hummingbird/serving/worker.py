@@ -1,7 +1,7 @@
-"""One lane's part in a service: it runs party 0's lists on its own session, with the same lane of all other parties.
+"""The worker of one lane of a service: it runs party 0's lists in its session with the same lane of all other parties.
 
-A batch is one run of the private net on the shares of all its requests (`Batches`). Each answer gets a fresh share of
-zero (`ZeroShares`), and its client alone can add up all of them.
+A batch is one run of the private net on the shares of all its requests (`Batches`). A fresh share of zero
+(`ZeroShares`) is added to each answer, and only the client can add up all parties' answers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party 
 
 @dataclass(eq=False, repr=False)
 class _Batch:
-    """Requests that are computed together; counts: images of each. Slices, their rows that are no client's, and their
-    results so far.
+    """Requests that are computed together.
+
+    counts: images of each request. works: the slices. padding: rows of the slices without an image. outputs: results so
+    far, by slice.
     """
 
     ids: Sequence[bytes]
@@ -62,8 +64,8 @@ class _Batch:
 class Batches:
     """The batches of one party; every party makes the same calls in the same order.
 
-    poll: asks for more without waiting, and may call `add`. done: called with ids, images of each, rows of slices that
-    were no client's, and this party's share of the results (images, ...), int64, of a batch that is computed.
+    poll: asks for another list without waiting, and may call `add`. done: called for each computed batch with ids,
+    images of each, padding rows, and this party's share of the results, int64 (images, ...).
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Batches:
         self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """One batch, of requests' shares int64 (images, ...); its material is made from now on."""
+        """Add a batch of requests, with their shares int64 (images, ...); its material is made from now on."""
         x = from_share(torch.cat(list(shares)).to(self._session.device), SCALE)
         works = self._private.begin(x, ahead=self._ahead)
         padding = sum(work.part.shape[0] - work.part.images for work in works)
@@ -91,23 +93,23 @@ class Batches:
             self._make_ahead(len(x))
 
     def run(self) -> None:
-        """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
+        """Run the added batches, and those that polls add meanwhile. Raises errors of a run of the net."""
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             interleave.Interleave().run([self._work] * self._at_work)
 
     @property
     def _full(self) -> bool:
-        """Whether more requests are likely to wait than were added."""
+        """Whether the batches are so full that more requests are likely to wait."""
         slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
     def provide(self) -> None:
-        """Have one image's material made ahead: there is nothing to do."""
+        """Have one image's material made ahead, while there is nothing to compute."""
         self._make_ahead(1)
 
     def _make_ahead(self, images: int) -> None:
-        """Have the material of a slice made ahead, unless it is there or comes from a store."""
+        """Have the material of a slice made ahead, unless it is present or comes from a store."""
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)
             material = None if shape in self._ahead else self._private.material(shape, _AHEAD_BYTES)
@@ -115,7 +117,7 @@ class Batches:
                 self._ahead[shape] = material
 
     def _work(self) -> None:
-        """Run slices until there are none, or no other computation is left to take turns with."""
+        """Run slices until there are none, or until no other computation is left to interleave with."""
         while True:
             if not self._queue:
                 self._poll()
@@ -148,9 +150,9 @@ class Batches:
 
 
 class ZeroShares:
-    """A party's part, over the channel of a session: `share` is called with the same shapes, in the same order, by all.
+    """A party's source of shares of zero; all parties call `share` with the same shapes in the same order.
 
-    1 round when it is made, none later.
+    The constructor takes 1 round over the session's channel, `share` none.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -180,10 +182,10 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 
 
 class Worker:
-    """One lane of a party, from a private net that is set up in its session. 2 rounds, with the others' same lane.
+    """One lane of a party, with a private net that is set up in its session. Takes 2 rounds with the others' same lane.
 
-    Raises AgreementError where these have another service, DealerError for a store of another net, and ConfigError for
-    one of other images.
+    Raises AgreementError if the other parties have another service, DealerError for a store of another net, and
+    ConfigError for a store for images of another shape.
     """
 
     def __init__(
@@ -212,11 +214,11 @@ class Worker:
 
     @property
     def slots(self) -> float:
-        """Material that is left in this lane's store; NaN for a dealer's."""
+        """Unused slots of this lane's store; NaN with a dealer."""
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
-        """Run batches until party 0's last list. Raises what a run of the net and the dispatcher do, and PeerError."""
+        """Run batches until party 0's last list. Raises errors of the net's run and the dispatcher, and PeerError."""
         self._dispatcher = dispatcher
         try:
             idle = self.beat
@@ -233,7 +235,7 @@ class Worker:
                 self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
-        """Party 0's next list, sent or received and carried out; its length. idle: seconds to wait for one."""
+        """Send or receive party 0's next list, and carry it out; returns its length. idle: seconds to wait for one."""
         if self._last:  # at all parties alike, though other computations may still be under way
             return 0
         slots = 0
@@ -262,19 +264,19 @@ class Worker:
 
     @property
     def _room(self) -> float:
-        """Images that this lane has material for, beside those on lists that are on their way."""
+        """Images that this lane has material for, without those on lists that are on their way."""
         if self._store is None:
             return math.inf
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """The decision, with the time after which there may be material again."""
+        """The decision; for too little material, with the milliseconds after which there may be more."""
         if decision.action != Action.LOW or self._store is None:
             return decision
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
-        """The answers of a batch: this party's share of the results, and a fresh share of zero."""
+        """Deliver the answers of a batch: this party's share of the results plus a fresh share of zero."""
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
         answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]

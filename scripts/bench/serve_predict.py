@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hummingbird.capacity import engines
+from hummingbird.capacity import recurrence
 from hummingbird.capacity.arrivals import Trace
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.result import EVENTS, RECURRENCE
@@ -40,7 +40,7 @@ def own(offered: Offered, kept: int) -> Figures:
         refill = np.maximum(there - room, 0.0)[None] if len(there) else np.zeros((1, 1))
         system = System(tokens=kept, stored=kept)
     draws = Draws(np.maximum(seconds, 0.0)[None], refill)
-    outcome = engines.simulate(system, Load(due=(lined - start)[None]), draws)
+    outcome = recurrence.simulate(system, Load(due=(lined - start)[None]), draws)
     beside = offered.answered[order] - offered.due[order] - (done - lined)
     latency = outcome.latency[0] + beside
     return Figures.of(offered.due[order], offered.due[order] + latency)

@@ -23,8 +23,7 @@ import torch
 
 from hummingbird.capacity import paper
 from hummingbird.capacity.compose import composed, describe, lphe
-from hummingbird.capacity.published import FORMAT, VERSION, Net, PublishedProfile, parse
-from hummingbird.capacity.units import Units
+from hummingbird.capacity.published import FORMAT, VERSION, Net, PublishedProfile, Units, parse
 from hummingbird.commands.program import end
 from models import get_model
 from scripts.train.data_folder import read_text

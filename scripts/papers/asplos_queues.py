@@ -13,9 +13,9 @@ import numpy as np
 
 from hummingbird.capacity import paper
 from hummingbird.capacity.arrivals import poisson
-from hummingbird.capacity.engines import simulate
 from hummingbird.capacity.limit import limits
 from hummingbird.capacity.published import asplos23
+from hummingbird.capacity.recurrence import simulate
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.system import Draws, system_of
 from scripts.papers.asplos_tables import GB, R18, Section, offline, online

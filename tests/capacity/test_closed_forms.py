@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from hummingbird.capacity import engines, events
+from hummingbird.capacity import events, recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential, gamma
 from hummingbird.capacity.service import Compute, Host, Service, chain
@@ -33,7 +33,7 @@ def waits(outcome: LoadOutcome) -> Floats:
 
 def simulated(rate: float, online: Floats, refill: Floats | None = None, **rules: int) -> LoadOutcome:
     load = poisson(rate).load(RUNS, REQUESTS, seed=1)
-    return engines.simulate(System(**rules), load, Draws(online, refill))
+    return recurrence.simulate(System(**rules), load, Draws(online, refill))
 
 
 @pytest.mark.parametrize("form", [1.0, 0.4, 4.0, math.inf], ids=["exponential", "broad", "narrow", "constant"])
@@ -78,7 +78,7 @@ def test_the_machine_repair_model() -> None:
         length = number / (think + residence) * residence
     thoughts = think * exponential((RUNS, users + REQUESTS), 3, "think")
     load = Load(think=thoughts, users=users)
-    outcome = engines.simulate(System(), load, Draws(exponential((RUNS, REQUESTS), 2, "online")))
+    outcome = recurrence.simulate(System(), load, Draws(exponential((RUNS, REQUESTS), 2, "online")))
     near(outcome.latency[:, WARM:].mean(1), residence)
 
 

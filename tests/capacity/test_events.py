@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hummingbird.capacity import engines, events
-from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, WorkStep, chain
-from hummingbird.capacity.sharing import Flow, shares
+from hummingbird.capacity import events, recurrence
+from hummingbird.capacity.service import Compute, Flow, Host, Phase, Rounds, Send, Service, WorkStep, chain, shares
 from hummingbird.capacity.system import REJECTED, SERVED, Draws, Load, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.systems import random_batches, random_case
@@ -57,7 +56,7 @@ def test_it_agrees_with_the_recurrence_where_nothing_is_shared() -> None:
     for seed in range(1000, 1100):
         system, load, factors = random_case(seed)
         service = wide(system)
-        wanted = engines.simulate(system, load, seconds_of(service, load, factors))
+        wanted = recurrence.simulate(system, load, seconds_of(service, load, factors))
         got = events.simulate(service, system, load, factors)
         alike(got, wanted, f"{seed}: {system}")
         replicas += system.replicas > 1
@@ -70,7 +69,7 @@ def test_batches_agree_with_the_recurrence() -> None:
     for seed in range(60):
         system, load, factors = random_batches(seed)
         service = wide(system)
-        wanted = engines.simulate(system, load, seconds_of(service, load, factors))
+        wanted = recurrence.simulate(system, load, seconds_of(service, load, factors))
         got = events.simulate(service, system, load, factors)
         alike(got, wanted, f"{seed}: {system}")
         sizes |= set(np.unique(got.began[0], return_counts=True)[1])
@@ -99,7 +98,7 @@ def test_who_comes_as_a_place_becomes_free_has_it() -> None:
     system, load = System(slots=1, queue=1), Load(due=np.array([[0.0, 0.5, 1.0, 1.25]]))
     service = Service("lone", {"server": Host()}, chain(("compute", Compute("server", 1.0))))
     once = Draws(np.ones((1, 1)))
-    for found in (engines.simulate(system, load, once), events.simulate(service, system, load, once)):
+    for found in (recurrence.simulate(system, load, once), events.simulate(service, system, load, once)):
         assert found.fate.tolist() == [[SERVED, SERVED, SERVED, REJECTED]]
         assert found.left[0, :3].tolist() == [1.0, 2.0, 3.0]
 
@@ -180,7 +179,7 @@ def test_refills_that_share_a_link_promise_no_more_than_it_carries() -> None:
     load = Load(due=np.zeros((1, 60)))
     system = System(tokens=10, workers=7)
     got = events.simulate(service, system, load, Draws(np.ones((1, 1)), np.ones((1, 1))))
-    alone = engines.simulate(system, load, Draws(np.full((1, 1), 0.01), np.ones((1, 1))))
+    alone = recurrence.simulate(system, load, Draws(np.full((1, 1), 0.01), np.ones((1, 1))))
     assert got.left[0, -1] == pytest.approx(60 + 0.01, rel=0.2) and got.left[0, -1] > 55
     assert alone.left[0, -1] < 60 / 6
 

@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from hummingbird.capacity import engines, pieces
+from hummingbird.capacity import recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential
-from hummingbird.capacity.replay import Singles
+from hummingbird.capacity.recurrence import Singles
 from hummingbird.capacity.system import Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError
 from tests.capacity.systems import random_case
@@ -20,8 +20,8 @@ from tests.capacity.test_recurrence import simpy_alike
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a dozen requests, where a thousand are worth it."""
-    monkeypatch.setattr(pieces, "_SHORTEST", 12)
-    monkeypatch.setattr(pieces, "_FEWEST", 2)
+    monkeypatch.setattr(recurrence, "_SHORTEST", 12)
+    monkeypatch.setattr(recurrence, "_FEWEST", 2)
 
 
 def same(got: LoadOutcome, wanted: LoadOutcome, where: str = "") -> None:
@@ -36,10 +36,10 @@ def long_case(seed: int) -> tuple[System, Load, Draws] | None:
     system, load = replace(system, queue=None), replace(load, patience=None)
     try:
         system.check_tokens(system.per_request * load.sizes())
-        engines._check(system, load, draws)
+        recurrence._check(system, load, draws)
     except ConfigError:
         return None
-    return (system, load, draws) if pieces.of_each(system, load) > 1 else None
+    return (system, load, draws) if recurrence.pieces_of(system, load) > 1 else None
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_pieces_give_every_bit_of_the_whole() -> None:
     for case in filter(None, map(long_case, range(150))):
         system, load, draws = case
         need = system.per_request * load.sizes()
-        same(engines.simulate(*case), Singles(system, load, draws, need).run(), f"{system}")
+        same(recurrence.simulate(*case), Singles(system, load, draws, need).run(), f"{system}")
         marks = (system.store, system.tokens == 0, system.tokens is None, system.workers > 1, system.slots > 1)
         for name, there in zip(
             seen, (*marks, draws.session is not None, system.kept, load.size is not None), strict=True
@@ -61,7 +61,7 @@ def test_pieces_give_every_bit_of_the_whole() -> None:
 @pytest.mark.usefixtures("small")
 def test_pieces_agree_with_simpy() -> None:
     for number, case in enumerate(filter(None, map(long_case, range(500, 530)))):
-        simpy_alike(engines.simulate(*case), *case, f"{number}: {case[0]}")
+        simpy_alike(recurrence.simulate(*case), *case, f"{number}: {case[0]}")
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: Draws) -> tuple[int, LoadOutcome]:
@@ -75,7 +75,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, system: System, load: Load, draws: 
 
     with monkeypatch.context() as patched:
         patched.setattr(Singles, "_serve", served)
-        found = engines.simulate(system, load, draws)
+        found = recurrence.simulate(system, load, draws)
     return steps, found
 
 
@@ -94,7 +94,7 @@ def test_a_long_run_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_queue_that_never_empties_is_simulated_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_ROUNDS", 4)
+    monkeypatch.setattr(recurrence, "_ROUNDS", 4)
     steps, found, wanted = steps_of(monkeypatch, 1.3)
     same(found, wanted)
     assert steps == 4 * 500 + 8000

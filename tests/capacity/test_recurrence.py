@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hummingbird.capacity import engines
+from hummingbird.capacity import recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential, gamma
 from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Load, LoadOutcome, System
@@ -45,7 +45,7 @@ def simpy_alike(got: LoadOutcome, system: System, load: Load, draws: Draws, wher
 def test_it_agrees_with_simpy_on_300_random_systems(hundred: int) -> None:
     for seed in range(100 * hundred, 100 * hundred + 100):
         system, load, draws = random_case(seed)
-        outcome = engines.simulate(system, load, draws)
+        outcome = recurrence.simulate(system, load, draws)
         simpy_alike(outcome, system, load, draws, f"{seed}: {system}")
 
 
@@ -72,7 +72,7 @@ def test_the_random_systems_hold_every_mechanism_and_fate() -> None:
         }
         for name, there in marks.items():
             seen[name] = seen.get(name, 0) + there
-        outcome = engines.simulate(system, load, draws)
+        outcome = recurrence.simulate(system, load, draws)
         for fate in (SERVED, REJECTED, GAVE_UP):
             fates[fate] = fates.get(fate, 0) + int((outcome.fate == fate).sum())
         blocked += int((outcome.went > outcome.began).sum()) if system.store else 0
@@ -118,7 +118,7 @@ def test_batches_agree_with_a_loop(slots: int, workers: int, per_refill: int) ->
     )
     load = poisson(2.5 * slots).load(*shape, seed=1)
     draws = Draws(exponential(shape, 2, "online"), 0.3 * per_refill * gamma((3, 400), 2.0, 2, "refill"))
-    got = engines.simulate(system, load, draws)
+    got = recurrence.simulate(system, load, draws)
     for run in range(3):
         wanted = np.array(one_batch_after_another(system, load, draws, run))
         for column, name in enumerate(("began", "went", "left")):
@@ -145,7 +145,7 @@ def test_a_store_of_floats_loses_a_token() -> None:
     """Three tokens of 100 MB fit into 300 MB; 0.1 + 0.1 + 0.1 GB do not fit into 0.3 GB."""
     load = poisson(0.5).load(1, 400, seed=1)
     draws = Draws(np.full((1, 1), 0.1), np.full((1, 1), 1.5))
-    latency = engines.simulate(System(tokens=300 // 100), load, draws).latency[0]
+    latency = recurrence.simulate(System(tokens=300 // 100), load, draws).latency[0]
     near(one_worker(load.due[0], 100, 300), latency)
     assert one_worker(load.due[0], 0.1, 0.3).mean() > 1.05 * latency.mean()
 
@@ -165,9 +165,9 @@ def test_no_request_is_later_for_more_of_anything(change: str) -> None:
     system = System(slots=2, workers=2, tokens=5, per_refill=1)
     load = poisson(1.0).load(*shape, seed=3)
     draws = Draws(1.6 * exponential(shape, 4, "online"), 1.7 * exponential((20, 400), 4, "refill"))
-    before = engines.simulate(system, load, draws)
+    before = recurrence.simulate(system, load, draws)
     more, faster = CHANGES[change](system, draws)
-    after = engines.simulate(more, load, faster)
+    after = recurrence.simulate(more, load, faster)
     assert (after.left <= before.left + 1e-9).all()
     assert after.latency.mean() < before.latency.mean()
 
@@ -175,7 +175,7 @@ def test_no_request_is_later_for_more_of_anything(change: str) -> None:
 def test_no_latency_falls_as_the_rate_rises() -> None:
     shape, system = (20, 300), System(slots=2, tokens=4, stored=4)
     draws = Draws(exponential(shape, 4, "online"), 0.6 * exponential((20, 400), 4, "refill"))
-    slow, fast = (engines.simulate(system, poisson(r).load(*shape, seed=3), draws).latency for r in (1.2, 1.4))
+    slow, fast = (recurrence.simulate(system, poisson(r).load(*shape, seed=3), draws).latency for r in (1.2, 1.4))
     assert (fast >= slow - 1e-9).all() and fast.mean() > slow.mean()
 
 
@@ -188,7 +188,7 @@ def test_times_scale() -> None:
 
         slower = replace(load, due=scaled(load.due), think=scaled(load.think), patience=scaled(load.patience))
         phases = Draws(scaled(draws.request), scaled(draws.refill), scaled(draws.session))
-        got, wanted = engines.simulate(system, slower, phases), engines.simulate(system, load, draws)
+        got, wanted = recurrence.simulate(system, slower, phases), recurrence.simulate(system, load, draws)
         assert (got.fate == wanted.fate).all()
         near(got.left, 7.3 * wanted.left)
 
@@ -198,7 +198,7 @@ def test_requests_that_all_wait_leave_at_the_closed_limit() -> None:
     for slots, workers, places, online, refill in [(2, 1, 4, 3.0, 1.0), (1, 3, 2, 0.5, 2.0), (2, 3, 9, 0.1, 2.0)]:
         load = Load(due=np.zeros((1, 4000)))
         system = System(slots=slots, workers=workers, tokens=places)
-        left = engines.simulate(system, load, Draws(np.full((1, 1), online), np.full((1, 1), refill))).left[0]
+        left = recurrence.simulate(system, load, Draws(np.full((1, 1), online), np.full((1, 1), refill))).left[0]
         limit = min(slots / online, min(workers, places) / refill)
         assert 2000 / (left[-1] - left[1999]) == pytest.approx(limit, rel=1e-3)
 
@@ -207,12 +207,12 @@ def test_what_it_cannot_do_exactly_is_refused() -> None:
     load = poisson(1.0).load(2, 10, seed=0)
     online, refill = exponential((2, 10), 0, "online"), np.ones((1, 1))
     with pytest.raises(ConfigError, match="(?s)end out of order.*event engine"):
-        engines.simulate(System(tokens=3, slots=2, kept=True), load, Draws(online, refill))
-    engines.simulate(System(tokens=3, slots=2, kept=True), load, Draws(refill, refill))  # constant: in order
+        recurrence.simulate(System(tokens=3, slots=2, kept=True), load, Draws(online, refill))
+    recurrence.simulate(System(tokens=3, slots=2, kept=True), load, Draws(refill, refill))  # constant: in order
     with pytest.raises(ConfigError, match="batches go with"):
-        engines.simulate(System(batch=2, queue=1), load, Draws(online))
+        recurrence.simulate(System(batch=2, queue=1), load, Draws(online))
     with pytest.raises(InputError, match="no seconds of a refill"):
-        engines.simulate(System(tokens=3), load, Draws(online))
+        recurrence.simulate(System(tokens=3), load, Draws(online))
 
 
 def test_a_request_that_no_store_can_serve_is_refused_and_only_that() -> None:

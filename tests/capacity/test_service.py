@@ -25,7 +25,7 @@ from hummingbird.capacity import (
     from_text,
     to_text,
 )
-from hummingbird.capacity.machine import Machine
+from hummingbird.capacity.events import Machine
 from hummingbird.errors import ConfigError, InputError
 
 

@@ -23,7 +23,7 @@ from hummingbird.capacity import (
     run,
     solve,
 )
-from hummingbird.capacity.pricing import cost_of
+from hummingbird.capacity.result import cost_of
 from hummingbird.capacity.solving import heaviest, load_of
 from hummingbird.errors import ConfigError
 

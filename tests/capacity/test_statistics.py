@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hummingbird.capacity import engines, statistics
+from hummingbird.capacity import recurrence, statistics
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential
 from hummingbird.capacity.system import Draws, Load, LoadOutcome, System
@@ -17,7 +17,7 @@ from hummingbird.errors import ConfigError
 def markovian(rho: float, runs: int, requests: int, seed: int) -> LoadOutcome:
     """M/M/1 from an empty queue."""
     load = poisson(rho).load(runs, requests, seed)
-    return engines.simulate(System(), load, Draws(exponential((runs, requests), seed, "online")))
+    return recurrence.simulate(System(), load, Draws(exponential((runs, requests), seed, "online")))
 
 
 @pytest.mark.parametrize("rho, requests", [(0.5, 2000), pytest.param(0.7, 5000, marks=pytest.mark.slow)])
@@ -98,5 +98,5 @@ def test_little_s_law_holds_in_a_steady_state_only() -> None:
 
 
 def test_a_constant_has_an_interval_of_no_width() -> None:
-    outcome = engines.simulate(System(), Load(due=np.arange(100.0)[None]), Draws(np.full((1, 1), 0.5)))
+    outcome = recurrence.simulate(System(), Load(due=np.arange(100.0)[None]), Draws(np.full((1, 1), 0.5)))
     assert statistics.mean(outcome.latency) == (0.5, 0.5, 0.5)

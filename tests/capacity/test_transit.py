@@ -28,7 +28,7 @@ from hummingbird.capacity import (
     run,
     solve,
 )
-from hummingbird.capacity.pricing import cost_of
+from hummingbird.capacity.result import cost_of
 from hummingbird.capacity.system import transits
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, asking
 from hummingbird.errors import ConfigError

@@ -20,6 +20,7 @@ from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.service import MAX_CALLS, Service
 from hummingbird.hybrid.sessions import DAYS
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Admission, Limits
 from hummingbird.rpc.security import Tokens
@@ -68,7 +69,7 @@ def test_a_caller_that_sends_and_never_reads_takes_little_memory(
             offered._idle = 10.0  # of which the caller's messages are no part: they have all been sent
             down = sum(net.offline[name] for name in ("conv: reply", "fc: reply", "OT"))
             slots, held = 24 * service.CHUNK // down, 12 * service.CHUNK // down
-            unread = service.exchange(net._channel, "Offline", slots_for(net, offered, slots), timeout=NEVER)
+            unread = rpc_client.exchange(net._channel, "Offline", slots_for(net, offered, slots), timeout=NEVER)
             until(lambda: offered._calls.taken == 1, "the call to begin")
             until(lambda: offered._calls.taken == 0, "the call to end")
             (store,) = (tmp_path / "m").glob("*/dealt")
@@ -88,7 +89,7 @@ def test_what_a_name_s_calls_hold_is_counted_at_the_gate(tmp_path: Path) -> None
     with named(made, tmp_path, limits) as (address, offered, alice, bob):
         with RemoteNet(address, tmp_path / "d", timeout=HANG, token=alice) as net:
             silent = threading.Event()
-            call = service.exchange(net._channel, "Offline", iter(lambda: silent.wait() or b"", b""), timeout=NEVER)
+            call = rpc_client.exchange(net._channel, "Offline", iter(lambda: silent.wait() or b"", b""), timeout=NEVER)
             until(lambda: offered._calls.taken == 1, "the call to begin")
             with pytest.raises(OverloadError, match="your calls hold"):
                 net.prepare(1)
@@ -103,9 +104,9 @@ def test_what_a_name_s_calls_hold_is_counted_at_the_gate(tmp_path: Path) -> None
 def test_a_second_caller_is_served_while_another_s_calls_are_silent(tmp_path: Path) -> None:
     made, silent = model(), threading.Event()
     with named(made, tmp_path, Limits(client_bytes=1 << 40)) as (address, offered, alice, bob):
-        channel = service.connect(address, timeout=HANG, token=alice)
+        channel = rpc_client.connect(address, timeout=HANG, token=alice)
         calls = [
-            service.exchange(channel, name, iter(lambda: silent.wait() or b"", b""), timeout=NEVER)
+            rpc_client.exchange(channel, name, iter(lambda: silent.wait() or b"", b""), timeout=NEVER)
             for name in ("Session", "Offline", "Online", "Online") * (MAX_CALLS // 4)
         ]
         until(lambda: sum(call.done() for call in calls) == 3 * MAX_CALLS // 4, "most of them to be refused")

@@ -11,6 +11,7 @@ import torch
 
 from hummingbird.errors import InputError, PeerError, StoreError
 from hummingbird.hybrid.message_stream import MessageStream, Outgoing, answered, both, called, paired
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from tests.support.patience import HANG, NEVER
 
@@ -108,7 +109,7 @@ def test_a_service_answers_by_a_role(tmp_path: Path) -> None:
 
     address = f"unix:{tmp_path}/s"
     server = service.serve({"Role": service.Exchange(method)}, address)
-    channel = service.connect(address, timeout=HANG)
+    channel = rpc_client.connect(address, timeout=HANG)
     body = torch.arange(3 << 20).to(torch.uint8)
     try:
         with called(channel, "Role", "the server", HANG) as link:
@@ -130,4 +131,4 @@ def test_a_service_answers_by_a_role(tmp_path: Path) -> None:
         channel.close()
         server.stop(0).wait()
     with pytest.raises(PeerError):
-        channel = service.connect(address, timeout=0.1)
+        channel = rpc_client.connect(address, timeout=0.1)

@@ -25,6 +25,7 @@ from hummingbird.hybrid.proxy_view import proxy_view, read_proxy_view
 from hummingbird.hybrid.switched import Image, Keys, keys_of
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS, MOST_KEYS, ConnectedUsers
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Admission
 from hummingbird.rpc.security import Tokens
@@ -309,8 +310,8 @@ def test_one_user_s_keys_are_in_nobody_else_s_way(tmp_path: Path) -> None:
         keys = bytes.fromhex(digest) + keys_of(bfv.Secret.new(), public)
     with serving(made, tmp_path / "m", gate=Admission(tokens=Tokens(path))) as (server, here):
         mine = asked(server, "Keys", keys, token=bob).hex()
-        channel = service.connect(server, timeout=HANG, token=alice)
-        hers = [service.call(channel, "Keys", keys, timeout=HANG).hex() for _ in range(MOST_KEYS)]
+        channel = rpc_client.connect(server, timeout=HANG, token=alice)
+        hers = [rpc_client.call(channel, "Keys", keys, timeout=HANG).hex() for _ in range(MOST_KEYS)]
         channel.close()
         known = here._users._keys
         assert len(known) == MOST_KEYS and mine in known and hers[0] not in known and hers[1] in known

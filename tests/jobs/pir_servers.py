@@ -13,7 +13,7 @@ import torch
 from hummingbird.__main__ import main
 from hummingbird.errors import HummingbirdError
 from hummingbird.pir.serving import journal
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.service import Tls
 from tests.support.patience import HANG
 
@@ -67,7 +67,7 @@ class Pair:
                 deadline = time.monotonic() + HANG
                 while True:
                     try:
-                        service.connect(address, self._tls, 1.0, token=self._tokens[party]).close()
+                        rpc_client.connect(address, self._tls, 1.0, token=self._tokens[party]).close()
                         break
                     except HummingbirdError:
                         assert self._processes[party].is_alive() and time.monotonic() < deadline, address

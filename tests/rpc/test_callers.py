@@ -26,11 +26,15 @@ from hummingbird.errors import (
     TrustError,
     UnavailableError,
 )
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.security import Tls, Tokens, line_of, read_token
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
+from hummingbird.rpc.status import explain
 from hummingbird.rpc.telemetry import Health
 from tests.support.dealers import Authority
+from tests.support.disk import Order
 from tests.support.mutations import mutated
 from tests.support.patience import HANG
 from tests.support.ports import free_port
@@ -96,7 +100,7 @@ def test_what_does_not_go_together_is_refused_before_anything_listens(tmp_path: 
             with pytest.raises(TrustError, match=match):
                 program.serve(HANDLERS)
     with pytest.raises(TrustError, match="authority"):
-        service.connect("localhost:9", alone, timeout=1)
+        rpc_client.connect("localhost:9", alone, timeout=1)
     with pytest.raises(TrustError, match="both sides"):
         alone.contexts()
 
@@ -169,6 +173,12 @@ def test_a_line_is_added_behind_one_without_an_end(tmp_path: Path) -> None:
         assert asked(f"unix:{tmp_path}/s", "Name", token=read_token(tmp_path / "bob")) == b"'bob'"
 
 
+def test_both_files_of_a_new_token_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(monkeypatch, tmp_path)
+    assert main(["token", "alice", "--tokens", f"{tmp_path}/tokens", "--out", f"{tmp_path}/alice"]) == 0
+    assert order.calls == [("fsync", "alice"), ("fsync", "."), ("fsync", "tokens"), ("fsync", ".")]
+
+
 def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
     ours = Authority(tmp_path, "ours")
     expired = ours.issue("expired", "localhost", hours=-1)
@@ -176,7 +186,7 @@ def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
         service.serve({}, "unix:x", expired)
     assert caught.value.where == str(expired.cert)
     with pytest.raises(EnvironmentProblem, match="expired"):
-        service.connect("localhost:9", expired, timeout=1)
+        rpc_client.connect("localhost:9", expired, timeout=1)
     address, (cert, key) = (
         f"localhost:{free_port()}",
         (Path(str(file)).read_bytes() for file in (expired.cert, expired.key)),
@@ -185,7 +195,7 @@ def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
     server.add_secure_port(address, grpc.ssl_server_credentials([(key, cert)]))
     server.start()
     with pytest.raises(PeerError, match="TLS failed.*(expired|EXPIRED)"):
-        service.connect(address, Tls(ca=ours.path), timeout=HANG)
+        rpc_client.connect(address, Tls(ca=ours.path), timeout=HANG)
     server.stop(0)
 
 
@@ -216,15 +226,15 @@ def test_errors_have_their_status_and_their_words(
         raise error
 
     server = service.serve({"Fail": fail, "Late": late}, f"unix:{tmp_path}/s")
-    channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG)
+    channel = rpc_client.connect(f"unix:{tmp_path}/s", timeout=HANG)
     for call in (
-        lambda: service.call(channel, "Fail", b"", timeout=HANG),
-        lambda: list(service.stream(channel, "Late", b"", timeout=HANG)),
+        lambda: rpc_client.call(channel, "Fail", b"", timeout=HANG),
+        lambda: list(rpc_client.stream(channel, "Late", b"", timeout=HANG)),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call()
         assert caught.value.code().name == code
-        told = service.explain(caught.value, "server x")
+        told = explain(caught.value, "server x")
         assert type(told) is kind and told.where == "server x" and "4711" not in str(told)
         if isinstance(error, HummingbirdError):
             assert (told.what, told.hint) == (error.what, error.hint)
@@ -238,6 +248,6 @@ def test_errors_have_their_status_and_their_words(
 def test_a_message_that_is_too_large_is_no_matter_of_time(tmp_path: Path) -> None:
     server = service.serve(HANDLERS, f"unix:{tmp_path}/s")
     with pytest.raises(PeerError, match="larger than max") as caught:
-        asked(f"unix:{tmp_path}/s", "Echo", bytes(service.MAX_MESSAGE + 1))
+        asked(f"unix:{tmp_path}/s", "Echo", bytes(MAX_MESSAGE + 1))
     assert not isinstance(caught.value, OverloadError)
     server.stop(0).wait()

@@ -18,8 +18,10 @@ import grpc
 import pytest
 
 from hummingbird.errors import AccessError, NotFoundError, OverloadError, PeerError, UnavailableError
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service, telemetry
 from hummingbird.rpc.security import Tls, new_token
+from hummingbird.rpc.status import explain
 from hummingbird.rpc.telemetry import LIVE, READY
 from tests.support.contract import (
     CASES,
@@ -79,12 +81,12 @@ def refusal(call: Callable[[], object]) -> grpc.RpcError:
 
 def told(error: grpc.RpcError) -> PeerError:
     """The same in words."""
-    return service.explain(error, "it")
+    return explain(error, "it")
 
 
 def asked(channel: grpc.Channel, method: str, *messages: bytes) -> bytes:
     """All that a method says to these messages."""
-    return b"".join(service.exchange(channel, method, iter(messages), timeout=HANG))
+    return b"".join(rpc_client.exchange(channel, method, iter(messages), timeout=HANG))
 
 
 # TLS ------------------------------------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ def pinged(address: str, ca: Path, shown: Tls | None = None) -> str:
     )
     with grpc.secure_channel(address, grpc.ssl_channel_credentials(ca.read_bytes(), key, cert)) as channel:
         try:
-            service.call(channel, "Ping", b"", timeout=HANG)
+            rpc_client.call(channel, "Ping", b"", timeout=HANG)
         except grpc.RpcError as error:
             return error.code().name
     return "OK"
@@ -113,12 +115,12 @@ def test_a_caller_shows_a_certificate_of_the_authority(certified: Started, world
     stranger = theirs.issue("alice")
     for wrong in (None, Tls(ca=ours.path), Tls(stranger.cert, stranger.key, ours.path)):  # the first in plain text
         with pytest.raises(PeerError, match="connection is refused") as caught:
-            service.connect(address, wrong, HANG)
+            rpc_client.connect(address, wrong, HANG)
         assert caught.value.where == address and "another authority" in caught.value.hint
     with pytest.raises(PeerError, match="TLS failed.*CERTIFICATE_VERIFY_FAILED"):  # who trusts another authority
-        service.connect(address, stranger, HANG)
+        rpc_client.connect(address, stranger, HANG)
     with pytest.raises(PeerError, match="TLS failed.*Hostname"):
-        service.connect(address.replace("localhost", "127.0.0.1"), certified.callers[0].tls, HANG)
+        rpc_client.connect(address.replace("localhost", "127.0.0.1"), certified.callers[0].tls, HANG)
     names = {line["client"] for line in certified.calls() if line["method"] == certified.case.method}
     assert names == {certified.callers[0].name}
     certified.answered(certified.callers[0])
@@ -165,7 +167,7 @@ def test_a_caller_shows_a_token_whichever_method_it_calls(tokened: Started) -> N
         for tokens, words in ((absent, "wants a token"), (wrong, "does not know the token")):
             for token in tokens:
                 with ExitStack() as ends:
-                    channel = plain if token is None else grpc.intercept_channel(plain, service._Token(token))
+                    channel = plain if token is None else grpc.intercept_channel(plain, rpc_client._Token(token))
                     for method in ("Ping", *tokened.case.methods):
                         held = Held(channel, method)  # refused before it has sent anything
                         ends.callback(held.cancel)
@@ -190,7 +192,7 @@ def test_a_name_that_is_removed_is_refused_on_an_open_connection_too(tokened: St
     with tokened.channel(alice) as channel:
         tokened.answered(alice, channel)
         tokened.tokens.write_text(text.replace("alice", "# alice"))
-        error = refusal(lambda: service.call(channel, "Ping", b"", timeout=HANG))
+        error = refusal(lambda: rpc_client.call(channel, "Ping", b"", timeout=HANG))
         assert error.code() == Code.UNAUTHENTICATED
         tokened.answered(bob)
         tokened.tokens.write_text(text)
@@ -236,7 +238,7 @@ def test_calls_at_work_are_bounded_for_each_name_and_in_all_and_others_are_serve
         certified.at_work(REQUESTS)
         refused(fourth, case.method, f"{REQUESTS} calls are at work, the most")
         for method in ("Ping", *case.brief):  # a full service tells who asks what it is
-            service.call(fourth, method, b"", timeout=HANG)
+            rpc_client.call(fourth, method, b"", timeout=HANG)
         assert (certified.health(), certified.page("/readyz")[0]) == ("SERVING", 200)
     certified.at_work(0)
     certified.answered(alice)
@@ -439,7 +441,7 @@ def under_way(started: Started, ends: ExitStack) -> None:
         assert "is stopping" in str(error.details())
     if len(parts) == 1:
         with pytest.raises(UnavailableError, match="is stopping"):
-            service.connect(started.addresses[0], token=other.token, timeout=0.5)
+            rpc_client.connect(started.addresses[0], token=other.token, timeout=0.5)
     assert started.processes[0].poll() is None
     for call, part in zip(calls[len(parts) > 1 :], parts[len(parts) > 1 :], strict=True):
         call.send(part)

@@ -16,6 +16,7 @@ import pytest
 from hummingbird.errors import (
     OverloadError,
 )
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Limits, Quota
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
@@ -38,7 +39,7 @@ class Held:
 
 def begun(held: Held, channel: grpc.Channel, count: int) -> list[threading.Thread]:
     threads = [
-        threading.Thread(target=service.call, args=(channel, "Held", b"x"), kwargs={"timeout": HANG})
+        threading.Thread(target=rpc_client.call, args=(channel, "Held", b"x"), kwargs={"timeout": HANG})
         for _ in range(count)
     ]
     for thread in threads:
@@ -75,11 +76,11 @@ def test_a_full_service_says_what_it_is_to_who_asks(tmp_path: Path) -> None:
     address, held = f"unix:{tmp_path}/s", Held()
     with ServiceProgram("test", ServiceConfig((address,), tokens=path, limits=Limits(requests=3))) as program:
         program.serve({"Held": held, "Who": service.Brief(HANDLERS["Name"])})
-        hers = service.connect(address, timeout=HANG, token=alice)
+        hers = rpc_client.connect(address, timeout=HANG, token=alice)
         threads = begun(held, hers, 3)
         silent = threading.Event()
         unsent = [
-            service.exchange(hers, "Who", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(20)
+            rpc_client.exchange(hers, "Who", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(20)
         ]
         until(lambda: program.gate.in_flight == 3 + 16)
         assert asked(address, "Who", token=bob) == b"'bob'"
@@ -98,10 +99,10 @@ def test_bytes_of_a_caller_are_bounded(tmp_path: Path) -> None:
         "test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path, limits=Limits(client_bytes=3 << 20))
     ) as program:
         program.serve(HANDLERS)
-        channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG, token=alice)
+        channel = rpc_client.connect(f"unix:{tmp_path}/s", timeout=HANG, token=alice)
         for size, fits in ((1 << 20, True), (2 << 20, False), (1 << 20, True)):  # request and answer are both held
             try:
-                assert len(service.call(channel, "Echo", bytes(size), timeout=HANG)) == size and fits
+                assert len(rpc_client.call(channel, "Echo", bytes(size), timeout=HANG)) == size and fits
             except grpc.RpcError as error:
                 assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not fits
         channel.close()
@@ -112,9 +113,9 @@ def test_messages_of_a_stream_are_small(tmp_path: Path) -> None:
     echo = service.Exchange(lambda requests, context: requests)
     with ServiceProgram("test", ServiceConfig((f"unix:{tmp_path}/s",))) as program:
         program.serve({"Each": echo})
-        channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG)
+        channel = rpc_client.connect(f"unix:{tmp_path}/s", timeout=HANG)
         for size in (service.CHUNK, service.CHUNK + 1):
-            answers = service.exchange(channel, "Each", iter([bytes(size)]), timeout=HANG)
+            answers = rpc_client.exchange(channel, "Each", iter([bytes(size)]), timeout=HANG)
             if size == service.CHUNK:
                 assert list(answers) == [bytes(size)]
                 continue
@@ -136,13 +137,14 @@ def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
     with ServiceProgram("test", ServiceConfig((address,), limits=Limits(requests=8, stall=1.0))) as program:
         program.serve({**HANDLERS, "Much": much})
         silent = threading.Event()
-        channel, other = (service.connect(address, timeout=HANG) for _ in range(2))
-        unread = [service.stream(channel, "Much", b"", timeout=HANG) for _ in range(4)]
+        channel, other = (rpc_client.connect(address, timeout=HANG) for _ in range(2))
+        unread = [rpc_client.stream(channel, "Much", b"", timeout=HANG) for _ in range(4)]
         unsent = [
-            service.exchange(channel, "Echo", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(3)
+            rpc_client.exchange(channel, "Echo", iter(lambda: silent.wait() or b"", b""), timeout=HANG)
+            for _ in range(3)
         ]
         until(lambda: program.gate.in_flight == 7)
-        assert service.call(other, "Echo", b"x", timeout=HANG) == b"x"
+        assert rpc_client.call(other, "Echo", b"x", timeout=HANG) == b"x"
         until(lambda: program.gate.in_flight == 0)
         for call in unread:
             assert ended.acquire(timeout=HANG)
@@ -153,7 +155,7 @@ def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
                 list(call)
             assert caught.value.code() == grpc.StatusCode.CANCELLED
         silent.set()
-        assert list(service.stream(other, "Much", b"", timeout=HANG))[-1] == bytes(service.CHUNK)
+        assert list(rpc_client.stream(other, "Much", b"", timeout=HANG))[-1] == bytes(service.CHUNK)
         for each in (channel, other):
             each.close()
 
@@ -169,12 +171,12 @@ def test_a_call_that_goes_on_for_ever_is_ended(tmp_path: Path) -> None:
 
     with ServiceProgram("test", ServiceConfig((address,), limits=Limits(seconds=1.0))) as program:
         program.serve({**HANDLERS, "On": on_and_on})
-        with service.connect(address, timeout=HANG) as channel:
+        with rpc_client.connect(address, timeout=HANG) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                for _ in service.stream(channel, "On", b"", timeout=HANG):
+                for _ in rpc_client.stream(channel, "On", b"", timeout=HANG):
                     pass
             assert caught.value.code() == grpc.StatusCode.CANCELLED
-            assert service.call(channel, "Echo", b"x", timeout=HANG) == b"x"
+            assert rpc_client.call(channel, "Echo", b"x", timeout=HANG) == b"x"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -260,11 +262,11 @@ def test_idle_connections_do_not_stop_a_client_that_has_one(tmp_path: Path, coun
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "tests.jobs.service", "--listen", address, "--max-connections", str(count // 2)]
     with started(command) as process:
-        channel = service.connect(address, timeout=HANG)
+        channel = rpc_client.connect(address, timeout=HANG)
         resource.setrlimit(resource.RLIMIT_NOFILE, (count + 2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         opened = idle(address, count)
         for _ in range(20):
-            assert service.call(channel, "Echo", b"x", timeout=HANG) == b"x"
+            assert rpc_client.call(channel, "Echo", b"x", timeout=HANG) == b"x"
         deadline = time.monotonic() + HANG  # a busy server closes those that are too many a little later
         while sum(map(is_open, opened)) >= count // 2:
             assert time.monotonic() < deadline

@@ -21,7 +21,7 @@ from hummingbird.errors import (
     EnvironmentProblem,
     PeerError,
 )
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.admission import Record
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.telemetry import Log
@@ -132,4 +132,4 @@ def test_an_error_while_waiting_drains_and_is_raised(tmp_path: Path) -> None:
             program.wait(look)
     assert before == [signal.getsignal(signal.SIGTERM)]
     with pytest.raises(PeerError, match="nothing answers"):
-        service.connect(f"unix:{tmp_path}/s", timeout=0.2)
+        rpc_client.connect(f"unix:{tmp_path}/s", timeout=0.2)

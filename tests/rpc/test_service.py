@@ -16,6 +16,7 @@ from hummingbird.errors import DealerError, EnvironmentProblem, InputError, Peer
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.dealer.server import DealerService, handlers
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.security import check_own_folder
 from hummingbird.rpc.service import Tls
@@ -41,7 +42,7 @@ def test_local_stand_in():
     "address", ["0.0.0.0:5000", "192.0.2.1:5000", "example.org:5000", "[::]:5000", "unix.example:1"]
 )
 def test_plain_text_stays_on_this_host(address):
-    for function in (lambda: service.serve({}, address), lambda: service.connect(address, timeout=1)):
+    for function in (lambda: service.serve({}, address), lambda: rpc_client.connect(address, timeout=1)):
         with pytest.raises(TrustError, match="plain text") as caught:
             function()
         assert "mutual TLS" in caught.value.hint
@@ -52,7 +53,7 @@ def test_plain_text_stays_on_this_host(address):
 )
 def test_malformed_addresses(address):
     with pytest.raises(InputError):
-        service.connect(address, timeout=1)
+        rpc_client.connect(address, timeout=1)
     with pytest.raises(InputError, match="107 bytes"):
         service.serve({}, "unix:/" + "x" * 107)
 
@@ -101,7 +102,7 @@ def test_an_address_in_use_is_not_taken_over(running, tmp_path):
 
 def test_unreachable_address():
     with pytest.raises(PeerError, match="nothing answers: .*(refused|Deadline Exceeded)"):
-        service.connect("127.0.0.1:1", timeout=0.3)
+        rpc_client.connect("127.0.0.1:1", timeout=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +154,13 @@ def test_tls_over_a_long_line(secure):
                         threading.Thread(target=relay, args=(*ends, 0.2), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
-        service.connect(f"localhost:{line.getsockname()[1]}", ours.issue("party-0"), timeout=HANG).close()
+        rpc_client.connect(f"localhost:{line.getsockname()[1]}", ours.issue("party-0"), timeout=HANG).close()
 
 
 def test_tls_over_a_unix_socket(secure, tmp_path):
     _, ours, _ = secure
     server = service.serve({}, f"unix:{tmp_path}/s", ours.issue("dealer", "localhost"))
-    service.connect(f"unix:{tmp_path}/s", ours.issue("party-0"), timeout=HANG).close()
+    rpc_client.connect(f"unix:{tmp_path}/s", ours.issue("party-0"), timeout=HANG).close()
     server.stop(0).wait()
 
 
@@ -265,12 +266,12 @@ def test_old_connections_are_made_anew_and_no_call_is_lost(monkeypatch: pytest.M
     address = f"127.0.0.1:{free_port()}"
     server = service.serve({"Name": name, "Slow": slow}, address)
     try:
-        with service.connect(address, timeout=HANG) as channel:
-            streamed = service.stream(channel, "Slow", b"", timeout=HANG)
+        with rpc_client.connect(address, timeout=HANG) as channel:
+            streamed = rpc_client.stream(channel, "Slow", b"", timeout=HANG)
             assert next(streamed) == b"first"
 
             def renewed() -> bool:
-                assert service.call(channel, "Name", b"x", timeout=HANG) == b"x"
+                assert rpc_client.call(channel, "Name", b"x", timeout=HANG) == b"x"
                 return len(set(peers)) > 3
 
             until(renewed, "four connections of one channel")

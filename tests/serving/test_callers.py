@@ -15,6 +15,7 @@ import torch
 
 from hummingbird.errors import PeerError, TrustError
 from hummingbird.prg import new_seed
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service as wire
 from hummingbird.serving.client import Client
 from hummingbird.serving.message import Request, split
@@ -53,13 +54,15 @@ def test_mutual_tls_and_ids_by_certificate(tmp_path: Path) -> None:
                 for rank, body in enumerate(split(torch.zeros(2, 4, dtype=torch.int64), known.bits, 2))
             ]
             hers, his = (
-                [wire.connect(address, tls, timeout=HANG) for address in client.addresses] for tls in (alice, bob)
+                [rpc_client.connect(address, tls, timeout=HANG) for address in client.addresses] for tls in (alice, bob)
             )
-            asked = [wire.begin(hers[rank], "Ask", message, timeout=HANG) for rank, message in enumerate(messages)]
+            asked = [
+                rpc_client.begin(hers[rank], "Ask", message, timeout=HANG) for rank, message in enumerate(messages)
+            ]
             assert len({len(call.result()) for call in asked}) == 1
             for rank, message in enumerate(messages):  # with the claim of the first, in which nobody believes here
                 with pytest.raises(grpc.RpcError) as caught:
-                    wire.call(his[rank], "Ask", message, timeout=HANG)
+                    rpc_client.call(his[rank], "Ask", message, timeout=HANG)
                 assert "belongs to another client" in str(caught.value.details())
             for channel in (*hers, *his):
                 channel.close()
@@ -88,14 +91,14 @@ def test_half_requests_of_eight_names_lock_nobody_out(tmp_path: Path) -> None:
     with Service(*net, token=tokens[8]) as service:
         with service.client() as client:
             first, known = client.addresses[0], client.service
-        channels = [wire.connect(first, timeout=HANG, token=token) for token in tokens[:8]]
+        channels = [rpc_client.connect(first, timeout=HANG, token=token) for token in tokens[:8]]
         deadline = int(1e3 * (time.time() + HANG))
         body = split(torch.zeros(1, 4, dtype=torch.int64), known.bits, 2)[0]
         calls = []
         for channel in channels:
             for _ in range(64):
                 message = Request(new_seed(), new_seed(), deadline, 1, body).to_bytes(known, 0)
-                calls.append(wire.begin(channel, "Ask", message, timeout=HANG))
+                calls.append(rpc_client.begin(channel, "Ask", message, timeout=HANG))
         x = torch.rand(2, 4)
         with service.client(5.0) as client, torch.no_grad():  # who has just begun, too
             assert (client(x) - doubled()(x)).abs().max() < 1e-3

@@ -70,7 +70,7 @@ def test_parties_and_dealer_die_and_come_back() -> None:
 _STARTING = """
 import random, signal, threading, time
 from hummingbird.serving.reconnect import ReconnectLoop
-from hummingbird.serving.methods import Methods
+from hummingbird.serving.party import Methods
 from hummingbird.rpc.signals import check
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 random.seed(1)

@@ -13,7 +13,7 @@ from hummingbird.errors import AgreementError, DealerError, HummingbirdError, Pe
 from hummingbird.rpc.signals import Flag, check
 from hummingbird.serving import reconnect as module
 from hummingbird.serving.dispatcher import Counts, unavailable
-from hummingbird.serving.methods import Methods
+from hummingbird.serving.party import Methods
 from hummingbird.serving.reconnect import ReconnectLoop
 from tests.support.patience import HANG, until
 

@@ -39,7 +39,9 @@ from hummingbird.mpc.dealer.server import JoinAnswer, JoinRequest
 from hummingbird.pir import Owner, Source, dpf
 from hummingbird.pir import messages as pir
 from hummingbird.prg import CIPHERS, new_seed
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service, telemetry
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.security import Tls
 from hummingbird.serving.description import Described
 from hummingbird.serving.message import MAX_BYTES, Request, joined, split
@@ -74,7 +76,7 @@ class Held:
 
     def __init__(self, channel: grpc.Channel, method: str, timeout: float = HANG) -> None:
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = service.exchange(channel, method, iter(self._sent.get, None), timeout=timeout)
+        self._call = rpc_client.exchange(channel, method, iter(self._sent.get, None), timeout=timeout)
 
     def send(self, message: bytes) -> None:
         self._sent.put(message)
@@ -121,7 +123,7 @@ class ServiceCase:
     callers: Sequence[str] = ("alice", "bob", "carol", "dave")
     tokens: bool = True
     idle: bool = False
-    largest: int = service.MAX_MESSAGE
+    largest: int = MAX_MESSAGE
     processes: int = 1
     command: str = ""  # where it is another word than the name
 
@@ -156,7 +158,7 @@ def _dealer_right(channels: Sequence[grpc.Channel], answers: list[bytes]) -> boo
 
 
 def _served(channels: Sequence[grpc.Channel]) -> Described:
-    return Described.read(service.call(channels[0], "Describe", b"", timeout=HANG), "party 0")
+    return Described.read(rpc_client.call(channels[0], "Describe", b"", timeout=HANG), "party 0")
 
 
 def _party_request(channels: Sequence[grpc.Channel], caller: str, seconds: float) -> list[bytes]:
@@ -375,7 +377,7 @@ class Started:
 
     def channel(self, caller: Caller, rank: int = 0) -> grpc.Channel:
         """A connection of its own, which has been answered."""
-        return service.connect(self.addresses[rank], caller.tls, HANG, token=caller.token, largest=-1)
+        return rpc_client.connect(self.addresses[rank], caller.tls, HANG, token=caller.token, largest=-1)
 
     def answered(self, caller: Caller, *open: grpc.Channel) -> None:
         """One request is answered, and rightly. open: a connection for its first message."""
@@ -383,7 +385,7 @@ class Started:
         try:
             parts = self.case.request(channels, caller.name, HANG)
             calls = [
-                service.begin(channel, self.case.method, part, timeout=HANG)
+                rpc_client.begin(channel, self.case.method, part, timeout=HANG)
                 for channel, part in zip(channels, parts, strict=True)
             ]
             assert self.case.right(channels, [call.result() for call in calls])

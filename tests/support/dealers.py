@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.server import DealerService, handlers
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.service import Tls
 from tests.support.patience import HANG
@@ -48,12 +49,12 @@ class Running:
 
 def raw(running: Running, method: str, **fields) -> list[bytes]:
     """A raw request, as a foreign program could send it."""
-    channel = service.connect(running.address, timeout=HANG)
+    channel = rpc_client.connect(running.address, timeout=HANG)
     data = json.dumps(fields).encode()
     try:
         if method == "Correct":
-            return list(service.stream(channel, method, data, timeout=HANG))
-        return [service.call(channel, method, data, timeout=HANG)]
+            return list(rpc_client.stream(channel, method, data, timeout=HANG))
+        return [rpc_client.call(channel, method, data, timeout=HANG)]
     finally:
         channel.close()
 

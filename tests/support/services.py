@@ -8,9 +8,10 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.admission import caller_name
 from hummingbird.rpc.security import line_of, new_token
+from hummingbird.rpc.status import explain
 from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
@@ -18,11 +19,11 @@ from tests.support.patience import HANG
 
 def asked(address: str, method: str, data: bytes = b"", *, timeout: float = HANG, **caller: object) -> bytes:
     """One call on a channel of its own."""
-    channel = service.connect(address, timeout=timeout, **caller)  # type: ignore[arg-type]
+    channel = rpc_client.connect(address, timeout=timeout, **caller)  # type: ignore[arg-type]
     try:
-        return service.call(channel, method, data, timeout=timeout)
+        return rpc_client.call(channel, method, data, timeout=timeout)
     except grpc.RpcError as error:
-        raise service.explain(error, address) from None
+        raise explain(error, address) from None
     finally:
         channel.close()
 

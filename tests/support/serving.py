@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.prg import new_seed
-from hummingbird.rpc import service as wire
+from hummingbird.rpc import client as rpc_client
 from hummingbird.serving.client import Client
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.message import Request, split
@@ -111,7 +111,7 @@ class Foreign:
         with service.client() as client:
             self.service: ServiceDescription = client.service
             self.addresses = list(client.addresses)
-        self.channels = [wire.connect(address, timeout=HANG) for address in self.addresses]
+        self.channels = [rpc_client.connect(address, timeout=HANG) for address in self.addresses]
         self.claim = new_seed()
 
     def messages(self, images: Tensor, seconds: float = HANG, **changed: object) -> list[bytes]:
@@ -130,7 +130,7 @@ class Foreign:
     def begin(self, messages: Sequence[bytes | None]) -> list[grpc.Future]:
         """Calls to the parties for which there is a message."""
         return [
-            wire.begin(self.channels[rank], "Ask", message, timeout=HANG)
+            rpc_client.begin(self.channels[rank], "Ask", message, timeout=HANG)
             for rank, message in enumerate(messages)
             if message is not None
         ]

@@ -25,8 +25,10 @@ from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
 from hummingbird.he.service import messages
 from hummingbird.kernels.devices import find_device
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.client import Retry
+from hummingbird.rpc.security import Tls
+from hummingbird.rpc.status import explain
 
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
@@ -37,7 +39,7 @@ _REPEATS = 8  # how often one turn may break after the server has answered somet
 class RemoteModel:
     """The net behind `address`: `model(images)` returns its outputs.
 
-    tls, token: authentication of both sides, see `rpc.service.connect`.
+    tls, token: authentication of both sides, see `rpc.client.connect`.
     timeout: longest silence of the server, and longest time for which it may be away or full, seconds.
     memory: bytes that batches in flight may take on the device, as the server predicts; default: all that the device
     has.
@@ -46,7 +48,7 @@ class RemoteModel:
     sent_bytes, received_bytes: bytes of the turns' messages.
     repeated: number of turns that were tried again.
     precision: of the last call's batches.
-    Raises the errors of `service.connect`; PeerError if the service is of another kind or refuses; ConfigError for
+    Raises the errors of `rpc.client.connect`; PeerError if the service is of another kind or refuses; ConfigError for
     insecure parameters, and for a net that takes more memory; InputError for a malformed description, and for a missing
     device.
 
@@ -58,7 +60,7 @@ class RemoteModel:
         self,
         address: str,
         *,
-        tls: service.Tls | None = None,
+        tls: Tls | None = None,
         token: str | None = None,
         timeout: float = 120.0,
         memory: int | None = None,
@@ -69,15 +71,15 @@ class RemoteModel:
         self.precision: list[Precision] = []
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
-        self._channel = service.connect(address, tls, timeout, token=token)
+        self._channel = rpc_client.connect(address, tls, timeout, token=token)
         try:
-            text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
+            text = rpc_client.call(self._channel, "Public", messages.opening(), timeout=timeout)
             self._digest, self.public = messages.digest(text), Public.from_json(text)
             self._room = self._batches(installed(self._device) if memory is None else memory)
             self._client = Client(self.public, device)
         except grpc.RpcError as error:
             self.close()
-            raise service.explain(error, self._where) from None
+            raise explain(error, self._where) from None
         except BaseException:
             self.close()
             raise
@@ -155,7 +157,7 @@ class RemoteModel:
         encrypted = threading.Event()
         with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
             requests = _items(outgoing, problems)
-            call = service.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
+            call = rpc_client.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
             with run.whole.under_way(call), Prefetch(call, _DEPTH, call.cancel) as incoming:
                 try:
                     for first, stop, back in self.public.turns[number].down():
@@ -210,7 +212,7 @@ class RemoteModel:
                 what, hint = f"nothing came for {self._timeout:.0f} s", "is it stopped, or the connection too slow?"
                 raise PeerError(what, where=self._where, hint=hint) from None
             except grpc.RpcError as error:
-                raise service.explain(error, self._where) from None
+                raise explain(error, self._where) from None
         return message
 
     def _count(self, sent: int = 0, received: int = 0) -> None:

@@ -27,8 +27,10 @@ from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.server import SESSION_BYTES, CorrectRequest, JoinAnswer, JoinRequest, SessionRequest
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
 from hummingbird.prg import CIPHERS
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.frame import frame_bytes, unpack_tensors
+from hummingbird.rpc.security import Tls
+from hummingbird.rpc.status import explain
 from hummingbird.version import VERSION
 
 _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
@@ -43,7 +45,7 @@ class DealerClient:
     cipher: of `prg.CIPHERS`, what expands the seeds; the same at all parties. device: where the seed is expanded.
     buffer_bytes: bound on the shares that are made ahead of their use.
     Material's bits are without the framing of corrections (8 bytes, and at most 80 per tensor).
-    Raises DealerError (unreachable, refused), InputError, TrustError and EnvironmentProblem as `service.connect`.
+    Raises DealerError (unreachable, refused), InputError, TrustError and EnvironmentProblem as `rpc.client.connect`.
     """
 
     slice_shape = None
@@ -55,7 +57,7 @@ class DealerClient:
         session: bytes,
         rank: int,
         parties: int,
-        tls: service.Tls | None = None,
+        tls: Tls | None = None,
         timeout: float = 60.0,
         cipher: str = "aes-128-ctr",
         device: torch.device | str = "cpu",
@@ -71,7 +73,7 @@ class DealerClient:
         self._told = 0.0  # the dealer's seconds for all answers that have come
         self._supplies = Supplies(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
         try:
-            self._channel = service.connect(address, tls, timeout)
+            self._channel = rpc_client.connect(address, tls, timeout)
         except PeerError as error:
             hint = error.hint or "start one with `python -m hummingbird dealer --listen ...`"
             raise DealerError(error.what, where=f"dealer {address}", hint=hint) from None
@@ -115,7 +117,7 @@ class DealerClient:
         """
         if self.rank == 0:
             try:
-                service.call(self._channel, "Stay", self._message(), timeout=self._timeout / 2)
+                rpc_client.call(self._channel, "Stay", self._message(), timeout=self._timeout / 2)
             except grpc.RpcError as error:
                 raise self._failure(error) from None
 
@@ -125,7 +127,7 @@ class DealerClient:
             return
         self._supplies.close()
         try:
-            service.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))
+            rpc_client.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))
         except grpc.RpcError:
             pass  # the dealer is gone, or forgets us by itself
         self._channel.close()
@@ -139,7 +141,7 @@ class DealerClient:
     def _join(self) -> tuple[bytes, bytes]:
         asked = records.write(JoinRequest(self._session, self.rank, self.parties, VERSION, self._cipher))
         try:
-            answer = service.call(self._channel, "Join", asked.encode(), timeout=self._timeout)
+            answer = rpc_client.call(self._channel, "Join", asked.encode(), timeout=self._timeout)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         where, hint = f"dealer {self.address}", "is this a dealer?"
@@ -165,7 +167,7 @@ class DealerClient:
             data = records.write(CorrectRequest(self._session, self._token, first, tuple(own), self._timeout)).encode()
             size = sum(request.correction_bits for request in own) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
-            self._call = service.stream(self._channel, "Correct", data, timeout=limit)
+            self._call = rpc_client.stream(self._channel, "Correct", data, timeout=limit)
         try:
             for place, (turn, request) in enumerate(zip(turns, requests, strict=True)):
                 started = time.perf_counter()
@@ -219,5 +221,5 @@ class DealerClient:
         return DealerError(f"malformed corrections for {request}", where=f"dealer {self.address}")
 
     def _failure(self, error: grpc.RpcError) -> DealerError:
-        problem = service.explain(error, "")
+        problem = explain(error, "")
         return DealerError(problem.what, where=f"dealer {self.address}", hint=problem.hint)

@@ -36,9 +36,9 @@ from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.records import field as record_field
-from hummingbird.rpc.admission import Quota, caller_name
+from hummingbird.rpc.admission import MAX_MESSAGE, Quota, caller_name
 from hummingbird.rpc.frame import pack_pieces
-from hummingbird.rpc.service import CHUNK, MAX_MESSAGE, WORKERS, Method
+from hummingbird.rpc.service import CHUNK, WORKERS, Method
 from hummingbird.version import VERSION
 
 SESSION_BYTES = 16

@@ -269,7 +269,7 @@ def check_options(dealer: object, tls: object, timeout: object, device: object, 
     if dealer is not None and not isinstance(dealer, str):
         raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
     if tls is not None and not isinstance(tls, Tls):
-        hint = "hummingbird.rpc.service.Tls(cert=..., key=..., ca=...)"
+        hint = "hummingbird.rpc.security.Tls(cert=..., key=..., ca=...)"
         raise ConfigError(f"tls is a {type(tls).__name__}", where=where, hint=hint)
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not (number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type, operator]

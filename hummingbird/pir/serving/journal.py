@@ -31,8 +31,8 @@ from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, Hu
 from hummingbird.pir.messages import unpack_update
 from hummingbird.pir.table import Facts, State
 from hummingbird.records import field
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
-from hummingbird.rpc.service import MAX_MESSAGE
 
 # A file of entries with digests: each entry is complete, or reported as damaged ---------------------------------------
 #

@@ -25,6 +25,7 @@ from hummingbird.he.service import messages
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import MAX_CALLS, Service
 from hummingbird.kernels.ciphertexts import pack, unpack
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from tests.support import python
 from tests.support.chance import DEVIATIONS, chi_square_limit
@@ -198,9 +199,9 @@ def test_the_uniformity_test_can_fail(recorded) -> None:  # type: ignore[no-unty
 
 def exchange(address: str, requests: list[bytes]) -> list[bytes]:
     """The answer that a foreign program gets from a turn."""
-    channel = service.connect(address, timeout=HANG)
+    channel = rpc_client.connect(address, timeout=HANG)
     try:
-        return list(service.exchange(channel, "Turn", iter(requests), timeout=HANG))
+        return list(rpc_client.exchange(channel, "Turn", iter(requests), timeout=HANG))
     finally:
         channel.close()
 
@@ -344,9 +345,9 @@ def test_a_silent_client_ends_its_turn_and_leaves_its_room(server: Server, net: 
             yield turn_0[0]
             ended.wait(HANG)
 
-        channel = service.connect(address, timeout=HANG)
+        channel = rpc_client.connect(address, timeout=HANG)
         with pytest.raises(grpc.RpcError) as caught:
-            list(service.exchange(channel, "Turn", stalls(), timeout=HANG))
+            list(rpc_client.exchange(channel, "Turn", stalls(), timeout=HANG))
         assert "sent nothing for 1 s" in str(caught.value.details())
         ended.set()
         channel.close()
@@ -358,13 +359,13 @@ def test_a_silent_client_ends_its_turn_and_leaves_its_room(server: Server, net: 
 def test_a_cancelled_client_leaves_its_room(server: Server, net: nn.Module, turn_0: list[bytes]) -> None:
     made = Service(server, turns=1, idle=NEVER)
     with served(made) as address:
-        channel, holding = service.connect(address, timeout=HANG), threading.Event()
+        channel, holding = rpc_client.connect(address, timeout=HANG), threading.Event()
 
         def stalls() -> Iterator[bytes]:
             yield turn_0[0]
             holding.wait(HANG)
 
-        call = service.exchange(channel, "Turn", stalls(), timeout=HANG)
+        call = rpc_client.exchange(channel, "Turn", stalls(), timeout=HANG)
         until(lambda: made.room.at_work == 1, "a turn to begin")
         call.cancel()
         holding.set()
@@ -378,10 +379,10 @@ def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None
     made = Service(server, turns=1, idle=NEVER)
     with served(made) as address:
         code = (
-            "import sys, time; from hummingbird.rpc import service\n"
+            "import sys, time; from hummingbird.rpc import client as rpc_client\n"
             "def requests():\n    yield sys.argv[2].encode()\n    time.sleep(3600)\n"
-            "channel = service.connect(sys.argv[1])\n"
-            "list(service.exchange(channel, 'Turn', requests(), timeout=3600))"
+            "channel = rpc_client.connect(sys.argv[1])\n"
+            "list(rpc_client.exchange(channel, 'Turn', requests(), timeout=3600))"
         )
         opening = messages.opening(messages.digest(server.public.to_json().encode())).decode()
         client = python.Popen([sys.executable, "-c", code, address, opening], cwd=ROOT)

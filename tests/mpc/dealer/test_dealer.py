@@ -18,7 +18,7 @@ from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.dealer import server as server_module
 from hummingbird.mpc.dealer.server import CorrectRequest, Used
 from hummingbird.mpc.protocols.beaver import SquarePair
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.version import VERSION
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import SQUARE, raw, refusal
@@ -82,7 +82,7 @@ def test_a_number_is_used_up_by_a_call_that_is_abandoned(running):
     client = running.all(1)[0]
     asked = CorrectRequest(client._session, client._token, 0, (SquarePair((1 << 18,)),) * 20, 1.0)
     message = records.write(asked).encode()
-    stream = service.stream(client._channel, "Correct", message, timeout=HANG)
+    stream = rpc_client.stream(client._channel, "Correct", message, timeout=HANG)
     next(stream)
     stream.cancel()
     until(lambda: not running.dealer._sessions[client._session].busy, "the end of a cancelled call")
@@ -192,11 +192,11 @@ def test_malformed_joins_and_bytes_are_refused(running):
         {"cipher": 1},
     ):
         assert "malformed" in refusal(running, "Join", **{**good, **bad})
-    channel = service.connect(running.address, timeout=HANG)
+    channel = rpc_client.connect(running.address, timeout=HANG)
     for data in (b"", b"\xff\xfe", b"[1]", b"[" * 100_000, b'{"session": '):
         for method in ("Join", "Leave"):
             with pytest.raises(grpc.RpcError) as caught:
-                service.call(channel, method, data, timeout=HANG)
+                rpc_client.call(channel, method, data, timeout=HANG)
             assert caught.value.details().startswith("malformed request: it ")
     channel.close()
 

@@ -17,8 +17,8 @@ from hummingbird.pir.messages import (
     unpack_query,
     unpack_update,
 )
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.frame import unpack_tensors
-from hummingbird.rpc.service import MAX_MESSAGE
 from tests.support.disk import Order
 
 ROWS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
