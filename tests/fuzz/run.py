@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import interleave
-from hummingbird.crypten.adapter import MPCTensor
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.ops.public import HIDDEN
@@ -32,7 +31,8 @@ from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties
 from tests.fuzz.bounds import walk
 from tests.fuzz.make import Recipe, recipe
@@ -158,13 +158,13 @@ class _Party(nn.Module):
         super().__init__()
         self.net, self.owner = net, owner
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        if self.owner is not None and sessions.current().rank != self.owner:
+    def forward(self, session: Session, x: Shared) -> Shared:
+        if self.owner is not None and session.rank != self.owner:
             for weight in self.net._fixed_weights:
                 weight.code = torch.zeros_like(weight.code)
-        interleave.Interleave().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
-        out: MPCTensor = self.net(x)
-        return out
+        # Interleaved by itself: the parties are so in Parties.run.
+        interleave.Interleave().run([lambda: self.net.set_up(session)])
+        return self.net.forward(session, x)
 
 
 def _windows(made: Recipe, largest: float) -> BitWindow | None:

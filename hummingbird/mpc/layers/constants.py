@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, room
 from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
@@ -50,9 +50,9 @@ class Scale(Layer):
     def weight_scale(self, later: int) -> int:
         return later if abs(self.factor) <= 1 else WEIGHT_SCALE
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x) if self.integer == 1 else share_of(x) * self.integer
-        return from_share(share, scale_of(x) + self.fraction)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share = x.share if self.integer == 1 else x.share * self.integer
+        return Shared(share, x.scale + self.fraction)
 
     def label(self) -> str:
         return f"{self.factor:g}"
@@ -77,13 +77,9 @@ class Pad(Layer):
     def weight_scale(self, later: int) -> int:
         return later
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        fill = (
-            int(ring.encode(torch.tensor([self.value], dtype=torch.float64), scale_of(x)))
-            if self.session().rank == 0
-            else 0
-        )
-        return from_share(torch.nn.functional.pad(share_of(x), self.pads, value=fill), scale_of(x))
+    def forward(self, session: Session, x: Shared) -> Shared:
+        fill = int(ring.encode(torch.tensor([self.value], dtype=torch.float64), x.scale)) if session.rank == 0 else 0
+        return Shared(torch.nn.functional.pad(x.share, self.pads, value=fill), x.scale)
 
     def label(self) -> str:
         return f"{self.pads} with {self.value:g}"
@@ -152,12 +148,12 @@ class AddConstant(Layer):
         elif self.scales:
             self.code(self.scales[0])
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x) * self.sign, scale_of(x)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share * self.sign, x.scale
         if self.owner is not None:
-            return from_share(share + self.value, scale)
+            return Shared(share + self.value, scale)
         constant = self.code(scale)
-        return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
+        return Shared(share + (constant if session.rank == 0 else torch.zeros_like(constant)), scale)
 
     def label(self) -> str:
         return "" if self.owner is None else f"private to party {self.owner}"
@@ -187,9 +183,9 @@ class Constant(Layer):
         if self.owner is not None:
             self.value = sharing.share_secret(session, self.value, tuple(self.value.shape), self.owner)
 
-    def forward(self) -> MPCTensor:
-        mine = self.owner is not None or self.session().rank == 0
-        return from_share(self.value.clone() if mine else torch.zeros_like(self.value))
+    def forward(self, session: Session) -> Shared:
+        mine = self.owner is not None or session.rank == 0
+        return Shared(self.value.clone() if mine else torch.zeros_like(self.value))
 
     def label(self) -> str:
         return "" if self.owner is None else f"private to party {self.owner}"

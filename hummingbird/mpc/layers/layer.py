@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hummingbird import cost
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.lift import lift, lift_price
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
@@ -151,13 +151,8 @@ class Layer(nn.Module):
         """How many values the layer works on side by side: what its memory grows with."""
         return max((spec.numel for spec in inputs), default=0)
 
-    def share_weights(self, session: sessions.Session) -> None:
+    def share_weights(self, session: Session) -> None:
         """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
-
-    @staticmethod
-    def session() -> sessions.Session:
-        """The running session."""
-        return sessions.current()
 
 
 class LocalRescale(Layer):
@@ -185,9 +180,9 @@ class LocalRescale(Layer):
     def grain(self) -> int:
         return max(0, self.given[0].grain - (self.given[0].scale - self.target))
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        shift = scale_of(x) - self.target
-        return from_share((share_of(x) + (1 << shift >> 1)) >> shift, self.target)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        shift = x.scale - self.target
+        return Shared((x.share + (1 << shift >> 1)) >> shift, self.target)
 
 
 class Lift(Layer):
@@ -235,10 +230,10 @@ class Lift(Layer):
         _, k, ring = self._sizes(inputs[0].scale)
         return lift_price(inputs[0].numel, k, ring, parties)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x)
-        lifted = lift(self.session(), share.reshape(-1), *self._sizes(scale)) << self._up(scale)
-        return from_share(lifted.view(share.shape), self.target)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share, x.scale
+        lifted = lift(session, share.reshape(-1), *self._sizes(scale)) << self._up(scale)
+        return Shared(lifted.view(share.shape), self.target)
 
 
 class Local(Layer):
@@ -262,21 +257,20 @@ class Local(Layer):
     def grain(self) -> int:
         return self.given[0].grain
 
-    def forward(self, x: MPCTensor, *args: Any) -> Any:
-        scale = scale_of(x)
-        out = self.function(share_of(x), *args)
+    def forward(self, session: Session, x: Shared, *args: Any) -> Any:
+        out = self.function(x.share, *args)
         if isinstance(out, (tuple, list)):
-            return tuple(from_share(part, scale) for part in out)
-        return from_share(out, scale)
+            return tuple(Shared(part, x.scale) for part in out)
+        return Shared(out, x.scale)
 
     def label(self) -> str:
         return self.name
 
 
-def aligned(xs: Sequence[MPCTensor]) -> tuple[list[Tensor], int]:
+def aligned(xs: Sequence[Shared]) -> tuple[list[Tensor], int]:
     """Shares brought to the highest of their scales: a shift to the left is exact and local."""
-    scales = [scale_of(x) for x in xs]
-    return [share_of(x) << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
+    scales = [x.scale for x in xs]
+    return [x.share << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
 
 
 class Combine(Layer):
@@ -305,9 +299,9 @@ class Combine(Layer):
         highest = max(given.scale for given in self.given)
         return min(given.grain + highest - given.scale for given in self.given)
 
-    def forward(self, *xs: Any) -> MPCTensor:
+    def forward(self, session: Session, *xs: Any) -> Shared:
         shares, scale = aligned(xs[0] if len(xs) == 1 else xs)
-        return from_share(self.function(shares), scale)
+        return Shared(self.function(shares), scale)
 
     def label(self) -> str:
         return self.name

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.mpc.layers.weights import PublicWeight, private_fraction, weight_of
 from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 
 
@@ -120,16 +120,16 @@ class Linear(Layer):
             out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
         return weight_mask.product_price(n, out, parties, self.read)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x) + self.fraction
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share, x.scale + self.fraction
         per_channel = self.op == "mul" and not self.last
         view = (-1, *[1] * (share.dim() - 2)) if per_channel else None
-        out = self.weight.product(self.session(), self.op, share, self.options, view, self.read)
+        out = self.weight.product(session, self.op, share, self.options, view, self.read)
         # A public bias is added by one party, a private one by all, each its share.
-        if self.bias is not None and (self.owner is not None or self.session().rank == 0):
+        if self.bias is not None and (self.owner is not None or session.rank == 0):
             bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
             out = out + (bias if self.op == "matmul" or self.last else bias.view(-1, *[1] * (out.dim() - 2)))
-        return from_share(out, scale)
+        return Shared(out, scale)
 
     def label(self) -> str:
         owner = "public" if self.owner is None else f"private to party {self.owner}"
