@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.channel.meter import meter
     from hummingbird.convert import convert_model, register_converter, validate_model
+    from hummingbird.crypten.tensors import cryptensor
     from hummingbird.launching.launch import launch
     from hummingbird.mpc.session.launch import init, uninit
-    from hummingbird.mpc.session.sharing import cryptensor
     from hummingbird.report import estimate
     from hummingbird.saving import load, load_net, save
     from hummingbird.serving.client import Client
@@ -40,7 +40,7 @@ _HOMES = {
     "Client": "serving.client",
     "Study": "window_search.study",
     "convert_model": "convert",
-    "cryptensor": "mpc.session.sharing",
+    "cryptensor": "crypten.tensors",
     "estimate": "report",
     "find_rows": "simulation.row_ranges",
     "init": "mpc.session.launch",

@@ -21,6 +21,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, properties
 from hummingbird.graph.example_shapes import fingerprints
+from hummingbird.mpc.layers.weights import Owner
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
 from hummingbird.mpc.plan.net import PrivateNet
@@ -61,12 +62,12 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
     return _problems(steps, None, BitConfig())
 
 
-def _problems(steps: list[Step], owner: int | None, config: BitConfig) -> list[Problem]:
+def _problems(steps: list[Step], owner: Owner | None, config: BitConfig) -> list[Problem]:
     """Problems of steps without a private form or without values, and of numbers that fixed point cannot represent."""
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
-    elif not sessions.is_initialized() or sessions.current().rank == owner:
+    elif owner.known:
         found += columns.lost(steps, config)
     for step in steps:
         if any(tensor.is_meta for tensor in _tensors(step)):
@@ -160,7 +161,7 @@ def build(
 ) -> PrivateNet:
     """`convert_model` without communication. parties: number of parties, None if not known."""
     config = BitConfig.of(bits)
-    owner = owner_of(weights)
+    owner = _owner(owner_of(weights))
     named(protocol)
     chosen = TableChoice.of(aim)
     try:
@@ -177,7 +178,7 @@ def build(
         raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
     config.check_names([step.name for step in steps if step.op in COMPARING])
     check_rows(config, steps)
-    if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
+    if owner is None or (sessions.is_initialized() and owner.known):
         for sentence in columns.coarse(steps):
             warnings.warn(sentence, stacklevel=3)
         config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)
@@ -190,7 +191,7 @@ def build(
         "plan": digest(plan),
         "aim": str(chosen),
         "protocol": protocol,
-        "weights": "public" if owner is None else f"private to party {owner}",
+        "weights": "public" if owner is None else str(owner),
     }
     settings = f"protocol {protocol}, weights {facts['weights']}"
     return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
@@ -205,6 +206,13 @@ def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> lis
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps
     return fingerprints(net, steps, example, custom=custom)
+
+
+def _owner(rank: int | None) -> Owner | None:
+    """The owner of this rank, None for public weights."""
+    if rank is None:
+        return None
+    return Owner(rank, known=not sessions.is_initialized() or sessions.current().rank == rank)
 
 
 def owner_of(weights: str | int) -> int | None:

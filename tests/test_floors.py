@@ -248,6 +248,79 @@ def test_only_the_adapter_imports_crypten() -> None:
     assert set(found) == {"crypten/adapter.py"}
 
 
+def crypten_uses(source: str) -> list[str]:
+    """Imports of CrypTen's tensors, and of what makes and opens them."""
+    names = [name for name, _ in imported(parsed(source))]
+    return [name for name in names if name.startswith(("hummingbird.crypten.adapter", "hummingbird.crypten.tensors"))]
+
+
+# `cryptensor` is public, a net takes and returns CrypTen's tensors, and `info` shows CrypTen's version.
+TAKES_CRYPTEN = {"__init__.py", "mpc/plan/net.py", "commands/info.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_cryptens_tensors_stay_at_the_edge(path: Path) -> None:
+    """Inside, code works on `Shared` (mpc/session/sharing.py)."""
+    if part(path) != "crypten" and str(path.relative_to(PACKAGE)) not in TAKES_CRYPTEN:
+        assert crypten_uses(path.read_text()) == []
+
+
+def test_the_test_of_cryptens_tensors_can_fail() -> None:
+    assert crypten_uses("from hummingbird.crypten.adapter import MPCTensor")
+    assert crypten_uses("def f():\n    from hummingbird.crypten import tensors")
+    assert not crypten_uses("from hummingbird.mpc.session.sharing import Shared")
+
+
+# Functions that users call, and CrypTen's, which take no session. All others take it as an argument.
+PUBLIC_EDGE = {
+    "convert.py",
+    "launching/launch.py",
+    "mpc/plan/net.py",
+    "mpc/session/launch.py",
+    "saving/__init__.py",
+    "serving/reconnect.py",
+    "serving/serve.py",
+}
+
+
+def session_lookups(source: str) -> list[int]:
+    """Lines that use `sessions.current` or `sessions.is_initialized`."""
+    tree, names = parsed(source), {"current", "is_initialized"}
+    home = "hummingbird.mpc.session.session."
+    found = [line for name, line in imported(tree) if name in {home + each for each in names}]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sessions":
+            found += [node.lineno] if node.attr in names else []
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_session_is_an_argument(path: Path) -> None:
+    if part(path) != "crypten" and str(path.relative_to(PACKAGE)) not in PUBLIC_EDGE:
+        assert session_lookups(path.read_text()) == []
+
+
+def test_the_test_of_sessions_can_fail() -> None:
+    assert session_lookups("from hummingbird.mpc.session.session import current")
+    assert session_lookups("def f():\n    return sessions.current().rank")
+    assert not session_lookups("def f(session):\n    return session.rank, self.current()")
+
+
+def context_variables(source: str) -> list[int]:
+    """Lines that make a context variable or a variable of one thread."""
+    calls = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call)]
+    kinds = {"contextvars.ContextVar", "ContextVar", "threading.local"}
+    return [call.lineno for call in calls if ast.unparse(call.func) in kinds]
+
+
+def test_a_run_has_two_context_variables(tmp_path: Path) -> None:
+    """The layer that the meter counts for, and the computation that an interleaving runs."""
+    holders = [str(path.relative_to(PACKAGE)) for path in FILES for _ in context_variables(path.read_text())]
+    memory = "kernels/reference/ciphertexts/workspace.py"  # keeps no state of a run, only memory that it uses again
+    assert [holder for holder in holders if holder != memory] == ["channel/interleave.py", "channel/meter.py"]
+    assert context_variables("import contextvars\nslice = contextvars.ContextVar('slice')") == [2]
+
+
 RANDOM_CALLS = re.compile(
     r"^(rand|randn|randint|randperm|normal|bernoulli|multinomial|poisson|rand_like|randn_like|randint_like"
     r"|random_|uniform_|normal_|bernoulli_|exponential_|geometric_|cauchy_|log_normal_|manual_seed|Generator)$"

@@ -17,7 +17,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.session import launch
+from hummingbird.mpc.session import session as sessions
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.simulation.simulate import InputRange
 from hummingbird.simulation.windows import traced
@@ -124,7 +124,7 @@ def as_party(count: int, rank: int, do: Callable[[], Any]) -> Any:
     """Run `do` as one party of `count` that never hears of the others."""
     opened = parties.sessions(count)
     try:
-        with launch.stand_in(opened[rank]):
+        with sessions.entered(opened[rank]):
             return do()
     finally:
         for session in opened:

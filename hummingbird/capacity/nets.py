@@ -31,7 +31,7 @@ from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, rec
 from hummingbird.mpc.correlations.request import Request, corrections, expand
 from hummingbird.mpc.dealer.folder import places
 from hummingbird.mpc.plan import microbatch
-from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run, run_alone
+from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.prg import new_seed
 from hummingbird.report import BANDWIDTH, RTT
@@ -119,7 +119,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
 
         def computed() -> None:
             dealer.begin()
-            run_alone(twin, shape)
+            twin.run(shape)
 
         dealer.begin()
         dealer._made.clear()  # material of the setup

@@ -18,7 +18,38 @@ from typing import Any
 from hummingbird.channel import meter
 from hummingbird.kernels.devices import on_this_card
 
-_place: contextvars.ContextVar[tuple[Interleave, int] | None] = contextvars.ContextVar("place", default=None)
+
+class Computation:
+    """One of the functions of an `Interleave`, or the rest of the process (`OUTSIDE`).
+
+    session: the session that its code has entered (mpc/session/session.py). None: that of the computation around it.
+    """
+
+    def __init__(self, around: Computation | None = None, among: Interleave | None = None, number: int = 0) -> None:
+        self.session: Any = None
+        self._around, self._among, self._number = around, among, number
+
+    def entered(self) -> Any:
+        """The session that this computation has entered, or else the one around it; None if there is none."""
+        if self.session is not None or self._around is None:
+            return self.session
+        return self._around.entered()
+
+    def pass_on(self) -> None:
+        """Let the computations beside this one run until each passes on or ends."""
+        if self._among is not None:
+            started = time.perf_counter()
+            self._among.pass_on_as(self._number)
+            meter.away(time.perf_counter() - started)
+
+
+OUTSIDE = Computation()
+_computation: contextvars.ContextVar[Computation] = contextvars.ContextVar("computation", default=OUTSIDE)
+
+
+def computation() -> Computation:
+    """The computation that calls this."""
+    return _computation.get()
 
 
 class _Stopped(BaseException):
@@ -27,11 +58,7 @@ class _Stopped(BaseException):
 
 def pass_on() -> None:
     """Let the other computations run until each has passed on or ended; does nothing outside of `Interleave.run`."""
-    place = _place.get()
-    if place is not None:
-        started = time.perf_counter()
-        place[0].pass_on_as(place[1])
-        meter.away(time.perf_counter() - started)
+    computation().pass_on()
 
 
 class Interleave:
@@ -45,10 +72,11 @@ class Interleave:
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run the functions; returns all results. The first one runs on the calling thread, which signals interrupt."""
         results: list[Any] = [None] * len(functions)
+        around = computation()
         self._running = list(range(len(functions)))
 
         def work(number: int) -> None:
-            _place.set((self, number))
+            _computation.set(Computation(around, self, number))
             try:
                 self._await(number)
                 results[number] = functions[number]()

@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from hummingbird.cost import Cost
 from hummingbird.table import text_table
@@ -154,9 +155,18 @@ def _cells(row: MeterRow) -> tuple[str, ...]:
 
 
 _open: list[Meter] = []
-# Per computation: two slices of a net may take turns (channel/interleave.py).
-_layer: contextvars.ContextVar[str] = contextvars.ContextVar("layer", default="")
-_idle: contextvars.ContextVar[float] = contextvars.ContextVar("idle", default=0.0)  # seconds that are no computing
+
+
+class _At(NamedTuple):
+    """Where a computation is: the layer that is open, and the seconds so far that the computation did not compute."""
+
+    layer: str = ""
+    idle: float = 0.0
+
+
+# Each computation has its own: two slices of a net may take turns (channel/interleave.py).
+_START = _At()
+_at: contextvars.ContextVar[_At] = contextvars.ContextVar("at", default=_START)
 
 
 @contextlib.contextmanager
@@ -174,18 +184,25 @@ def meter() -> Iterator[Meter]:
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """A block in which no meter counts."""
-    before, token = _open[:], _layer.set("")
+    before, layer_before = _open[:], _open_layer("")
     _open.clear()
     try:
         yield
     finally:
         _open[:] = before
-        _layer.reset(token)
+        _open_layer(layer_before)
 
 
 def current_layer() -> str:
     """The qualified name of the layer that is being computed; "" outside of layers."""
-    return _layer.get()
+    return _at.get().layer
+
+
+def _open_layer(name: str) -> str:
+    """Make this the layer that is open; returns the name of the one before."""
+    at = _at.get()
+    _at.set(at._replace(layer=name))
+    return at.layer
 
 
 def count(
@@ -215,18 +232,19 @@ def count(
 
 def away(seconds: float) -> None:
     """Do not count these seconds as the layer's computing: the computation waited, or another one ran."""
-    _idle.set(_idle.get() + seconds)
+    at = _at.get()
+    _at.set(at._replace(idle=at.idle + seconds))
 
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
     """A block whose counts belong to this layer. predicted: the layer's price."""
-    token, idle, started = _layer.set(name), _idle.get(), time.perf_counter()
+    before, idle, started = _open_layer(name), _at.get().idle, time.perf_counter()
     try:
         yield
     finally:
-        computing = time.perf_counter() - started - (_idle.get() - idle)
-        _layer.reset(token)
+        computing = time.perf_counter() - started - (_at.get().idle - idle)
+        _open_layer(before)
         for opened in _open:
             row = opened.row(name)
             row.kind, row.window = kind, window

@@ -17,7 +17,7 @@ import contextlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from hummingbird.channel.channel import Channel
 from hummingbird.crypten.communicator import PartyCommunicator
 from hummingbird.errors import EnvironmentProblem, TrustError
+from hummingbird.mpc.session.session import ZeroSharing
 from hummingbird.prg import Stream
 from hummingbird.ring import SCALE
 
@@ -179,23 +180,17 @@ def refuse_validation(*args: Any) -> None:
         )
 
 
-def install(
-    channel: Channel,
-    seeds: dict[str, bytes],
-    provider: TupleProvider,
-    truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
-    device: torch.device | str = "cpu",
-) -> None:
-    """Put our communicator, randomness, provider and truncation in place of CrypTen's.
+def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.device | str = "cpu") -> None:
+    """Put our communicator and randomness in place of CrypTen's.
 
-    seeds: `prev`, `next` (shared with the neighbouring parties), `local` (this party's own).
+    zeros: the streams that neighbouring parties share. local: the seed of this party's own stream.
     """
     sys.modules["crypten.debug"].validate_correctness = refuse_validation  # type: ignore[attr-defined]
     communicator.DistributedCommunicator = PartyCommunicator
     PartyCommunicator.instance = PartyCommunicator(channel)
-    for name in ("prev", "next", "local"):
-        crypten.generators[name] = _EveryDevice(Stream(seeds[name], device))
-    crypten.generators["global"] = _Global(channel, len(seeds["local"]), device)
+    for name, stream in (("prev", zeros.previous), ("next", zeros.following), ("local", Stream(local, device))):
+        crypten.generators[name] = _EveryDevice(stream)
+    crypten.generators["global"] = _Global(channel, len(local), device)
     for module in _RANDOM_USERS:
         users = sys.modules[f"crypten.{module}"]
         for name, function in (("generate_random_ring_element", _ring_element), ("generate_kbit_random_tensor", _kbit)):
@@ -204,24 +199,17 @@ def install(
     first_party = sys.modules["crypten.mpc.provider.tfp_provider"].TrustedFirstParty
     for name in TupleProvider.TRACEABLE_FUNCTIONS:
         setattr(first_party, name, _refuse_first_party)
-    crypten.mpc.get_default_provider = lambda: provider
-    beaver.truncate = truncate
 
 
 @contextlib.contextmanager
-def lent(
-    channel: Channel,
-    seeds: dict[str, bytes],
-    provider: TupleProvider,
-    truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
-) -> Iterator[None]:
+def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
     """`install` for the time of this block; what was in place before, streams included, comes back as it was."""
-    kept = PartyCommunicator.instance, dict(crypten.generators), crypten.mpc.get_default_provider, beaver.truncate
-    install(channel, seeds, provider, truncate)
+    kept = PartyCommunicator.instance, dict(crypten.generators)
+    install(channel, zeros, local)
     try:
         yield
     finally:
-        PartyCommunicator.instance, generators, crypten.mpc.get_default_provider, beaver.truncate = kept
+        PartyCommunicator.instance, generators = kept
         crypten.generators.update(generators)
 
 

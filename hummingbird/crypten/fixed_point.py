@@ -26,7 +26,9 @@ from hummingbird import ring
 from hummingbird.crypten.adapter import ArithmeticSharedTensor, FixedPointEncoder, beaver, cfg, refuse_validation
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels.devices import put
-from hummingbird.mpc.protocols.division import LARGEST
+from hummingbird.mpc.protocols.division import LARGEST, divide
+from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.session import session as sessions
 from hummingbird.ring import MAX_INTEGER_BITS, SCALE
 
 Shared = ArithmeticSharedTensor
@@ -152,6 +154,14 @@ def _become(x: Any, result: Any) -> Any:
 def _reduced(x: Any, bits: int) -> Any:
     """The ring elements cut by `bits`, exact to a unit."""
     return beaver.truncate(x, 1 << bits) if bits else x
+
+
+def _truncate(x: Any, divisor: int) -> Any:
+    """CrypTen's division by a public integer, in place: exact to one unit."""
+    session, share, shift = sessions.current(), x.share.reshape(-1), divisor.bit_length() - 1
+    share = truncate(session, share, shift) if divisor == 1 << shift else divide(session, share, divisor)
+    x.share = share.view(x.share.shape)
+    return x
 
 
 # Sums, products and quotients ---------------------------------------------------------------------------------------
@@ -307,6 +317,7 @@ def _pad(self: Any, pad: Any, mode: str = "constant", value: Any = 0) -> Any:
 def install() -> None:
     """Put these in place of CrypTen's, for this process."""
     FixedPointEncoder.__init__, FixedPointEncoder.encode, FixedPointEncoder.decode = _start, _encode, _decode
+    beaver.truncate = _truncate
     for name, function in {
         "_arithmetic_function": _function,
         "mul": _mul,

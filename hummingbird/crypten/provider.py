@@ -9,21 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from hummingbird.crypten.adapter import ArithmeticSharedTensor, BinarySharedTensor, TupleProvider
+from hummingbird.crypten.adapter import ArithmeticSharedTensor, BinarySharedTensor, TupleProvider, crypten
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.protocols.beaver import SquarePair, Triple
-from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session import session as sessions
 
 
 class DealerProvider(TupleProvider):
-    """CrypTen's words for what a session asks of its dealer."""
+    """CrypTen's words for what the running session asks of its dealer, or of the supply that it draws on."""
 
     NAME = "dealer"
-
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        self._session = session
 
     def _no_cache(self, *args: Any, **kwargs: Any) -> Any:
         raise EnvironmentProblem(
@@ -39,24 +35,24 @@ class DealerProvider(TupleProvider):
     ) -> list[ArithmeticSharedTensor]:
         """Shares of a, b uniform and c = op(a, b, **kwargs) in Z_2^64; sizes as in torch."""
         options = {name: _plain(value) for name, value in kwargs.items()}
-        return _ring(self._session.correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
+        return _ring(sessions.current().correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
 
     def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
         """Shares of r uniform and r^2."""
-        return _ring(self._session.correlation(SquarePair(tuple(size))), device)
+        return _ring(sessions.current().correlation(SquarePair(tuple(size))), device)
 
     def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
         """Xor shares of words a, b uniform and a & b."""
-        shares = self._session.correlation(WordTriple(tuple(size0), tuple(size1)))
+        shares = sessions.current().correlation(WordTriple(tuple(size0), tuple(size1)))
         return [_binary(share, device) for share in shares]
 
     def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
         """Shares of r uniform, and of the number of wraps among them."""
-        return _ring(self._session.correlation(Wraps(tuple(size))), device)
+        return _ring(sessions.current().correlation(Wraps(tuple(size))), device)
 
     def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
         """One random bit per element, additively and xor shared."""
-        bit = self._session.correlation(SharedBit(tuple(size)))
+        bit = sessions.current().correlation(SharedBit(tuple(size)))
         return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
 
 
@@ -75,3 +71,9 @@ def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]
 def _plain(value: Any) -> Any:
     """Options of torch's convolutions as JSON values."""
     return [int(v) for v in value] if isinstance(value, (tuple, list)) else int(value)
+
+
+def install() -> None:
+    """Put this in place of CrypTen's provider, for this process."""
+    provider = DealerProvider()
+    crypten.mpc.get_default_provider = lambda: provider

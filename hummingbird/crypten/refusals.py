@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from hummingbird.crypten import tensors
 from hummingbird.crypten.adapter import SHIMMED, MPCTensor, PartyCommunicator, communicator, crypten
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, TrustError
+from hummingbird.mpc.session import session as sessions
 
 _make = crypten.cryptensor
 
@@ -68,11 +70,8 @@ def _show(self: Any) -> str:
     return f"MPCTensor(shape={tuple(self.size())}, scale={self.encoder.scale}, {self.ptype.name})"
 
 
-def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], None]) -> None:
-    """Put these in place of CrypTen's, for this process.
-
-    share: `cryptensor(x, src)`. agree: compares facts with all parties.
-    """
+def install() -> None:
+    """Put these in place of CrypTen's, for this process."""
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
         """CrypTen's, and then a round in which the parties compare what they have shared. A type of the caller's own
@@ -81,7 +80,8 @@ def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], No
         made = _make(*args, **kwargs)
         if not isinstance(made, MPCTensor):
             return made
-        agree("crypten.cryptensor", {"shape": str(tuple(made.size())), "src": str(kwargs.get("src", 0))})
+        facts = {"shape": str(tuple(made.size())), "src": str(kwargs.get("src", 0))}
+        sessions.current().agree("crypten.cryptensor", facts)
         return made
 
     def load_from_party(
@@ -100,14 +100,14 @@ def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], No
                 hint="read the file with weights_only=True; hummingbird.convert_model(net, weights=RANK) shares a net",
             )
         if communicator.get().get_rank() != src:
-            return share(None, src)
+            return tensors.cryptensor(None, src)
         if not isinstance(preloaded, Tensor):
             raise InputError(
                 f"load_from_party takes a tensor, not {type(preloaded).__name__}",
                 where="crypten.load_from_party",
                 hint="hummingbird.convert_model(net, weights=RANK) shares a net's weights",
             )
-        return share(preloaded, src)
+        return tensors.cryptensor(preloaded, src)
 
     crypten.cryptensor, crypten.load_from_party, communicator.get = cryptensor, load_from_party, _communicator
     MPCTensor.__repr__ = _show

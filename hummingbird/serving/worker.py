@@ -17,14 +17,13 @@ from torch import Tensor
 
 from hummingbird.channel import interleave
 from hummingbird.channel.channel import Channel
-from hummingbird.crypten.adapter import MPCTensor, from_share, share_of
 from hummingbird.errors import AgreementError, ConfigError
 from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.net import PrivateNet, Work
 from hummingbird.mpc.session.session import Session, Supply
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import SEED_BYTES, Stream, derive
-from hummingbird.ring import SCALE
 from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import Dispatcher
@@ -58,7 +57,7 @@ class _Batch:
     counts: Sequence[int]
     works: list[Work]
     padding: int
-    outputs: dict[int, MPCTensor] = field(default_factory=dict)
+    outputs: dict[int, Shared] = field(default_factory=dict)
 
 
 class Batches:
@@ -83,8 +82,8 @@ class Batches:
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
         """Add a batch of requests, with their shares int64 (images, ...); its material is made from now on."""
-        x = from_share(torch.cat(list(shares)).to(self._session.device), SCALE)
-        works = self._private.begin(x, ahead=self._ahead)
+        x = torch.cat(list(shares)).to(self._session.device)
+        works = self._private.begin(self._session, Shared(x), ahead=self._ahead)
         padding = sum(work.part.shape[0] - work.part.images for work in works)
         batch = _Batch(ids, [len(share) for share in shares], works, padding)
         self._queue.extend((batch, number) for number in range(len(works)))
@@ -112,7 +111,7 @@ class Batches:
         """Have the material of a slice made ahead, unless it is present or comes from a store."""
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)
-            material = None if shape in self._ahead else self._private.material(shape, _AHEAD_BYTES)
+            material = None if shape in self._ahead else self._private.material(self._session, shape, _AHEAD_BYTES)
             if material is not None:
                 self._ahead[shape] = material
 
@@ -124,7 +123,7 @@ class Batches:
             if not self._queue:
                 break
             batch, number = self._queue.popleft()
-            batch.outputs[number] = self._private.run(batch.works[number])
+            batch.outputs[number] = self._private.run(self._session, batch.works[number])
             if len(batch.outputs) == len(batch.works):
                 self._finish(batch)
             if self._at_work == 1:
@@ -134,7 +133,7 @@ class Batches:
     def _finish(self, batch: _Batch) -> None:
         outputs = [batch.outputs[number] for number in range(len(batch.works))]
         out = microbatch.join(outputs, [work.part for work in batch.works])
-        self._done(batch.ids, batch.counts, batch.padding, share_of(out).cpu())
+        self._done(batch.ids, batch.counts, batch.padding, out.share.cpu())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from hummingbird import convert, graph, inputs, ring
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls, pools_first
 from hummingbird.graph.example import is_private
@@ -37,8 +37,8 @@ from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.session import launch
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session, ZeroSharing
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutSimulator
@@ -50,10 +50,10 @@ from hummingbird.simulation.windows import Windows, check_protocol, comparisons,
 # Private inference of all parties in one process: their own code on their own shares, from given seeds.
 #
 # Every party runs the private net on a thread of its own, one at a time (channel/interleave.py): whoever waits for an
-# opening lets the next one compute. What is global to a process, the session and CrypTen's parts, changes hands with
-# the turn. The dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds,
-# parties on a network send the same messages bit for bit, with a net converted for latency. Other aims decide the same,
-# and may have splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py).
+# opening lets the next one compute. What is global to a process, CrypTen's parts, changes hands with the turn. The
+# dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds, parties on a
+# network send the same messages bit for bit, with a net converted for latency. Other aims decide the same, and may have
+# splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py).
 
 
 class _Seat(Channel):
@@ -92,7 +92,7 @@ class _Seat(Channel):
 
 
 class ExactNet(nn.Module):
-    """A private net as a function from one tensor with all private inputs to one tensor with all results.
+    """A private net as a function of a session and one tensor with all private inputs to one tensor with all results.
 
     public: the public inputs, which all parties have.
     """
@@ -101,9 +101,9 @@ class ExactNet(nn.Module):
         super().__init__()
         self.net, self.public = net, list(public)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        self.net.set_up()
-        return self.net.forward(x, public=self.public)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        self.net.set_up(session)
+        return self.net.forward(session, x, public=self.public)
 
 
 class Parties:
@@ -120,7 +120,14 @@ class Parties:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the stand-in says that it protects nothing: nothing is to be protected
             self._sessions = [
-                sessions.Session(rank, parties, seat, LocalDealer(rank, parties, seeds, device), device)
+                Session(
+                    rank,
+                    parties,
+                    seat,
+                    LocalDealer(rank, parties, seeds, device),
+                    device,
+                    zeros=ZeroSharing.of_zeros(),
+                )
                 for rank, seat in enumerate(seats)
             ]
         self._present = [contextlib.ExitStack() for _ in seats]
@@ -133,22 +140,22 @@ class Parties:
         kept = {id(tensor): tensor for tensor in net.buffers()}  # all parties have the same public weights
         nets = [copy.deepcopy(net, dict(kept)) for _ in shares]
 
-        def party(rank: int) -> tuple[Tensor, int]:
+        def party(rank: int) -> Shared:
             self._enter(rank)
             try:
-                out = nets[rank](from_share(shares[rank]))
-                return share_of(out), scale_of(out)
+                out: Shared = nets[rank](self._sessions[rank], Shared(shares[rank]))
+                return out
             finally:
                 self._present[rank].close()
 
         self._turns = interleave.Interleave()
         with meter.paused():
             outputs = self._turns.run([lambda rank=rank: party(rank) for rank in range(len(shares))])  # type: ignore[misc]
-        opened = sum((share for share, _ in outputs[1:]), outputs[0][0].clone())
-        return ring.decode(opened, outputs[0][1])
+        opened = sum((out.share for out in outputs[1:]), outputs[0].share.clone())
+        return ring.decode(opened, outputs[0].scale)
 
     def _enter(self, rank: int) -> None:
-        self._present[rank].enter_context(launch.stand_in(self._sessions[rank]))
+        self._present[rank].enter_context(crypten_run.lent(self._sessions[rank]))
 
     def _wait(self, seat: _Seat) -> None:
         self._present[seat.rank].close()

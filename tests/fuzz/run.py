@@ -23,16 +23,17 @@ from torch import Tensor, nn
 from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import interleave
-from hummingbird.crypten.adapter import MPCTensor
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.ops.public import HIDDEN
 from hummingbird.mpc.layers.layer import FLOOR
+from hummingbird.mpc.layers.weights import Owner
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties
 from tests.fuzz.bounds import walk
 from tests.fuzz.make import Recipe, recipe
@@ -158,13 +159,13 @@ class _Party(nn.Module):
         super().__init__()
         self.net, self.owner = net, owner
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        if self.owner is not None and sessions.current().rank != self.owner:
+    def forward(self, session: Session, x: Shared) -> Shared:
+        if self.owner is not None and session.rank != self.owner:
             for weight in self.net._fixed_weights:
                 weight.code = torch.zeros_like(weight.code)
-        interleave.Interleave().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
-        out: MPCTensor = self.net(x)
-        return out
+        # Interleaved by itself: the parties are so in Parties.run.
+        interleave.Interleave().run([lambda: self.net.set_up(session)])
+        return self.net.forward(session, x)
 
 
 def _windows(made: Recipe, largest: float) -> BitWindow | None:
@@ -267,7 +268,7 @@ def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     config = BitConfig.of(_windows(made, known.largest_inside))
     try:
         order = Rewritten.of(steps, made.protocol, None if owner is None else config)
-        build = builders.builder(made.protocol, order.windows(config), owner)
+        build = builders.builder(made.protocol, order.windows(config), None if owner is None else Owner(owner))
         plan = Planner(build, made.protocol).plan(order.steps)
         facts = {"weights": "public" if owner is None else f"private to party {owner}"}
         private = PrivateNet(plan, [builders.bare(step) for step in order.steps], facts, "")

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hummingbird.crypten.adapter import from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Ref, Step, trace
 from hummingbird.graph.steps import map_refs
 from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session.sharing import Shared
 from tests.fuzz import nets, run
 from tests.fuzz.bounds import BOUNDS, MOVES, UNIT, walk
 from tests.fuzz.grammar import KINDS
@@ -110,7 +110,7 @@ def off_by_one_bit(name: str) -> run.Tamper:
 
     def tamper(private: PrivateNet) -> None:
         layer = private.get_submodule(name)
-        layer.register_forward_hook(lambda module, inputs, out: from_share(share_of(out) * 2, scale_of(out)))
+        layer.register_forward_hook(lambda module, inputs, out: Shared(out.share * 2, out.scale))
 
     return tamper
 

@@ -65,19 +65,11 @@ for k, m, shift, ring in [(20, 12, 16, 36), (64, 58, 0, 64), (33, 25, 3, 60), (1
 NET = """
 import sys, torchvision
 import hummingbird, models
-from hummingbird.crypten import adapter
-from hummingbird.mpc.session import launch
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.plan.dry_run import _Silence
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 
-words = adapter._kbit
-
-def drawn(size, *args, device=None, **kwargs):
-    out = words(size, *args, **kwargs)
-    return out if device == out.device else torch.empty(out.shape, dtype=out.dtype, device=device)
-
-adapter._kbit = drawn  # CrypTen asks for empty tensors on the CPU, to which nothing is copied from the meta device
 NETS = {
     "resnet18": (lambda: models.get_model("resnet18", 10), (8, 3, 32, 32)),
     "resnet50": (torchvision.models.resnet50, (4, 3, 224, 224)),
@@ -88,9 +80,9 @@ for aim in ("latency", "throughput"):
     private = hummingbird.convert_model(make().eval(), hummingbird.BitWindow(20, 12), aim=aim)
     for party in (0, 1):
         dealer = LocalDealer(party, 2, [bytes([seed] * 32) for seed in (1, 2)], META)
-        with launch.stand_in(Session(party, 2, _Silence(party, 2), dealer, device=META)):
-            private.set_up()
-            private.forward(adapter.from_share(torch.zeros(shape, dtype=torch.int64, device=META)))
+        session = Session(party, 2, _Silence(party, 2), dealer, device=META)
+        private.set_up(session)
+        private.forward(session, Shared(torch.zeros(shape, dtype=torch.int64, device=META)))
 """
 NETS = ("resnet18", "resnet50", "vit")
 EVERY = {"streams:_blocks", "lookups:_children", "lookups:_leaves", "lookups:_sums", "dealing:_deal_masks"}

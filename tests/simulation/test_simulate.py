@@ -24,6 +24,7 @@ from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT
 from hummingbird.mpc.protocols.masked import MaskedLaw
 from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation import simulate
 from models import get_model
 from tests.jobs import real_run
@@ -366,14 +367,14 @@ def test_exact_is_a_real_run_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = succeed(["-m", "tests.jobs.real_run"], 2)
     net, x = real_run.make()
     shares: list[list[Any]] = [[], []]
-    share_of = simulate.share_of
+    forward = simulate.ExactNet.forward
 
-    def noted(out: Any) -> Tensor:
-        session = sessions.current()
-        shares[session.rank].append(share_of(out).tolist())
-        return share_of(out)
+    def noted(net: simulate.ExactNet, session: sessions.Session, x: Shared) -> Shared:
+        out = forward(net, session, x)
+        shares[session.rank].append(out.share.tolist())
+        return out
 
-    monkeypatch.setattr(simulate, "share_of", noted)
+    monkeypatch.setattr(simulate.ExactNet, "forward", noted)
     for protocol in ("masked", "gmw"):
         states, exchange = [hashlib.blake2b() for _ in ended], simulate._Seat.exchange
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.graph.ops.attention import HIDDEN, shown
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, held
 from hummingbird.mpc.protocols import beaver
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -95,17 +96,15 @@ class MatMul(Layer):
         out = math.prod(batch) * left.shape[-2] * right.shape[-1]
         return beaver.product_price(left.numel(), right.numel(), out, parties, self.read)
 
-    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
-        scales = [scale_of(x), scale_of(y)]
+    def forward(self, session: Session, x: Shared, y: Shared) -> Shared:
+        scales = [x.scale, y.scale]
         shares = (
-            (share_of(value) + (1 << shift >> 1)) >> shift
+            (value.share + (1 << shift >> 1)) >> shift
             for value, shift in zip((x, y), self._shifts(scales), strict=True)
         )
         left, right = self.operands(*shares)
-        out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {}, self.read)
-        return from_share(
-            self.arranged(out, tuple(share_of(x).shape), tuple(share_of(y).shape)), self.out_scale(scales)
-        )
+        out = beaver.product(session, "matmul", left.contiguous(), right.contiguous(), {}, self.read)
+        return Shared(self.arranged(out, x.shape, y.shape), self.out_scale(scales))
 
 
 class Einsum(MatMul):
@@ -171,10 +170,10 @@ class RootScale(Layer):
     def weight_scale(self, later: int) -> int:
         return later
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share = x.share
         number = torch.tensor(share.shape[-1] ** -0.5, dtype=torch.float64)
-        return from_share(share * int(ring.encode(number, self.fraction)), scale_of(x) + self.fraction)
+        return Shared(share * int(ring.encode(number, self.fraction)), x.scale + self.fraction)
 
 
 class Causal(Layer):
@@ -188,9 +187,9 @@ class Causal(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds[0], ring.exponent_of(HIDDEN)) + 1
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x)
-        if self.session().rank == 0:
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share, x.scale
+        if session.rank == 0:
             hidden = put(~shown(*share.shape[-2:]), share.device)
             share = share + hidden.long() * (int(HIDDEN) << scale)
-        return from_share(share, scale)
+        return Shared(share, scale)

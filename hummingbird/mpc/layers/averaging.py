@@ -14,13 +14,14 @@ from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.graph.ops.pools import adaptive_windows
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.constants import Scale
 from hummingbird.mpc.layers.layer import FLOOR, Layer, Spec, held, room
 from hummingbird.mpc.protocols.lift import lift, lift_price
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 
@@ -85,15 +86,14 @@ class AvgPool(Layer):
         """Sums over the windows mod 2^64."""
         return sums_by_halves(x, lambda half: self.pool(half, 1)) if x.is_cuda else self.pool(x, 1)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        total = from_share(self.sums(share), scale_of(x))
+    def forward(self, session: Session, x: Shared) -> Shared:
+        total = Shared(self.sums(x.share), x.scale)
         if self.uniform:
-            return self.division(total)
-        ones = torch.ones(1, 1, *share.shape[2:], dtype=torch.float64)
+            return self.division(session, total)
+        ones = torch.ones(1, 1, *x.shape[2:], dtype=torch.float64)
         reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones over sum of ones: 1 / places counted
-        codes = put(ring.encode(reciprocal, self.division.fraction), share.device)
-        return from_share(share_of(total) * codes, self.out_scale([scale_of(x)]))
+        codes = put(ring.encode(reciprocal, self.division.fraction), x.share.device)
+        return Shared(total.share * codes, self.out_scale([x.scale]))
 
     def label(self) -> str:
         return f"kernel {self.kernel}, stride {self.stride}"
@@ -186,13 +186,13 @@ class _Averaging(Layer):
         _, k, bits, _ = self._sizes
         return lift_price(self.results(inputs[0].shape), k, bits, parties)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        total, scale = self.sums(share), scale_of(x)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share = x.share
+        total, scale = self.sums(share), x.scale
         if self.lifts_sums:
             *sizes, up = self._sizes
-            total, scale = lift(self.session(), total.reshape(-1), *sizes).view(total.shape) << up, SCALE
-        return from_share(total * put(self.reciprocals(share.shape), share.device), scale + self.fraction)
+            total, scale = lift(session, total.reshape(-1), *sizes).view(total.shape) << up, SCALE
+        return Shared(total * put(self.reciprocals(share.shape), share.device), scale + self.fraction)
 
 
 _MOST_PLACES = 18  # log2, as many as all reciprocals are for

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.cost import FREE, Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
@@ -25,6 +24,7 @@ from hummingbird.mpc.protocols.lift import lift, lift_price
 from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 
@@ -191,11 +191,11 @@ class Comparing(Layer):
         """The layer's result without comparisons."""
         return x
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share, x.scale
         if self.comparison.drops:
-            return from_share(self.dropped(share), scale)
-        return from_share(self.formula(Shares(self.session(), self.comparison, scale), share), SCALE + self.fraction)
+            return Shared(self.dropped(share), scale)
+        return Shared(self.formula(Shares(session, self.comparison, scale), share), SCALE + self.fraction)
 
     def _prices(self, x: Spec, parties: int) -> CostTensor:
         prices = CostTensor(self.comparison, x.scale, parties)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, room
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.layers.weights import Owner
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
@@ -50,9 +50,9 @@ class Scale(Layer):
     def weight_scale(self, later: int) -> int:
         return later if abs(self.factor) <= 1 else WEIGHT_SCALE
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x) if self.integer == 1 else share_of(x) * self.integer
-        return from_share(share, scale_of(x) + self.fraction)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share = x.share if self.integer == 1 else x.share * self.integer
+        return Shared(share, x.scale + self.fraction)
 
     def label(self) -> str:
         return f"{self.factor:g}"
@@ -77,13 +77,9 @@ class Pad(Layer):
     def weight_scale(self, later: int) -> int:
         return later
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        fill = (
-            int(ring.encode(torch.tensor([self.value], dtype=torch.float64), scale_of(x)))
-            if self.session().rank == 0
-            else 0
-        )
-        return from_share(torch.nn.functional.pad(share_of(x), self.pads, value=fill), scale_of(x))
+    def forward(self, session: Session, x: Shared) -> Shared:
+        fill = int(ring.encode(torch.tensor([self.value], dtype=torch.float64), x.scale)) if session.rank == 0 else 0
+        return Shared(torch.nn.functional.pad(x.share, self.pads, value=fill), x.scale)
 
     def label(self) -> str:
         return f"{self.pads} with {self.value:g}"
@@ -101,15 +97,16 @@ def fits(constant: Tensor, scale: int) -> None:
 class AddConstant(Layer):
     """x + c for a real c (number or tensor that broadcasts); sign=-1 gives c - x.
 
-    owner: None for a public constant, else the party whose it is; the others' values are ignored. It is shared once,
-    by `PrivateNet.set_up`, at the scale that x has in the plan. InputError for one that may leave the ring.
+    owner: None for a public constant. A private one is shared once, by `PrivateNet.set_up`, at the scale that x has in
+        the plan.
+    Raises InputError for a constant that may leave the ring.
     """
 
     input_limit = MAX_SCALE
 
     value: Tensor  # the constant, float64; from `share_weights` on a share of it, int64, if it is private
 
-    def __init__(self, value: Tensor, sign: int = 1, owner: int | None = None) -> None:
+    def __init__(self, value: Tensor, sign: int = 1, owner: Owner | None = None) -> None:
         super().__init__()
         self.sign, self.owner = sign, owner
         if owner is None:
@@ -147,20 +144,20 @@ class AddConstant(Layer):
 
     def share_weights(self, session: Session) -> None:
         if self.owner is not None:
-            code = ring.encode(self.value, self.scales[0], where="") if session.rank == self.owner else None
-            self.value = sharing.share_secret(session, code, tuple(self.value.shape), self.owner)
+            code = ring.encode(self.value, self.scales[0], where="") if session.rank == self.owner.rank else None
+            self.value = sharing.share_secret(session, code, tuple(self.value.shape), self.owner.rank)
         elif self.scales:
             self.code(self.scales[0])
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x) * self.sign, scale_of(x)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share * self.sign, x.scale
         if self.owner is not None:
-            return from_share(share + self.value, scale)
+            return Shared(share + self.value, scale)
         constant = self.code(scale)
-        return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
+        return Shared(share + (constant if session.rank == 0 else torch.zeros_like(constant)), scale)
 
     def label(self) -> str:
-        return "" if self.owner is None else f"private to party {self.owner}"
+        return "" if self.owner is None else str(self.owner)
 
 
 class Constant(Layer):
@@ -171,12 +168,13 @@ class Constant(Layer):
 
     value: Tensor
 
-    def __init__(self, value: Tensor, owner: int | None = None) -> None:
+    def __init__(self, value: Tensor, owner: Owner | None = None) -> None:
         super().__init__()
         self.owner = owner
         if owner is not None:
             check_private(value, owner)
-        code = ring.encode(value, where="constant") if _known(owner) else torch.zeros(value.shape, dtype=torch.int64)
+        known = owner is None or owner.known
+        code = ring.encode(value, where="constant") if known else torch.zeros(value.shape, dtype=torch.int64)
         self.register_buffer("value", code)
         self.size = size_of(value, owner)
 
@@ -185,30 +183,25 @@ class Constant(Layer):
 
     def share_weights(self, session: Session) -> None:
         if self.owner is not None:
-            self.value = sharing.share_secret(session, self.value, tuple(self.value.shape), self.owner)
+            self.value = sharing.share_secret(session, self.value, tuple(self.value.shape), self.owner.rank)
 
-    def forward(self) -> MPCTensor:
-        mine = self.owner is not None or self.session().rank == 0
-        return from_share(self.value.clone() if mine else torch.zeros_like(self.value))
+    def forward(self, session: Session) -> Shared:
+        mine = self.owner is not None or session.rank == 0
+        return Shared(self.value.clone() if mine else torch.zeros_like(self.value))
 
     def label(self) -> str:
-        return "" if self.owner is None else f"private to party {self.owner}"
+        return "" if self.owner is None else str(self.owner)
 
 
-def _known(owner: int | None) -> bool:
-    """Whether this party has the numbers: public ones, its own, or before a session whoever's they will be."""
-    return owner is None or not sessions.is_initialized() or sessions.current().rank == owner
-
-
-def size_of(value: Tensor, owner: int | None) -> int:
-    """log2 of how large a constant can be; of a private one nothing is told."""
+def size_of(value: Tensor, owner: Owner | None) -> int:
+    """log2 of how large a constant can be. For a private one it is FLOOR, which says nothing about it."""
     if owner is not None:
         return FLOOR
     return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
 
 
-def check_private(value: Tensor, owner: int) -> None:
-    """InputError, at its owner, for a private constant that is not below 2^20, as every value of a net has to be."""
-    if _known(owner) and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
+def check_private(value: Tensor, owner: Owner) -> None:
+    """InputError where a private constant is known and is not below 2^20, as every value of a net has to be."""
+    if owner.known and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
         # Not how large: this text is told to the other parties.
         raise InputError(f"a private constant leaves the range of +-2^{FLOOR}", where="constant", hint="scale it down")

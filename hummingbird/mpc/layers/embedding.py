@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.crypten.adapter import MPCTensor, from_share
 from hummingbird.graph.ops.public import check_rows, check_values, shown_part
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.constants import check_private, size_of
 from hummingbird.mpc.layers.layer import FLOOR, Layer
+from hummingbird.mpc.layers.weights import Owner
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 
 
 class _Public(Layer):
@@ -47,23 +48,22 @@ class SharePublic(_Public):
     def bound(self, bounds: Sequence[int]) -> int:
         return FLOOR
 
-    def forward(self, value: Tensor, x: MPCTensor) -> MPCTensor:
+    def forward(self, session: Session, value: Tensor, x: Shared) -> Shared:
         check_values(value)
         value = shown_part(value) if self.shown else value
-        session = self.session()
         code = put(ring.encode(value.double()), session.device)
-        return from_share(code if session.rank == 0 else torch.zeros_like(code))
+        return Shared(code if session.rank == 0 else torch.zeros_like(code))
 
 
 class Embedding(_Public):
     """Rows of a table (rows, values) by public numbers, int64 (...): private values (..., values), scale 2^16.
 
-    owner: None for a public table, else the party whose table it is; the others' values are ignored.
+    owner: None for a public table.
     """
 
     table: Tensor
 
-    def __init__(self, weight: Tensor, owner: int | None) -> None:
+    def __init__(self, weight: Tensor, owner: Owner | None) -> None:
         super().__init__()
         self.owner = owner
         if owner is not None:
@@ -73,16 +73,15 @@ class Embedding(_Public):
 
     def share_weights(self, session: Session) -> None:
         if self.owner is not None:
-            self.table = sharing.share_secret(session, self.table, tuple(self.table.shape), self.owner)
+            self.table = sharing.share_secret(session, self.table, tuple(self.table.shape), self.owner.rank)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return max(0, self.size)
 
-    def forward(self, numbers: Tensor, x: MPCTensor) -> MPCTensor:
+    def forward(self, session: Session, numbers: Tensor, x: Shared) -> Shared:
         check_rows(numbers, len(self.table))
         rows = self.table[put(numbers.long(), self.table.device)]
-        return from_share(rows if self.owner is not None or self.session().rank == 0 else torch.zeros_like(rows))
+        return Shared(rows if self.owner is not None or session.rank == 0 else torch.zeros_like(rows))
 
     def label(self) -> str:
-        owner = "public" if self.owner is None else f"private to party {self.owner}"
-        return f"{len(self.table)} rows, {owner}"
+        return f"{len(self.table)} rows, {'public' if self.owner is None else self.owner}"

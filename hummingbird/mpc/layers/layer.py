@@ -1,8 +1,36 @@
-"""The base of a private net's layers: modules on CrypTen tensors that know their scales, their range and their price.
+"""The base of a private net's layers: modules on shares that know their scales, their range and their price.
 
-Values at rest have scale 2^16. A linear layer adds the bits of fraction of its weights and leaves them: the next
-comparison cuts them off in the opening it makes anyway. `input_limit` is the highest scale a layer accepts; where it is
-exceeded the planner inserts a rescaling (mpc/plan/rounding_plan.py, which also sees to it that every value has room).
+A layer is called with the session and `Shared` values (mpc/session/sharing.py) and returns such. Values at rest have 16
+bits of fraction. A linear layer adds the bits of fraction of its weights and leaves them there: the next comparison
+cuts them off in the opening that it makes anyway. Where a layer cannot take the scale of an input, the planner puts a
+rescaling before it (mpc/plan/rounding_plan.py); the planner also makes sure that every value has room in the ring.
+
+A layer declares what the table lists. The low `valid` bits of a value's shares are right, and the lowest `grain` bits
+of them are zero. "Forward" follows from the inputs, "backward" from what later layers read, "fixed" from neither.
+
+    name           unit                          direction   set by
+    input_limit    bits of fraction of an input  fixed       layer
+    whole_input    flag                          fixed       layer
+    whole_ring     flag                          fixed       layer
+    adds_up        flag                          fixed       layer
+    comparison     protocol and window           fixed       builder, from `bits`
+    given          scale, valid, grain, bound    forward     planner, before rescalings
+    scales         bits of fraction              forward     planner, after rescalings
+    lifts          flag for each input           forward     layer, from `given`
+    out_scale      bits of fraction              forward     layer
+    valid          low bits of shares            forward     layer
+    grain          low bits of shares            forward     layer, from `given`
+    bound          log2 of the largest value     forward     layer
+    range          log2 of the largest value     forward     planner
+    lifts_sums     flag                          forward     planner, where `adds_up`
+    needs          low bits of an input's share  backward    layer
+    needs_of_each  the same for each input       backward    layer, where inputs differ
+    reads          integer bits with the sign    backward    layer
+    weight_scale   bits of fraction of weights   backward    layer
+    read           low bits of shares            backward    planner
+    cost           rounds and bits of a party    for shapes  layer
+    breadth        values side by side           for shapes  layer
+    constants      integers                      fixed       layer
 """
 
 from __future__ import annotations
@@ -15,10 +43,10 @@ from torch import Tensor, nn
 
 from hummingbird import cost
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.lift import lift, lift_price
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
@@ -65,38 +93,40 @@ class Given(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Base of the private layers. `forward` takes and gives CrypTen tensors."""
+    """Base of the private layers. `forward` takes the session and the values of the inputs, as `Shared`."""
 
-    comparison: Comparison | None = None  # of the layers that have a window
-    whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
+    # The layer sets these.
+    input_limit = SCALE  # the highest scale that it accepts
     whole_input = False  # whether all 64 bits of its inputs' shares must be right
-    input_limit = SCALE
-    adds_up = False  # whether it can lift sums of its inputs, which are fewer, so that its inputs need no lift
-    lifts_sums = False  # set by the planner: whether it does
-    read = 64  # set by the planner: how many low bits of the result's shares count; those above may be anything
-    scales: tuple[int, ...] = ()  # set by the planner: those of its inputs
-    given: tuple[Given, ...] = ()  # set by the planner: its inputs, as they come, before it asks for anything below
-    range = FLOOR  # set by the planner: the layer is right for values below 2^range, of its result or, with a window,
-    # of what it compares
+    whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
+    adds_up = False  # whether it can lift sums of its inputs in place of the inputs, which are more
+    comparison: Comparison | None = None  # None for a layer without a window
+
+    # The planner sets these.
+    given: tuple[Given, ...] = ()  # its inputs as they come, before any rescaling that it asks for
+    scales: tuple[int, ...] = ()  # the scales of its inputs when it runs
+    lifts_sums = False  # whether it lifts sums
+    read = 64  # how many low bits of the result's shares later layers read; the bits above may be anything
+    range = FLOOR  # it is right for values below 2^range: values of its result, or with a window those that it compares
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        """Scale of the result, bits of fraction, from the inputs' scales."""
+        """Bits of fraction of the result, from the inputs' scales."""
         return SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        """How many low bits of the result's shares are right, from those of the inputs."""
+        """How many low bits of the result's shares are right, if `valid` bits of the inputs' shares are."""
         return min(valid, default=64)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        """How many low bits of the inputs' shares count, if `later` ones of the result's do."""
+        """How many low bits of the inputs' shares must be right, if `later` bits of the result's shares are read."""
         return later
 
     def lifts(self, given: Given) -> bool:
-        """Whether it lifts such an input itself, in the opening that it makes anyway."""
+        """Whether it lifts this input itself, in the opening that it makes anyway."""
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """`needs` of every input, of layers whose inputs differ in that."""
+        """`needs` of each input, for layers whose inputs differ in it."""
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
@@ -106,19 +136,20 @@ class Layer(nn.Module):
     def bound(self, bounds: Sequence[int]) -> int:
         """log2 of how large the result can be, if the inputs stay below 2^bounds.
 
-        What is rounded does not count, nor an excess of up to EXCESS: `held` has room for that.
+        Rounding does not count, nor an excess of up to EXCESS: `held` has room for both.
         """
         return max(bounds, default=FLOOR)
 
     def reads(self, later: int | None) -> int | None:
-        """Integer bits, sign included, that are read of the inputs, if `later` are of the result; None: all that a
-        value of the inputs' bound has.
+        """How many integer bits (with sign) this layer needs of its inputs when `later` bits of its result are needed.
+
+        None: all that a value within the inputs' bound has.
         """
         return later
 
     def weight_scale(self, later: int) -> int:
-        """Bits of fraction of weights whose results are the inputs, if `later` were enough for weights whose results
-        are this result.
+        """How many bits of fraction the weights of the layers before this one need, if weights of the layers behind it
+        would need `later`.
         """
         return WEIGHT_SCALE
 
@@ -127,20 +158,20 @@ class Layer(nn.Module):
         return cost.FREE
 
     def constants(self) -> tuple[int, ...]:
-        """Public numbers beside the net's own that the layer computes with: parties must have the same."""
+        """Public integers beside the net's own that the layer computes with: parties must have the same."""
         return ()
 
     def label(self) -> str:
-        """The layer's facts in its printed form."""
+        """The layer's parameters, for its printed form."""
         return ""
 
     def variant(self, scale: int, parties: int) -> str:
-        """How it decides by its window, for people."""
+        """How its comparison works with this window, in words for people."""
         return self.comparison.variant(scale, parties) if self.comparison is not None else ""
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Every comparison that it makes, or makes others of."""
+        """Every comparison that it makes, or derives others from."""
         return [self.comparison] if self.comparison is not None else []
 
     def extra_repr(self) -> str:
@@ -148,23 +179,18 @@ class Layer(nn.Module):
         return ", ".join(part for part in (self.label(), f"{what} |v| < 2^{self.range}") if part)
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
-        """How many values the layer works on side by side: what its memory grows with."""
+        """How many values the layer works on side by side: its memory grows with this number."""
         return max((spec.numel for spec in inputs), default=0)
 
-    def share_weights(self, session: sessions.Session) -> None:
+    def share_weights(self, session: Session) -> None:
         """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
-
-    @staticmethod
-    def session() -> sessions.Session:
-        """The running session."""
-        return sessions.current()
 
 
 class LocalRescale(Layer):
-    """x to scale 2^target by rounding every share on its own: free, within N/2 units, and with that many valid bits
-    less.
+    """x at scale 2^target. Every party rounds its own share: nothing is sent, and the value moves by N/2 units at most.
 
-    The readers know: "masked" takes what is left of the ring and lifts it (protocols/comparison.py).
+    The result has as many valid bits less as are cut. Its readers know: "masked" takes the bits that are left and lifts
+    them (protocols/comparison.py).
     """
 
     input_limit = 62
@@ -185,15 +211,17 @@ class LocalRescale(Layer):
     def grain(self) -> int:
         return max(0, self.given[0].grain - (self.given[0].scale - self.target))
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        shift = scale_of(x) - self.target
-        return from_share((share_of(x) + (1 << shift >> 1)) >> shift, self.target)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        shift = x.scale - self.target
+        return Shared((x.share + (1 << shift >> 1)) >> shift, self.target)
 
 
 class Lift(Layer):
-    """x at any scale, of whose shares the `low` lowest bits are looked at, to scale 2^target and the whole ring, for
-    |x| < 2^(low - 2) in the ring: low bits less those of fraction that are cut, or are zero in every share, and one
-    round.
+    """x, at any scale, at scale 2^target and right in the whole ring. It is for |x| < 2^(low - 2) in the ring.
+
+    low: how many low bits of the input's shares are read.
+    One round, in which a party sends `low` bits for each value, less the bits of fraction that are cut and the low bits
+    that are zero in every share.
     """
 
     input_limit = 62
@@ -221,11 +249,13 @@ class Lift(Layer):
         return self.low, self.grain()
 
     def _up(self, scale: int) -> int:
-        """Lowest bits that are zero in every share, beside those that are cut."""
+        """How many of the lowest bits are zero in every share, beside the bits that are cut."""
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Bits of fraction that are not opened, bits to open, and bits of what was opened that are read."""
+        """How many bits of fraction are not opened, how many bits are opened, and how many bits of the lifted number
+        are read.
+        """
         up = self._up(scale)
         shift = scale - self.target + up
         k = self.low - shift
@@ -235,10 +265,10 @@ class Lift(Layer):
         _, k, ring = self._sizes(inputs[0].scale)
         return lift_price(inputs[0].numel, k, ring, parties)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x)
-        lifted = lift(self.session(), share.reshape(-1), *self._sizes(scale)) << self._up(scale)
-        return from_share(lifted.view(share.shape), self.target)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share, x.scale
+        lifted = lift(session, share.reshape(-1), *self._sizes(scale)) << self._up(scale)
+        return Shared(lifted.view(share.shape), self.target)
 
 
 class Local(Layer):
@@ -262,21 +292,20 @@ class Local(Layer):
     def grain(self) -> int:
         return self.given[0].grain
 
-    def forward(self, x: MPCTensor, *args: Any) -> Any:
-        scale = scale_of(x)
-        out = self.function(share_of(x), *args)
+    def forward(self, session: Session, x: Shared, *args: Any) -> Any:
+        out = self.function(x.share, *args)
         if isinstance(out, (tuple, list)):
-            return tuple(from_share(part, scale) for part in out)
-        return from_share(out, scale)
+            return tuple(Shared(part, x.scale) for part in out)
+        return Shared(out, x.scale)
 
     def label(self) -> str:
         return self.name
 
 
-def aligned(xs: Sequence[MPCTensor]) -> tuple[list[Tensor], int]:
+def aligned(xs: Sequence[Shared]) -> tuple[list[Tensor], int]:
     """Shares brought to the highest of their scales: a shift to the left is exact and local."""
-    scales = [scale_of(x) for x in xs]
-    return [share_of(x) << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
+    scales = [x.scale for x in xs]
+    return [x.share << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
 
 
 class Combine(Layer):
@@ -305,9 +334,9 @@ class Combine(Layer):
         highest = max(given.scale for given in self.given)
         return min(given.grain + highest - given.scale for given in self.given)
 
-    def forward(self, *xs: Any) -> MPCTensor:
+    def forward(self, session: Session, *xs: Any) -> Shared:
         shares, scale = aligned(xs[0] if len(xs) == 1 else xs)
-        return from_share(self.function(shares), scale)
+        return Shared(self.function(shares), scale)
 
     def label(self) -> str:
         return self.name

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, room
-from hummingbird.mpc.layers.weights import PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.layers.weights import Owner, PublicWeight, private_fraction, weight_of
 from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 
 
@@ -33,7 +33,7 @@ class Linear(Layer):
     last: for "mul", factors and bias are for the last dimensions, not for channels.
     unscaled: the public weights, where `weight` has columns doubled for inputs that are halved (mpc/plan/columns.py).
     fraction: bits of fraction of private weights.
-    owner: None for public weights, else the party whose weights they are: the others' values are ignored.
+    owner: None for public weights.
     Public: no communication. Private: `weight_mask.product_price`, 1 round and as many bits per element of the input as
     are read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small
     for the fixed point.
@@ -50,7 +50,7 @@ class Linear(Layer):
         weight: Tensor,
         bias: Tensor | None,
         options: dict[str, Any],
-        owner: int | None,
+        owner: Owner | None,
         last: bool = False,
         unscaled: Tensor | None = None,
         fraction: int = WEIGHT_SCALE,
@@ -92,7 +92,7 @@ class Linear(Layer):
 
     def share_weights(self, session: Session) -> None:
         if self.owner is not None and self.bias is not None:
-            self.bias = sharing.share_secret(session, self.bias, tuple(self.bias.shape), self.owner)
+            self.bias = sharing.share_secret(session, self.bias, tuple(self.bias.shape), self.owner.rank)
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + self.fraction
@@ -120,20 +120,19 @@ class Linear(Layer):
             out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
         return weight_mask.product_price(n, out, parties, self.read)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x) + self.fraction
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share, scale = x.share, x.scale + self.fraction
         per_channel = self.op == "mul" and not self.last
         view = (-1, *[1] * (share.dim() - 2)) if per_channel else None
-        out = self.weight.product(self.session(), self.op, share, self.options, view, self.read)
+        out = self.weight.product(session, self.op, share, self.options, view, self.read)
         # A public bias is added by one party, a private one by all, each its share.
-        if self.bias is not None and (self.owner is not None or self.session().rank == 0):
+        if self.bias is not None and (self.owner is not None or session.rank == 0):
             bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
             out = out + (bias if self.op == "matmul" or self.last else bias.view(-1, *[1] * (out.dim() - 2)))
-        return from_share(out, scale)
+        return Shared(out, scale)
 
     def label(self) -> str:
-        owner = "public" if self.owner is None else f"private to party {self.owner}"
-        return f"{self.op}, weight {self.weight.shape} {owner}"
+        return f"{self.op}, weight {self.weight.shape} {'public' if self.owner is None else self.owner}"
 
 
 _BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26

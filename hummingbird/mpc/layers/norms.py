@@ -34,7 +34,6 @@ from torch import Tensor
 
 from hummingbird.bits import Rows
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.graph.ops.norms import rows
 from hummingbird.mpc.functions import splines
@@ -46,6 +45,8 @@ from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.protocols.beaver import SquaredRows, Times
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.division import DividedBy
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
@@ -164,10 +165,9 @@ class Norm(Layer):
             out = norms_in_range.normed(n, values, eps, center, self.assumed, self.exact, self.read)
         return out.reshape(x.shape).to(x.dtype)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        scale = scale_of(x)
-        n = Shares(self.session(), self.exact, scale)
-        return from_share(self.formula(n, share_of(x)), self.out_scale([scale]))
+    def forward(self, session: Session, x: Shared) -> Shared:
+        n = Shares(session, self.exact, x.scale)
+        return Shared(self.formula(n, x.share), self.out_scale([x.scale]))
 
     def weight_scale(self, later: int) -> int:
         return super().weight_scale(later) if self.assumed is None else SCALE

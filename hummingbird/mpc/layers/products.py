@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Given, Layer, Spec, held
 from hummingbird.mpc.protocols import beaver, lifted_product
 from hummingbird.mpc.protocols.lifted_product import Operand
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 
@@ -99,15 +100,15 @@ class Multiply(Layer):
         (_, value), (_, factor) = self._opened(self._ring)
         return f"opens {value} and {factor} bits"
 
-    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
+    def forward(self, session: Session, x: Shared, y: Shared) -> Shared:
         if not self.rounds:
-            out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {}, self.read)
-            return from_share(out, scale_of(x) + scale_of(y))
+            out = beaver.product(session, "mul", x.share, y.share, {}, self.read)
+            return Shared(out, x.scale + y.scale)
         left, right = (
-            Operand(share_of(value), *sizes) for value, sizes in zip((x, y), self._opened(self._ring), strict=True)
+            Operand(value.share, *sizes) for value, sizes in zip((x, y), self._opened(self._ring), strict=True)
         )
-        scale = scale_of(x) - left.shift + scale_of(y) - right.shift
-        return from_share(lifted_product.product(self.session(), left, right, self._ring), scale)
+        scale = x.scale - left.shift + y.scale - right.shift
+        return Shared(lifted_product.product(session, left, right, self._ring), scale)
 
 
 class Square(Layer):
@@ -122,5 +123,5 @@ class Square(Layer):
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         return beaver.square_price(inputs[0].numel, parties, self.read)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        return from_share(beaver.square(self.session(), share_of(x), self.read), 2 * scale_of(x))
+    def forward(self, session: Session, x: Shared) -> Shared:
+        return Shared(beaver.square(session, x.share, self.read), 2 * x.scale)

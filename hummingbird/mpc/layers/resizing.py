@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.graph.ops import resize
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 
 _BITS = 13  # of weights that are no small fractions: two axes have as many as a mean's reciprocal
 
@@ -46,13 +47,13 @@ class Resize(Layer):
             for axis, (size, out) in enumerate(zip(before, after, strict=True))
         ]
 
-    def forward(self, x: MPCTensor, *sizes: Any) -> MPCTensor:
-        share = share_of(x)
+    def forward(self, session: Session, x: Shared, *sizes: Any) -> Shared:
+        share = x.share
         after = resize.resize(self.attrs, torch.empty(share.shape, device="meta"), *sizes).shape[2:]
         for axis, matrix in enumerate(self.matrices(share.shape[2:], after)):
             share = _along(share, put(matrix, share.device), axis + 2)
         missing = self.fraction - self.bits * len(after)  # modes that take any number of axes
-        return from_share(share << missing, scale_of(x) + self.fraction)
+        return Shared(share << missing, x.scale + self.fraction)
 
     def real(self, x: Tensor, after: Sequence[int]) -> Tensor:
         """The layer's function of real numbers, with its rounded weights."""

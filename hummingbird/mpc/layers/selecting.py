@@ -17,13 +17,14 @@ from torch import Tensor
 from hummingbird import ring
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, share_of
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.constants import fits
 from hummingbird.mpc.layers.layer import Spec
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 
@@ -65,9 +66,9 @@ class _OfTwo(Comparing):
             raise ConfigError("a comparison of two values needs bits", hint="give it a window")
         return min(valid)
 
-    def forward(self, x: MPCTensor, *others: MPCTensor) -> MPCTensor:
-        n = Shares(self.session(), self.comparison, SCALE)
-        return from_share(self.formula(n, share_of(x), *(share_of(y) for y in others)))
+    def forward(self, session: Session, x: Shared, *others: Shared) -> Shared:
+        n = Shares(session, self.comparison, SCALE)
+        return Shared(self.formula(n, x.share, *(y.share for y in others)))
 
     def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
         raise NotImplementedError

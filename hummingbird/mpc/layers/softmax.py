@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import BitWindow, Rows
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.ops.attention import shown_places
 from hummingbird.mpc.functions import softmax_tables, splines
@@ -22,6 +21,8 @@ from hummingbird.mpc.layers.hidden import filled
 from hummingbird.mpc.layers.layer import FLOOR, MARGIN
 from hummingbird.mpc.protocols.beaver import Times
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
 
 
@@ -55,12 +56,12 @@ class Softmax(Comparing):
         self.dim, self.told, self.causal = dim, told, causal
         self.register_buffer("hidden", hidden)
 
-    def forward(self, x: MPCTensor, *mask: Tensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x)
+    def forward(self, session: Session, x: Shared, *mask: Tensor) -> Shared:
+        share, scale = x.share, x.scale
         if self.comparison.drops:
-            return from_share(share, scale)
-        out = self.formula(Shares(self.session(), self.comparison, scale), share, *mask)
-        return from_share(out, SCALE + self.fraction)
+            return Shared(share, scale)
+        out = self.formula(Shares(session, self.comparison, scale), share, *mask)
+        return Shared(out, SCALE + self.fraction)
 
     def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
         """The places that count, with `dim` in front; None for all."""

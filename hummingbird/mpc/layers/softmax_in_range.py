@@ -34,7 +34,6 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import Rows
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import InputError
 from hummingbird.mpc.functions.polynomials import GAIN, POWER_TO, PolynomialTable, choose, reciprocal_at
 from hummingbird.mpc.functions.softmax_tables import reciprocal
@@ -43,6 +42,8 @@ from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Spec
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.lifted_product import LiftedTimes
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 LONGEST = 512  # places
@@ -207,13 +208,13 @@ class SoftmaxInRange(Comparing):
     def dropped(self, x: Tensor) -> Tensor:
         raise AssertionError("a softmax without bits has no rows")
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
+    def forward(self, session: Session, x: Shared) -> Shared:
         if self.divides:
-            return super().forward(x)
-        scale, rows = scale_of(x), share_of(x)
+            return super().forward(session, x)
+        scale, rows = x.scale, x.share
         found = numbers(rows.shape[-1], self.rows)
-        exp = self.exponentials(Shares(self.session(), self.comparison, scale), rows, found)
-        return from_share(exp >> max(0, SCALE - found.exp.scale), FRACTION)
+        exp = self.exponentials(Shares(session, self.comparison, scale), rows, found)
+        return Shared(exp >> max(0, SCALE - found.exp.scale), FRACTION)
 
     def _prices(self, x: Spec, parties: int) -> CostTensor:
         if self.divides:

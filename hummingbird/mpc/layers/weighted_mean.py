@@ -25,7 +25,6 @@ from torch import Tensor
 from hummingbird import ring
 from hummingbird.bits import Rows
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layers.layer import MAX_SCALE, Given, Layer, Spec, held
 from hummingbird.mpc.layers.softmax_in_range import (
     FRACTION,
@@ -41,6 +40,7 @@ from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul, terms
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 _MEAN = 14  # bits of fraction of M
@@ -148,15 +148,15 @@ class WeightedMean(Layer):
         entries = math.prod(x[:-1]) << max(0, found.reciprocal.w - 2)
         return max(super().breadth(inputs), entries, math.prod(terms(x, y)) // 4)  # three fields, and what is summed
 
-    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
-        session, exp = self.session(), share_of(x)
+    def forward(self, session: Session, x: Shared, y: Shared) -> Shared:
+        exp = x.share
         found, sizes = self._parts(exp.shape)
         inverse = self._inverse(session, exp, found)
-        values = Operand(share_of(y), self._cut(scale_of(y)), sizes.value)
+        values = Operand(y.share, self._cut(y.scale), sizes.value)
         mean, over = lifted_matmul.product(session, Operand(exp, 0, found.value), values, sizes.sums, inverse)
         bits, cut = self._product(found, sizes)
         operands = Operand(mean, sizes.shift, sizes.mean), Operand(over, 0, found.factor)
-        return from_share(lifted_product.product(session, *operands, bits, cut), _RESULT)
+        return Shared(lifted_product.product(session, *operands, bits, cut), _RESULT)
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:

@@ -8,6 +8,7 @@ net's inputs have up to 26, as large inputs ask for them (mpc/plan/columns.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,14 +16,27 @@ from torch import Tensor, nn
 from hummingbird import ring
 from hummingbird.kernels import Factor
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
-from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import WEIGHT_SCALE
 
 
-def private_fraction(weight: Tensor, owner: int, bits: int = WEIGHT_SCALE) -> int:
-    """`bits`, the bits of fraction of a weight of party `owner`; InputError, at its owner, if they are too few."""
-    if not sessions.is_initialized() or sessions.current().rank == owner:
+@dataclass(frozen=True)
+class Owner:
+    """The party whose weights and constants are private. Other parties have anything of the same shapes instead.
+
+    known: whether this process has the values: it is that party, or there is no session yet and it may become any.
+    """
+
+    rank: int
+    known: bool = True
+
+    def __str__(self) -> str:
+        return f"private to party {self.rank}"
+
+
+def private_fraction(weight: Tensor, owner: Owner, bits: int = WEIGHT_SCALE) -> int:
+    """`bits`, the bits of fraction of a private weight. InputError where the weight is known and they are too few."""
+    if owner.known:
         ring.fraction(weight, bits, where="weight")
     return bits
 
@@ -68,6 +82,6 @@ class PublicWeight(nn.Module):
         return f"{self.shape} public"
 
 
-def weight_of(code: Tensor, owner: int | None) -> PublicWeight | FixedWeight:
-    """A layer's weight from its int64 code: public, or party `owner`'s."""
-    return PublicWeight(code) if owner is None else FixedWeight(code, owner)
+def weight_of(code: Tensor, owner: Owner | None) -> PublicWeight | FixedWeight:
+    """A layer's weight from its int64 code. owner: None for a public one."""
+    return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)

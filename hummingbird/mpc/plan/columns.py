@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import EXACT, BitConfig
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
 from hummingbird.errors import Problem
 from hummingbird.graph.steps import Ref, Step, map_refs, refs
 from hummingbird.mpc.layers.layer import FLOOR, Layer, room
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import LEAST_PRECISION, PRECISION, SCALE, WEIGHT_SCALE, exponent_of
 
 WEIGHTS = {
@@ -241,10 +242,10 @@ class Halved(Layer):
     def weight_scale(self, later: int) -> int:
         return later
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
+    def forward(self, session: Session, x: Shared) -> Shared:
+        share = x.share
         shifts = self.shifts if self.last else self.shifts.view(-1, *[1] * (share.dim() - 2))
-        return from_share(share << shifts, scale_of(x) + self.fraction)
+        return Shared(share << shifts, x.scale + self.fraction)
 
     def label(self) -> str:
         return f"columns halved, up to {self.fraction} times"

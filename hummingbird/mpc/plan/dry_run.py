@@ -10,22 +10,22 @@ import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
-from hummingbird.crypten.adapter import from_share
+from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import InputError
 from hummingbird.graph import calls
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.session import launch
-from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session, ZeroSharing
+from hummingbird.mpc.session.sharing import Shared
 
 
 @dataclass(frozen=True)
@@ -101,27 +101,34 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
         for fill in (0, 1):  # public values that the net takes: rows of a table are there, and a mask shows something
             recorder.requests = []
             try:
-                run_alone(twin, input_shape, fill)
+                twin.run(input_shape, fill)
                 break
             except InputError:
-                if fill or len(calls.on_meta(twin._graph, input_shape)) == 1:
+                if fill or len(calls.on_meta(net._graph, input_shape)) == 1:
                     raise
     return DryRun(setup, recorder.requests)
 
 
+class Alone(NamedTuple):
+    """A net that is set up in a session where every other party says zeros."""
+
+    net: PrivateNet
+    session: Session
+
+    def run(self, input_shape: Sequence[int], fill: int = 0) -> None:
+        """Run the net on one slice of zeros. fill: the values of public inputs."""
+        public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(self.net._graph, input_shape)[1:]]
+        self.net.forward(self.session, Shared(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
+
+
 @contextlib.contextmanager
-def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[PrivateNet]:
+def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[Alone]:
     """A copy of the net, set up in a session where every other party says zeros, and the dealer is this one."""
     if net._set_up_for is not None and "private" in net.facts["weights"]:
         raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
-    session = sessions.Session(rank, parties, _Silence(rank, parties), dealer)
-    with meter.paused(), launch.stand_in(session):
+    zeros = ZeroSharing.of_zeros()
+    session = Session(rank, parties, _Silence(rank, parties), dealer, zeros=zeros)
+    with meter.paused(), crypten_run.lent(session):
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
-        twin.set_up()
-        yield twin
-
-
-def run_alone(twin: PrivateNet, input_shape: Sequence[int], fill: int = 0) -> None:
-    """Run a net of `alone` on one slice of zeros; `fill`: the public inputs' values."""
-    public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(twin._graph, input_shape)[1:]]
-    twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
+        twin.set_up(session)
+        yield Alone(twin, session)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.session.sharing import Shared
 
 _IN_FLIGHT, _ON_GPUS = 2, 3  # slices under way at a time: one computes, one is on the wire, and one is being copied
 SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
@@ -29,9 +29,9 @@ class Slice(NamedTuple):
     images: int
     shape: tuple[int, ...]
 
-    def of(self, x: MPCTensor) -> MPCTensor:
+    def of(self, x: Shared) -> Shared:
         """This slice of a shared batch."""
-        return from_share(self.rows(share_of(x)), scale_of(x))
+        return Shared(self.rows(x.share), x.scale)
 
     def rows(self, x: Tensor) -> Tensor:
         """This slice of a plain batch."""
@@ -53,9 +53,9 @@ def fill(shape: tuple[int, ...], dealt: tuple[int, ...]) -> list[Slice]:
     return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
 
 
-def join(outputs: Sequence[MPCTensor], slices: Sequence[Slice]) -> MPCTensor:
+def join(outputs: Sequence[Shared], slices: Sequence[Slice]) -> Shared:
     """The results of all slices as those of one batch."""
     if len(slices) == 1 and slices[0].images == slices[0].shape[0]:
         return outputs[0]
-    shares = [share_of(out)[: part.images] for out, part in zip(outputs, slices, strict=True)]
-    return from_share(torch.cat(shares), scale_of(outputs[0]))
+    shares = [out.share[: part.images] for out, part in zip(outputs, slices, strict=True)]
+    return Shared(torch.cat(shares), outputs[0].scale)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hummingbird import cost
 from hummingbird.channel import interleave, meter
 from hummingbird.cost import FREE, Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.crypten import tensors
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Interpreter, Step, calls, run_all
 from hummingbird.graph.rowwise import rowwise
@@ -31,7 +31,8 @@ from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.session import session as sessions
-from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.session import Session, Supply
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 from hummingbird.structure import Structure
 from hummingbird.version import VERSION
@@ -97,14 +98,16 @@ class PlannedCost(NamedTuple):
 class Work(NamedTuple):
     """A slice of the shared batch x that is to be run, its public inputs, and its material."""
 
-    x: MPCTensor
+    x: Shared
     part: Slice
     public: Sequence[Tensor]
-    supply: sessions.Supply
+    supply: Supply
 
 
 class PrivateNet(nn.Module):
-    """The converted net: `forward` takes and gives CrypTen tensors (scale 2^16), modules keep their qualified names.
+    """The converted net. A call takes and returns CrypTen tensors of scale 2^16; modules keep their qualified names.
+
+    Inside, layers work on `Shared` values, and the session is their argument.
 
     graph: the canonical steps, on the meta device: shapes only, no weights.
     facts: what all parties must agree on. settings: for printing.
@@ -141,13 +144,14 @@ class PrivateNet(nn.Module):
         """Qualified names of the layers that have a window."""
         return [step.name for step in self.plan if getattr(step.layer, "comparison", None) is not None]
 
-    def set_up(self) -> None:
+    def set_up(self, session: Session | None = None) -> None:
         """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
 
         `convert_model` calls this if there is a session, else the first call of the net: once per session.
+        session: None for the one that `init` made.
         """
-        session = sessions.current()
-        if self._set_up_for is session:
+        session = sessions.current() if session is None else session
+        if self._set_up_for is session.run:
             return
         if self._set_up_for is not None and "private" in self.facts["weights"]:
             raise InputError("the weights were shared in an earlier session", hint="convert the net again after init()")
@@ -161,7 +165,7 @@ class PrivateNet(nn.Module):
         if self._fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self._fixed_weights)
-        self._set_up_for = session
+        self._set_up_for = session.run
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
         """Whether every image of such a batch is known to be computed by itself, so that parts of it can run apart."""
@@ -246,55 +250,62 @@ class PrivateNet(nn.Module):
         return out
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
-        """`forward`, after `set_up` where this session has not had it yet; a wrong input is told before that.
+        """The net's result on CrypTen tensors. Calls `set_up` first where this session has not had it yet; a wrong
+        input is an error before that.
 
-        inputs, named: what forward() takes, private tensors shared (`cryptensor`), public ones as in the example.
-        The result has the structure of forward()'s, of shared tensors.
+        inputs, named: what the original net's forward() takes. Private tensors are shared (`cryptensor`), public ones
+            are as in the example.
+        progress: called with the number of images whenever a slice is done.
+        The result has the structure of the original net's result, and CrypTen tensors in it.
         """
         session = sessions.current()
-        given = calls.inputs(self._graph, inputs, named, lambda value: isinstance(value, MPCTensor))
-        for leaf in given.private:
-            _check_input(leaf)
-        if len(given.private) == 1:
-            x = given.private[0]
-        elif given.private:
-            x = from_share(calls.packed([share_of(leaf) for leaf in given.private]))
+        given = calls.inputs(self._graph, inputs, named, tensors.is_tensor)
+        private = [_given(leaf) for leaf in given.private]
+        if len(private) == 1:
+            x = private[0]
+        elif private:
+            x = Shared(calls.packed([leaf.share for leaf in private]))
         else:
-            x = from_share(torch.zeros(given.batch, 0, dtype=torch.int64, device=session.device))
-        if self._set_up_for is not session:
-            self._check(x, progress)
-            self.set_up()
-        out: MPCTensor = super().__call__(x, progress, given.public)
+            x = Shared(torch.zeros(given.batch, 0, dtype=torch.int64, device=session.device))
+        if self._set_up_for is not session.run:
+            self._check(session, x, progress)
+            self.set_up(session)
+        out: Shared = super().__call__(session, x, progress, given.public)
         if "structure" not in self._graph[-1].attrs:
-            return out
-        shapes = calls.shapes_for(self._graph, x.size())
-        return calls.unpacked(self._graph, share_of(out), shapes, lambda share: from_share(share, scale_of(out)))
+            return tensors.tensor(out)
+        shapes = calls.shapes_for(self._graph, x.shape)
+        wrap = lambda share: tensors.tensor(Shared(share, out.scale))  # noqa: E731
+        return calls.unpacked(self._graph, out.share, shapes, wrap)
 
     def forward(
-        self, x: MPCTensor, progress: Callable[[int], None] | None = None, public: Sequence[Tensor] = ()
-    ) -> MPCTensor:
+        self,
+        session: Session,
+        x: Shared,
+        progress: Callable[[int], None] | None = None,
+        public: Sequence[Tensor] = (),
+    ) -> Shared:
         """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
 
         Several inputs, and several results, are one tensor here (graph/calls.py).
 
-        Two slices run in turns, three on a GPU: while the opening of one is on the wire, the next one computes.
-        progress: called with the number of images whenever a slice is done. public: the public inputs, in order, of
-        which the parties compare digests once, before the first slice.
+        Slices are interleaved, two at a time, three on a GPU: while the opening of one is on the wire, the next one
+        computes.
+        progress: called with the number of images whenever a slice is done. public: the public inputs, in order. The
+        parties compare their digests once, before the first slice.
         """
-        session = sessions.current()
-        if self._set_up_for is not session:
+        if self._set_up_for is not session.run:
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
-        self._check(x, progress)
+        self._check(session, x, progress)
         if self._agreed:
             with meter.layer(self._agreed[0], "public", agreement_cost(self._agreed, session.parties)):
                 agree(session, self._agreed, public)
-        work = self.begin(x, public)
+        work = self.begin(session, x, public)
         outputs: list[Any] = [None] * len(work)
         together = min(microbatch.in_flight(session.device), len(work))
 
         def run_from(start: int) -> None:
             for number in range(start, len(work), together):
-                outputs[number] = self.run(work[number])
+                outputs[number] = self.run(session, work[number])
                 if progress is not None:
                     progress(work[number].part.images)
 
@@ -303,57 +314,53 @@ class PrivateNet(nn.Module):
 
     def begin(
         self,
-        x: MPCTensor,
+        session: Session,
+        x: Shared,
         public: Sequence[Tensor] = (),
-        ahead: MutableMapping[tuple[int, ...], sessions.Supply] | None = None,
+        ahead: MutableMapping[tuple[int, ...], Supply] | None = None,
     ) -> list[Work]:
         """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
 
         public: the public inputs, on which the parties agree. ahead: material made before, by the shape of the slice
         that takes it out; the same at all parties.
         """
-        session, shape = sessions.current(), tuple(share_of(x).shape)
+        shape = tuple(x.shape)
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
 
-        def supply(shape: tuple[int, ...]) -> sessions.Supply:
+        def supply(shape: tuple[int, ...]) -> Supply:
             if ahead and shape in ahead:
                 return ahead.pop(shape)
             return session.dealer.reserve(self._requests.get((shape, session.parties)))
 
         return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
 
-    def material(self, shape: tuple[int, ...], most: int) -> sessions.Supply | None:
-        """The material of a slice of this shape, made from now on; None if no such slice has run yet, or above `most`
-        bytes of shares.
+    def material(self, session: Session, shape: tuple[int, ...], most: int) -> Supply | None:
+        """The material of a slice of this shape, made from now on. None if no such slice has run yet, or if its shares
+        take more than `most` bytes.
         """
-        session = sessions.current()
         requests = self._requests.get((shape, session.parties))
         if requests is None or sum(request.share_bytes for request in requests) > most:
             return None
         return session.dealer.reserve(requests)
 
-    def run(self, work: Work) -> MPCTensor:
-        """The result of one slice; slices may take turns (channel/interleave.py)."""
-        session = sessions.current()
-        with session.supplied_by(work.supply) as made:
-            out = self._run(session, work.part.of(work.x), work.public)
-        self._requests[work.part.shape, session.parties] = made
+    def run(self, session: Session, work: Work) -> Shared:
+        """The result of one slice; slices may be interleaved (channel/interleave.py)."""
+        supplied = session.supplied_by(work.supply)
+        out = self._run(supplied, work.part.of(work.x), work.public)
+        self._requests[work.part.shape, session.parties] = supplied.requests
         return out
 
-    def _check(self, x: MPCTensor, progress: object) -> tuple[int, ...]:
-        """Shape of a batch that the net can take; InputError for any other argument."""
+    def _check(self, session: Session, x: Shared, progress: object) -> None:
+        """Raise InputError for a batch that the net cannot take, and for other arguments that are wrong."""
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
         most = self.images_per_slice
         if most is not None and (type(most) is not int or most < 1):
             raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
-        _check_input(x)
-        shape = tuple(share_of(x).shape)
-        self.costs(shape, sessions.current().parties)  # says at once if the net cannot take such an input
-        return shape
+        self.costs(tuple(x.shape), session.parties)  # says at once if the net cannot take such an input
 
-    def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
+    def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
         """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
@@ -368,32 +375,34 @@ class PrivateNet(nn.Module):
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
-    def _run(self, session: sessions.Session, x: MPCTensor, public: Sequence[Tensor]) -> MPCTensor:
+    def _run(self, session: Session, x: Shared, public: Sequence[Tensor]) -> Shared:
         """One slice through all layers."""
-        costs = self.costs(tuple(share_of(x).shape), session.parties)
+        costs = self.costs(tuple(x.shape), session.parties)
 
         def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
             if step.layer is None:
                 return step.function(*arguments) if step.function else arguments[0]
             planned = costs[number]
             with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
-                value = self._call(step, arguments)
-            if not isinstance(step.layer, Layer):
-                _check_foreign(step, value)
-            return value
+                return self._call(session, step, arguments)
 
         values = self._interpreter.start(x, *public)
         self._interpreter.run(values, compute)
         return values[len(self.plan) - 1]
 
     @staticmethod
-    def _call(step: PlanStep, arguments: tuple[Any, ...]) -> Any:
+    def _call(session: Session, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
         assert step.layer is not None
         with _located(step):
-            return step.layer(*arguments)
+            if isinstance(step.layer, Layer):
+                return step.layer(session, *arguments)
+            # A module that a user has registered works on CrypTen tensors, and CrypTen's functions ask for the session.
+            with sessions.entered(session):
+                value = step.layer(*_as_tensors(arguments))
+        return _from_registered(step, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateNet:
-        # Of the same session, which is not copied; private weights keep their mask, under which they are open already.
+        # Set up in the same run, which is not copied. Private weights keep their mask: they are open under it already.
         memo[id(self._set_up_for)] = self._set_up_for
         twin = memo[id(self)] = PrivateNet.__new__(PrivateNet)
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -423,23 +432,32 @@ def _located(step: PlanStep) -> Iterator[None]:
         raise
 
 
-def _check_input(x: Any) -> None:
-    """InputError unless x is a shared tensor at rest."""
-    if not isinstance(x, MPCTensor):
+def _given(x: Any) -> Shared:
+    """The share of an input; InputError unless it is a CrypTen tensor at rest."""
+    if not tensors.is_tensor(x):
         raise InputError(
             f"a private net takes a CrypTen tensor, got {type(x).__name__}",
             where="input",
             hint="hummingbird.cryptensor(x, src=RANK)",
         )
-    if scale_of(x) != SCALE:
-        raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
+    shared = tensors.shared(x)
+    if shared.scale != SCALE:
+        raise InputError(f"the input has scale 2^{shared.scale}, expected 2^{SCALE}", where="input")
+    return shared
 
 
-def _check_foreign(step: PlanStep, value: Any) -> None:
-    """InputError unless a module of `register_converter` gave what the layers after it are planned for."""
-    if isinstance(value, MPCTensor) and scale_of(value) == step.scale:
-        return
-    got = f"a tensor of scale 2^{scale_of(value)}" if isinstance(value, MPCTensor) else type(value).__name__
+def _as_tensors(value: Any) -> Any:
+    """A value, or tuples and lists of values, with CrypTen tensors in place of shares."""
+    if type(value) in (tuple, list):  # not torch.Size
+        return type(value)(_as_tensors(part) for part in value)
+    return tensors.tensor(value) if isinstance(value, Shared) else value
+
+
+def _from_registered(step: PlanStep, value: Any) -> Shared:
+    """The share of a registered module's result; InputError unless it is what the layers after it are planned for."""
+    if tensors.is_tensor(value) and (shared := tensors.shared(value)).scale == step.scale:
+        return shared
+    got = f"a tensor of scale 2^{tensors.shared(value).scale}" if tensors.is_tensor(value) else type(value).__name__
     what = f"the registered private form returned {got}, expected a CrypTen tensor of scale 2^{step.scale}"
     raise InputError(what, where=step.name, hint="its forward takes and gives CrypTen tensors")
 

@@ -30,6 +30,7 @@ from hummingbird.mpc.correlations.parameters import number, shape
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.beaver import DealtProduct
+from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
 
 
@@ -99,8 +100,6 @@ class FixedWeight(nn.Module):
         """This party's summand of d; the weight itself is forgotten."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
-        from hummingbird.mpc.session import sharing  # it brings CrypTen, which a dealer has not
-
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
         self.mask = session.correlation(FixedMask(self.shape, self.key)).mask
         self.code = None

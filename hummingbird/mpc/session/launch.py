@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -26,13 +26,10 @@ import torch
 import torch.distributed as dist
 
 from hummingbird.channel.channel import Channel
-from hummingbird.crypten import adapter, fixed_point, functions, refusals
-from hummingbird.crypten.provider import DealerProvider
+from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.mpc.protocols.division import divide
-from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lanes import LanePosition, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.session.listener import Listener
@@ -45,9 +42,8 @@ from hummingbird.mpc.session.rendezvous import (
     open_store,
     zero_sharing_seeds,
 )
-from hummingbird.mpc.session.session import Dealer, Session, current, enter, is_initialized
-from hummingbird.mpc.session.sharing import cryptensor
-from hummingbird.prg import CIPHERS, SEED_BYTES, cipher_of, derive, new_seed
+from hummingbird.mpc.session.session import Dealer, Session, ZeroSharing, begin, current, is_initialized
+from hummingbird.prg import CIPHERS, Stream, cipher_of, derive, new_seed
 from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.rpc.service import Tls
 from hummingbird.rpc.signals import Stop
@@ -185,8 +181,7 @@ def init(
         raise ConfigError(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
-    refusals.refuse_foreign_session()
-    adapter.refuse_validation()
+    crypten_run.refuse_other()
     _here = here = environment(lanes)
     device, listener = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
     if here.parties == 1 and dealer is not None:
@@ -228,17 +223,17 @@ def init(
     except BaseException as error:
         _leave(error, channel)
         raise
-    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, listener)
+    zeros = ZeroSharing(Stream(seeds["prev"], device), Stream(seeds["next"], device))
+    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, listener, zeros=zeros)
     if _lane_notes is not None:
         made.failure = partial(_lane_notes.first_failure, 0)
     _leaving = False
     if _stop is not None:
         _stop.raised = False
-    enter(made)
+    begin(made)
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
-    _mend()
-    adapter.install(channel, seeds, DealerProvider(made), partial(_divide_shared, made), device)
+    crypten_run.start(made, seeds["local"])
     return made
 
 
@@ -255,13 +250,6 @@ def _on_card(device: torch.device) -> torch.device:
         raise EnvironmentProblem(f"this host has {cards} CUDA devices, and no cuda:{index}", where="init", hint=hint)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
-
-
-def _mend() -> None:
-    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
-    fixed_point.install()
-    functions.install()
-    refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
 
 
 def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
@@ -321,40 +309,14 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
         if lane_notes is not None and error is None:
             lane_notes.left()  # the last thing that needs the dealer above is over
     finally:
-        enter(None)
+        begin(None)
         _leaving = error is not None
-        adapter.uninstall()
+        crypten_run.stop()
 
 
 def reason_of(error: BaseException) -> str:
     """An error's text for other parties: our own errors in full, foreign ones by type (their text may hold data)."""
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
-
-
-@contextlib.contextmanager
-def stand_in(session: Session) -> Iterator[None]:
-    """Let `current()` be another session for the time of this block, for CrypTen's functions too
-    (mpc/plan/dry_run.py).
-    """
-    zeros = dict.fromkeys(("prev", "next", "local"), bytes(SEED_BYTES))  # nobody hears what they would hide
-    before = enter(session)
-    _mend()
-    try:
-        with adapter.lent(session.channel, zeros, DealerProvider(session), partial(_divide_shared, session)):
-            yield
-    finally:
-        enter(before)
-
-
-def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
-    """CrypTen's division by a public integer, in place: exact to one unit."""
-    share, shift = x.share.reshape(-1), divisor.bit_length() - 1
-    if divisor == 1 << shift:
-        share = truncate(session, share, shift)
-    else:
-        share = divide(session, share, divisor)
-    x.share = share.view(x.share.shape)
-    return x
 
 
 # Ending -------------------------------------------------------------------------------------------------------------

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hummingbird.channel import meter
+from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import DealerError, EnvironmentProblem
 from hummingbird.mpc.correlations.material import Material
@@ -22,6 +21,7 @@ from hummingbird.mpc.session import gathering
 from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.listener import Listener
+from hummingbird.prg import SEED_BYTES, Stream
 
 _LEAVE = 2.0  # seconds for the dealer to hear that this party leaves
 
@@ -58,8 +58,22 @@ class Dealer(Protocol):
     def close(self) -> None: ...
 
 
-# The supply of the slice that this computation is at, and the requests it has made (two slices take turns).
-_slice: contextvars.ContextVar[tuple[Supply, list[Request[Any]]] | None] = contextvars.ContextVar("slice", default=None)
+class ZeroSharing:
+    """This party's shares of zero: the words of a stream that it shares with the previous party, less those of one that
+    it shares with the next. All parties ask for the same shapes in the same order, and nothing is sent.
+    """
+
+    def __init__(self, previous: Stream, following: Stream) -> None:
+        self.previous, self.following = previous, following
+
+    @classmethod
+    def of_zeros(cls) -> ZeroSharing:
+        """Shares that are zeros, for a session in which nothing has to be hidden."""
+        return cls(Stream(bytes(SEED_BYTES)), Stream(bytes(SEED_BYTES)))
+
+    def share(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """This party's share, int64."""
+        return (self.previous.words(*shape) - self.following.words(*shape)).to(device)
 
 
 @dataclass(repr=False)
@@ -81,6 +95,10 @@ class Session:
     # Asks for the reason of the first lane that has failed.
     failure: Callable[[], str | None] = field(default=lambda: None)
     fixed_keys: Iterator[int] = field(default_factory=itertools.count)  # one for each private weight
+    zeros: ZeroSharing | None = None  # None: no party shares a secret in this session
+    supply: Supply | None = None  # what `correlation` draws on; None: the dealer
+    requests: list[Request[Any]] = field(default_factory=list)  # that were made of the supply, in order
+    run: object = field(default_factory=object)  # the same object in a session and in what `supplied_by` makes of it
 
     def correlation(self, request: Request[Shares]) -> Shares:
         """This party's shares of one piece of correlated randomness, by name; the same requests in the same order at
@@ -88,11 +106,10 @@ class Session:
 
         DealerError where they do not come; of a dealer that another lane's failure has taken with it, names that too.
         """
-        slice_ = _slice.get()
-        if slice_ is not None:
-            slice_[1].append(request)
+        if self.supply is not None:
+            self.requests.append(request)
         try:
-            material = (self.dealer if slice_ is None else slice_[0]).correlation(request)
+            material = (self.dealer if self.supply is None else self.supply).correlation(request)
         except DealerError as error:
             why = self.failure()
             if why is None or error.what in why:  # nobody else has failed, or all for the same reason
@@ -108,15 +125,9 @@ class Session:
         material.take()
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
-    @contextlib.contextmanager
-    def supplied_by(self, supply: Supply) -> Iterator[list[Request[Any]]]:
-        """Draw on this supply in this block; the requests that were made are in the list."""
-        made: list[Request[Any]] = []
-        token = _slice.set((supply, made))
-        try:
-            yield made
-        finally:
-            _slice.reset(token)
+    def supplied_by(self, supply: Supply) -> Session:
+        """The same session, but its correlations come from this supply, and it notes the requests for them."""
+        return replace(self, supply=supply, requests=[])
 
     @property
     def streamed(self) -> bool:
@@ -177,23 +188,34 @@ class Session:
         self.channel.close()
 
 
-_session: Session | None = None
+# The running session, for the public edge: functions that users call, and CrypTen's, which take no session. The code
+# inside takes it as an argument.
 
 
-def enter(session: Session | None) -> Session | None:
-    """Make this the session that `current` gives, None for none; returns the one before."""
-    global _session
-    before, _session = _session, session
-    return before
+def begin(session: Session | None) -> None:
+    """Make this the session of the process; None ends it."""
+    interleave.OUTSIDE.session = session
+
+
+@contextlib.contextmanager
+def entered(session: Session) -> Iterator[None]:
+    """Make this the session that `current` gives in this block, in this computation (channel/interleave.py) alone."""
+    here = interleave.computation()
+    before, here.session = here.session, session
+    try:
+        yield
+    finally:
+        here.session = before
 
 
 def current() -> Session:
-    """The session made by `init`; EnvironmentProblem if there is none."""
-    if _session is None:
+    """The session that this computation has entered, or else that of `init`; EnvironmentProblem if there is none."""
+    session: Session | None = interleave.computation().entered()
+    if session is None:
         raise EnvironmentProblem("no session", hint="call hummingbird.init() first")
-    return _session
+    return session
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called."""
-    return _session is not None
+    """Whether there is a session: `init` has been called."""
+    return interleave.computation().entered() is not None

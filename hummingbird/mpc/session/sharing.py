@@ -1,74 +1,49 @@
-"""How a tensor of one party becomes private: shares come from seeds of neighbouring parties, only the shape is sent."""
+"""Private values inside: a party's share with its bits of fraction, and how a tensor of one party becomes shares."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hummingbird import cost, inputs
-from hummingbird.channel import meter
-from hummingbird.crypten import adapter
-from hummingbird.errors import AgreementError, InputError
 from hummingbird.kernels.devices import put
-from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session
+from hummingbird.ring import SCALE
 
 
-def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> adapter.MPCTensor:
-    """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """A private tensor as one party has it. No tuple: a structure of values ends at it.
 
-    x: real tensor at party `src`, of at most 8 dimensions. Other parties give None, or a tensor whose shape is checked.
-    limit: the largest |x| that the windows were made for, such as a private net's `input_range`: party `src` shares
-        nothing that has a larger value. None: 2^20, for which any net is right; a function of your own may be right for
-        up to 2^30.
-    Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
-    AgreementError.
+    share: this party's additive share, int64. scale: bits of fraction of the value.
     """
-    session = sessions.current()
-    if type(src) is not int or not 0 <= src < session.parties:
-        hint = f"the rank of the party that has the tensor, 0 to {session.parties - 1}"
-        raise InputError(f"src={src!r} names no party of {session.parties}", where="cryptensor", hint=hint)
-    inputs.check_limit(limit, "cryptensor")
-    if session.rank == src and not isinstance(x, Tensor):
-        hint = "the party that src names gives the tensor, the others may give None"
-        raise InputError(f"party {src} must give a tensor, got {type(x).__name__}", where="cryptensor", hint=hint)
-    if session.rank != src and not (x is None or isinstance(x, Tensor)):
-        raise InputError(f"expected a tensor or None, got {type(x).__name__}", where="cryptensor")
-    encoded = inputs.encoded(x, "cryptensor", limit) if session.rank == src else None
-    with meter.layer("input", "share", cost.sharing(session.parties, session.rank == src)):
-        shape = _broadcast_shape(session, encoded, src)
-        if x is not None and tuple(x.shape) != shape:
-            raise AgreementError(
-                f"party {session.rank} expects shape {tuple(x.shape)}, party {src} shares shape {shape}",
-                where="cryptensor",
-                hint="use the same batch size everywhere",
-            )
-        share = adapter.ArithmeticSharedTensor.PRZS(shape, device=session.device).share
-        return adapter.from_share(share + put(encoded, session.device) if encoded is not None else share)
+
+    share: Tensor = field(repr=False)
+    scale: int = SCALE
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape, as of a tensor."""
+        return self.share.shape
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The shape, or its entry `dim`, as of a tensor."""
+        return self.share.shape if dim is None else self.share.shape[dim]
+
+    def __getitem__(self, index: Any) -> Shared:
+        """A part of the value, as of a tensor."""
+        return Shared(self.share[index], self.scale)
 
 
-def _broadcast_shape(session: Session, x: Tensor | None, src: int) -> tuple[int, ...]:
-    words = torch.zeros(9, dtype=torch.int64)
-    if x is not None:
-        if x.dim() > 8:
-            raise InputError(
-                f"a private tensor has at most 8 dimensions, got {x.dim()}", where="cryptensor", hint="reshape it"
-            )
-        words[0] = x.dim()
-        words[1 : 1 + x.dim()] = torch.tensor(x.shape, dtype=torch.int64)
-        for peer in session.channel.others:
-            session.channel.send(peer, words)
-    else:
-        words = session.channel.receive(src, [words])[0]
-    session.channel.count_round()
-    if not 0 <= int(words[0]) <= 8 or bool((words < 0).any()):
-        raise AgreementError(f"party {src} sent a malformed shape", where="cryptensor")
-    return tuple(int(n) for n in words[1 : 1 + int(words[0])])
+def share_secret(session: Session, encoded: Tensor | None, shape: Sequence[int], src: int) -> Tensor:
+    """This party's additive share, int64, of ring elements that party `src` has.
 
-
-def share_secret(session: Session, encoded: Tensor | None, shape: tuple[int, ...], src: int) -> Tensor:
-    """This party's additive share, int64, of ring elements that party `src` holds; the shape is known: nothing is
-    sent.
+    encoded: the ring elements at party `src`, anything elsewhere. shape: theirs, which all parties know: nothing is
+    sent, as the shares of zero that hide them come from seeds of neighbouring parties.
     """
-    share = adapter.ArithmeticSharedTensor.PRZS(shape, device=session.device).share
-    return share + encoded if session.rank == src and encoded is not None else share
+    assert session.zeros is not None, "a session without seeds shares no secrets"
+    share = session.zeros.share(shape, session.device)
+    return share + put(encoded, session.device) if session.rank == src and encoded is not None else share

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,13 +10,13 @@ import hummingbird
 from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.channel import meter
 from hummingbird.convert import build
-from hummingbird.crypten.adapter import from_share, share_of
 from hummingbird.mpc.layers import softmax_in_range, weighted_mean
 from hummingbird.mpc.layers.attention import MatMul
 from hummingbird.mpc.layers.layer import Given, Spec
 from hummingbird.mpc.layers.softmax_in_range import LONGEST
 from hummingbird.mpc.layers.weighted_mean import WeightedMean
 from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from tests.mpc.layers.test_softmax_in_range import RANGES, sample, within
 from tests.support.covering import covering
 from tests.support.parties import sessions as make_sessions
@@ -144,9 +142,7 @@ def test_the_price_is_what_is_sent(parties: int) -> None:
     values = torch.full(specs[1].shape, 1 << 15)
 
     def party(session: Session, one: Tensor, other: Tensor) -> Tensor:
-        own = copy.copy(layer)
-        own.session = lambda: session  # type: ignore[method-assign]
-        return share_of(own.forward(from_share(one, 12), from_share(other)))
+        return layer.forward(session, Shared(one, 12), Shared(other)).share
 
     given = zip(sessions, share(exp, parties), share(values, parties), strict=True)
     with meter.meter() as counted:

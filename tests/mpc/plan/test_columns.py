@@ -13,7 +13,6 @@ from hummingbird import inputs
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import interleave
 from hummingbird.convert import build
-from hummingbird.crypten.adapter import MPCTensor
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import trace
 from hummingbird.mpc.layers.layer import FLOOR, Lift
@@ -21,6 +20,8 @@ from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties
 from tests.support.covering import covering
 
@@ -266,10 +267,10 @@ class Party(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        interleave.Interleave().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
-        out: MPCTensor = self.net(x)
-        return out
+    def forward(self, session: Session, x: Shared) -> Shared:
+        # Interleaved by itself: the parties are so in Parties.run.
+        interleave.Interleave().run([lambda: self.net.set_up(session)])
+        return self.net.forward(session, x)
 
 
 def private_error(net: nn.Module, x: Tensor) -> float:

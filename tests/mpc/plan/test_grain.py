@@ -12,10 +12,11 @@ from torch import nn
 import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
-from hummingbird.crypten.adapter import MPCTensor, share_of
 from hummingbird.mpc.layers.layer import Lift, Spec, held
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
 from hummingbird.mpc.protocols.lift import lift_price
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from tests.support.covering import every
 from tests.support.gates import ACTIVATIONS, block
 from tests.support.operations import Case, Function, cases
@@ -30,11 +31,11 @@ def zeros(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
     call = PrivateNet._call
 
-    def checked(step: PlanStep, arguments: tuple[Any, ...]) -> Any:
-        out = call(step, arguments)
+    def checked(session: Session, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
+        out = call(session, step, arguments)
         for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, MPCTensor):
-                assert not bool((share_of(value) & ((1 << step.grain) - 1)).any()), (step.name, step.grain)
+            if isinstance(value, Shared):
+                assert not bool((value.share & ((1 << step.grain) - 1)).any()), (step.name, step.grain)
         seen.append((step.name, step.grain))
         return out
 

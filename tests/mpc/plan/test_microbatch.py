@@ -19,6 +19,8 @@ from hummingbird.channel.channel import Channel
 from hummingbird.channel.interleave import Interleave, pass_on
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
+from hummingbird.crypten import tensors
+from hummingbird.crypten.adapter import MPCTensor
 from hummingbird.mpc.functions import smooth
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.softmax import Softmax
@@ -82,6 +84,49 @@ def test_later_slices_reserve_what_the_first_one_has_asked_for(
     private(hummingbird.cryptensor(x))
     assert reserved[:2] == [None, None]
     assert reserved[2] == reserved[3] and [request.kind for request in reserved[2]][0] == "masked"
+
+
+class Cubed(nn.Module):
+    """x^3, which has a private form in CrypTen's functions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.entr(x) * 0 + x**3
+
+
+class ByCrypTen(nn.Module):
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        return x.square() * x
+
+
+def test_cryptens_functions_draw_on_the_supply_of_their_slice(
+    alone: sessions.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slices of two batches are interleaved: each supply hears the requests of one of them, in order."""
+    hummingbird.register_converter(Cubed, lambda module: ByCrypTen())
+    private, x = convert_model(nn.Sequential(Cubed(), nn.ReLU()), BitWindow(24, 0)), torch.rand(3, 4)
+    reserve, asked = alone.dealer.reserve, []
+    heard: list[list[object]] = []
+
+    def listen(requests: object) -> object:
+        supply, number = reserve(requests), len(heard)  # type: ignore[arg-type]
+        heard.append([])
+
+        def correlation(request: object) -> object:
+            asked.append(number)
+            heard[number].append(request)
+            pass_on()  # as an opening between several parties does
+            return supply.correlation(request)  # type: ignore[arg-type]
+
+        return SimpleNamespace(correlation=correlation)
+
+    monkeypatch.setattr(alone.dealer, "reserve", listen)
+    for _ in range(2):  # the second time the requests are known, and a supply refuses any other
+        works = [private.begin(alone, tensors.shared(hummingbird.cryptensor(x)))[0] for _ in range(2)]
+        for out in Interleave().run([lambda work=work: private.run(alone, work) for work in works]):
+            assert float((tensors.tensor(out).get_plain_text() - x**3).abs().max()) < 6 * UNIT
+    assert len(heard) == 4 and len(heard[0]) > 4 and all(requests == heard[0] for requests in heard)
+    assert asked[:4] == [0, 1, 0, 1]
+    assert sessions.current() is alone
 
 
 def test_slices_in_flight(alone: sessions.Session, monkeypatch: pytest.MonkeyPatch) -> None:

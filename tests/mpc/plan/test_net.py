@@ -15,11 +15,12 @@ from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.convert import build, convert_model, register_converter, validate_model
 from hummingbird.cost import Cost
-from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.crypten import tensors
+from hummingbird.crypten.adapter import MPCTensor, from_share, share_of
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.session import session as sessions
-from hummingbird.mpc.session import sharing
+from hummingbird.mpc.session.sharing import Shared
 from tests.support.parties import init_alone, succeed, together
 from tests.support.parties import sessions as make_sessions
 from tests.test_convert import SMALL, UNIT, block, private_output, scaled
@@ -49,10 +50,11 @@ def test_a_net_is_set_up_by_its_first_call_and_never_runs_without(alone: session
     for weights in ("public", 0):
         private = build(nn.Linear(4, 3).eval(), weights=weights)  # as `convert_model` before `init`
         with pytest.raises(InputError, match="not set up in this session") as caught:
-            private.forward(x)
+            private.forward(alone, tensors.shared(x))
         assert "set_up()" in caught.value.hint
         called = private(x).get_plain_text()
-        assert float((private.forward(x).get_plain_text() - called).abs().max()) < 2 * UNIT
+        again = tensors.tensor(private.forward(alone, tensors.shared(x))).get_plain_text()
+        assert float((again - called).abs().max()) < 2 * UNIT
 
 
 class Awkward(nn.Module):
@@ -171,7 +173,7 @@ def test_a_shape_that_is_none_is_an_error_at_who_is_told_it(words: list[int]) ->
 
         def hear() -> None:
             with meter.layer("input", "share", cost.sharing(2, False)):
-                sharing._broadcast_shape(one, None, 0)
+                tensors._broadcast_shape(one, None, 0)
 
         with pytest.raises(AgreementError, match="party 0 sent a malformed shape"):
             together([tell, hear])
@@ -248,9 +250,9 @@ class PrivateTriple(Layer):
         assert [type(spec) for spec in inputs] == [Spec]  # type: ignore[attr-defined]
         return Cost(0, 0, 0)
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        assert scale_of(x) == ring.SCALE  # a custom layer sees scale 2^16, whatever came before it
-        return from_share(share_of(x) * 3)
+    def forward(self, session: sessions.Session, x: Shared) -> Shared:
+        assert x.scale == ring.SCALE  # a custom layer sees scale 2^16, whatever came before it
+        return Shared(x.share * 3)
 
 
 def test_a_registered_module_is_converted(alone: sessions.Session) -> None:

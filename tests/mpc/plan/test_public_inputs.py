@@ -11,6 +11,7 @@ from hummingbird.convert import build
 from hummingbird.errors import InputError
 from hummingbird.mpc.layers.embedding import Embedding, SharePublic
 from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.session import session as sessions
 from tests.jobs.public_inputs import Rows, Words, numbers
 from tests.support.parties import succeed
 
@@ -31,10 +32,10 @@ def test_what_a_net_asks_of_its_dealer_does_not_depend_on_public_values() -> Non
     assert dry_run(private, (3, 8), 2).batch
 
 
-def test_a_large_public_value_is_refused() -> None:
+def test_a_large_public_value_is_refused(alone: sessions.Session) -> None:
     layer = SharePublic()
     with pytest.raises(InputError, match="a public value of 3.*e.38"):
-        layer(torch.tensor([torch.finfo(torch.float32).max]), None)
+        layer(alone, torch.tensor([torch.finfo(torch.float32).max]), None)
     with pytest.raises(InputError, match="row -1 of a table of 4 rows"):
-        Embedding(torch.randn(4, 2), None)(torch.tensor([-1]), None)
+        Embedding(torch.randn(4, 2), None)(alone, torch.tensor([-1]), None)
     assert build(Rows().eval(), example=(torch.zeros(1, 6, dtype=torch.long),)).rowwise((4, 0))

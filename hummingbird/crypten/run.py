@@ -1,0 +1,44 @@
+"""CrypTen's part of a run: it starts and ends with our session, and takes its channel and its randomness from it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from hummingbird.crypten import adapter, fixed_point, functions, provider, refusals
+from hummingbird.mpc.session.session import Session, ZeroSharing
+from hummingbird.prg import SEED_BYTES
+
+
+def refuse_other() -> None:
+    """Raise EnvironmentProblem if CrypTen runs a session of its own already, TrustError in its validation mode."""
+    refusals.refuse_foreign_session()
+    adapter.refuse_validation()
+
+
+def start(session: Session, local: bytes) -> None:
+    """Let CrypTen's functions run in this session. local: the seed of this party's own random numbers."""
+    assert session.zeros is not None, "CrypTen's functions share secrets"
+    _repair()
+    adapter.install(session.channel, session.zeros, local, session.device)
+
+
+@contextlib.contextmanager
+def lent(session: Session) -> Iterator[None]:
+    """Let CrypTen's functions run in this session for the time of this block, without anything to hide."""
+    _repair()
+    with adapter.lent(session.channel, session.zeros or ZeroSharing.of_zeros(), bytes(SEED_BYTES)):
+        yield
+
+
+def stop() -> None:
+    """End CrypTen's part; the functions that are repaired stay so."""
+    adapter.uninstall()
+
+
+def _repair() -> None:
+    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
+    fixed_point.install()
+    functions.install()
+    provider.install()
+    refusals.install()

@@ -1,0 +1,85 @@
+"""CrypTen's tensors at the public edge: `cryptensor` makes one, a private net takes them and gives them back.
+
+Inside, code works on `Shared` (mpc/session/sharing.py): a share and its bits of fraction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, inputs
+from hummingbird.channel import meter
+from hummingbird.crypten.adapter import MPCTensor, from_share, scale_of, share_of
+from hummingbird.errors import AgreementError, InputError
+from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared, share_secret
+
+
+def is_tensor(value: Any) -> TypeGuard[MPCTensor]:
+    """Whether a value is a tensor of CrypTen's on shares."""
+    return isinstance(value, MPCTensor)
+
+
+def shared(x: MPCTensor) -> Shared:
+    """The share that a CrypTen tensor holds."""
+    return Shared(share_of(x), scale_of(x))
+
+
+def tensor(x: Shared) -> MPCTensor:
+    """The CrypTen tensor that holds this share."""
+    return from_share(x.share, x.scale)
+
+
+def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> MPCTensor:
+    """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
+
+    x: real tensor at party `src`, of at most 8 dimensions. Other parties give None, or a tensor whose shape is checked.
+    limit: the largest |x| that the windows were made for, such as a private net's `input_range`: party `src` shares
+        nothing that has a larger value. None: 2^20, for which any net is right; a function of your own may be right for
+        up to 2^30.
+    Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
+    AgreementError.
+    """
+    session = sessions.current()
+    if type(src) is not int or not 0 <= src < session.parties:
+        hint = f"the rank of the party that has the tensor, 0 to {session.parties - 1}"
+        raise InputError(f"src={src!r} names no party of {session.parties}", where="cryptensor", hint=hint)
+    inputs.check_limit(limit, "cryptensor")
+    if session.rank == src and not isinstance(x, Tensor):
+        hint = "the party that src names gives the tensor, the others may give None"
+        raise InputError(f"party {src} must give a tensor, got {type(x).__name__}", where="cryptensor", hint=hint)
+    if session.rank != src and not (x is None or isinstance(x, Tensor)):
+        raise InputError(f"expected a tensor or None, got {type(x).__name__}", where="cryptensor")
+    encoded = inputs.encoded(x, "cryptensor", limit) if session.rank == src else None
+    with meter.layer("input", "share", cost.sharing(session.parties, session.rank == src)):
+        shape = _broadcast_shape(session, encoded, src)
+        if x is not None and tuple(x.shape) != shape:
+            raise AgreementError(
+                f"party {session.rank} expects shape {tuple(x.shape)}, party {src} shares shape {shape}",
+                where="cryptensor",
+                hint="use the same batch size everywhere",
+            )
+        return from_share(share_secret(session, encoded, shape, src))
+
+
+def _broadcast_shape(session: Session, x: Tensor | None, src: int) -> tuple[int, ...]:
+    words = torch.zeros(9, dtype=torch.int64)
+    if x is not None:
+        if x.dim() > 8:
+            raise InputError(
+                f"a private tensor has at most 8 dimensions, got {x.dim()}", where="cryptensor", hint="reshape it"
+            )
+        words[0] = x.dim()
+        words[1 : 1 + x.dim()] = torch.tensor(x.shape, dtype=torch.int64)
+        for peer in session.channel.others:
+            session.channel.send(peer, words)
+    else:
+        words = session.channel.receive(src, [words])[0]
+    session.channel.count_round()
+    if not 0 <= int(words[0]) <= 8 or bool((words < 0).any()):
+        raise AgreementError(f"party {src} sent a malformed shape", where="cryptensor")
+    return tuple(int(n) for n in words[1 : 1 + int(words[0])])
