@@ -63,7 +63,7 @@ class BitWindow:
                 f"window [{self.k}:{self.m}) keeps no bit", hint="write BitWindow(0, 0) to drop the ReLU (identity)"
             )
         if not 0 <= self.q <= _WHOLE:
-            what = f"window {self} rounds {self.q} bits of fraction away, of {_WHOLE}"
+            what = f"window {self} rounds away {self.q} of {_WHOLE} fraction bits"
             raise ConfigError(what, hint=f"use 0 <= q <= {_WHOLE}; q = 6 leaves 10 bits of fraction")
         if self.q and not self.q < self.k:
             what = f"window {self} keeps no bit: the lowest q = {self.q} are rounded away"

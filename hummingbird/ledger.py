@@ -75,7 +75,7 @@ class Ledger:
             raise self._error(
                 "another process is using this store",
                 where=str(self.path.parent),
-                hint="every slot is for one run of one process: wait for its end, or make a second store",
+                hint="every slot is for single use: wait until that process ends, or make a second store",
             ) from None
         except OSError as error:
             raise self._damaged(f"{error.strerror}") from None
@@ -97,7 +97,7 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Bind the store to the net or program of this digest, on the disk when this returns.
+        """Bind the store to the digest of the net, or of another thing `name`, on the disk when this returns.
 
         Raises `error` if the store is bound to another digest under this name.
         """
@@ -148,5 +148,5 @@ class Ledger:
         return self._error(
             f"the ledger of used slots is damaged: {what}",
             where=str(self.path),
-            hint="without it nobody knows what was used: make a new store",
+            hint="without it the used slots are unknown: make a new store",
         )

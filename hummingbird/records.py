@@ -350,7 +350,7 @@ def _digits(value: Any, sizes: Sequence[int]) -> str:
 
 def _parsed(data: str | bytes, most: int, deepest: int) -> Any:
     if len(data) > most:
-        raise Fault(f"has {len(data)} bytes, {most} are the most")
+        raise Fault(f"has {len(data)} bytes, the limit is {most}")
     try:
         content = data if isinstance(data, str) else data.decode()
         if content.count("[") + content.count("{") > deepest:

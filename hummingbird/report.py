@@ -203,7 +203,7 @@ def estimate(
         if type(value) is not int or value < least:
             raise ConfigError(f"{value!r} {what}", where=what, hint=f"an integer from {least}")
     if (shape is None) == (example is None):
-        what = "neither a shape nor an example" if shape is None else "a shape beside an example, which has one"
+        what = "neither a shape nor an example" if shape is None else "both a shape and an example"
         raise ConfigError(what, where="shape", hint="estimate(net, (8, 3, 32, 32)), or estimate(net, example=inputs)")
     if example is None:
         sizes, words = _sizes(shape), ""

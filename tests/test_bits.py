@@ -60,8 +60,8 @@ def test_every_q_is_accepted_or_refused_by_the_rule() -> None:
 @pytest.mark.parametrize(
     ("window", "what"),
     [
-        ((20, 12, 17), r"\[20:12\) q=17 rounds 17 bits of fraction away, of 16"),
-        ((20, 12, -1), "rounds -1 bits"),
+        ((20, 12, 17), r"\[20:12\) q=17 rounds away 17 of 16 fraction bits"),
+        ((20, 12, -1), "rounds away -1 of 16"),
         ((6, 2, 6), r"\[6:2\) q=6 keeps no bit"),
         ((0, 0, 3), "keeps no bit"),
         ((20, 12, 6.0), "three integers, got k=20, m=12, q=6.0"),

@@ -160,10 +160,10 @@ def test_sessions_and_nets_that_cannot_serve_lookups(opened: list[Session]) -> N
         describe(build(nn.ReLU()), (4,), 8, opened[0], NAME, rows)
     rows.close()
     opened[0].dealer.slice_shape = (8, 20)  # type: ignore[misc]
-    with pytest.raises(ConfigError, match="a store for a net of lookups"):
+    with pytest.raises(ConfigError, match="a net of lookups cannot use a store"):
         ServedTable(net.table.weight, opened[0])
     three = sessions(3)
-    with pytest.raises(ConfigError, match="3 parties for a table of lookups"):
+    with pytest.raises(ConfigError, match="need two parties, this session has 3"):
         ServedTable(net.table.weight, three[0])
     for each in three:
         each.channel.close()

@@ -123,7 +123,7 @@ def test_the_checks_of_a_record_itself_name_the_record() -> None:
         ('{"size": ' + "9" * 5000 + "}", "it"),
         ("[" * 100_000, "it is nested more than 32 deep"),
         ('{"a":' * 33 + "1" + "}" * 33, "it is nested more than 32 deep"),
-        ('{"size": ' + " " * (1 << 20) + "1}", "it has 1048587 bytes, 1048576 are the most"),
+        ('{"size": ' + " " * (1 << 20) + "1}", "it has 1048587 bytes, the limit is 1048576"),
     ],
 )
 def test_a_text_is_limited_before_it_is_read(text: str | bytes, says: str) -> None:

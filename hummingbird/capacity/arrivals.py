@@ -45,7 +45,7 @@ class Arrivals(ABC):
             check_count(number, "images", 1, "images of a request")
             check_number(weight, f"images: weight of {number}", 0, "requests")
         if not sum(self._weights.values()):
-            raise ConfigError("sizes of no weight at all", where="images", hint="{1: 3, 8: 1}: one in four brings 8")
+            raise ConfigError("all sizes have weight 0", where="images", hint="{1: 3, 8: 1}: one in four brings 8")
         if self.patience != math.inf:
             check_number(self.patience, "patience", 0, "seconds", above=True)
         if self.session != math.inf:

@@ -195,7 +195,7 @@ def simulate(
     at one queue, and for a store too small for a request.
     """
     if system.tokens is not None and (service.refill is None or factors.refill is None):
-        raise InputError("tokens, and no refill", where="refill")
+        raise InputError("tokens without a refill", where="refill")
     system.check_batches(load, factors)
     need = system.per_request * load.sizes()
     system.check_tokens(need)

@@ -73,7 +73,7 @@ def service(
     if threads.he > len(net.he):
         hint = f"at most {len(net.he)}: with more no layer is left to give them"
         raise ConfigError(
-            f"{threads.he} HE threads, and {net.name} was measured with 1 to {len(net.he)}", where="threads", hint=hint
+            f"{threads.he} HE threads, but {net.name} was measured with 1 to {len(net.he)}", where="threads", hint=hint
         )
     refill, request = _phases(kind, net, threads, profile)
     return Service(

@@ -48,7 +48,7 @@ def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
 
 def _check(system: System, load: Load, seconds: Draws) -> None:
     if system.tokens is not None and seconds.refill is None:
-        raise InputError("tokens, and no seconds of a refill", where="refill")
+        raise InputError("tokens without seconds of a refill", where="refill")
     varied = bool(np.ptp(seconds.request)) or seconds.session is not None or system.batch > 1
     if system.kept and system.slots > 1 and varied:
         hint = "use the event engine, one slot, or a constant online phase"

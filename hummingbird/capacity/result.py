@@ -76,7 +76,7 @@ class Result:
         """The quantile q of the latency, seconds. Raises ConfigError above the limit, and for too few requests."""
         if self.overloaded:
             limit, rate = self.limit, self.arrivals.per_second()
-            what = f"{rate:.4g} requests/s, and {limit.rate:.4g} at most ({limit.cause}): latency grows "
+            what = f"{rate:.4g} requests/s are above the limit of {limit.rate:.4g} ({limit.cause}): latency grows "
             hint = "fewer requests, or a service that serves more; a bounded queue turns the others away"
             raise ConfigError(
                 f"{what}{self.growth.value:.3g} s per second, and has no quantiles", where="rate", hint=hint

@@ -74,7 +74,7 @@ def check_count(value: object, where: str, least: int, unit: str) -> None:
 def check_name(value: object, where: str) -> None:
     """Raise ConfigError unless `value` is a non-empty string of printable characters."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ConfigError(f"{value!r} is no name", where=where, hint="some printable characters")
+        raise ConfigError(f"{value!r} is no name", where=where, hint="one or more printable characters")
 
 
 _NUMBER = records.anything("a number")  # the record's own __post_init__ checks it
@@ -250,7 +250,7 @@ def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
         free = next((step for step in left if done.issuperset(step.after)), None)
         if free is None:
             names = ", ".join(step.name for step in left)
-            hint = "take one of their `after` out"
+            hint = "remove one of their `after`"
             raise ConfigError("a cycle: these steps wait for one another", where=f"steps {names}", hint=hint)
         left.remove(free)
         done.add(free.name)
@@ -317,7 +317,7 @@ class Service:
         most = self.most_tokens
         for name in ("refill_tokens", "request_tokens"):
             if 0 < most < getattr(self, name):
-                what = f"{name.partition('_')[0]} of {getattr(self, name)} tokens, and the stores hold {most}"
+                what = f"{name.partition('_')[0]} of {getattr(self, name)} tokens, but the stores hold {most}"
                 raise ConfigError(f"a {what}: it would wait for ever", where=name, hint="a larger store")
 
     def _check_role(self, role: str, where: str) -> None:

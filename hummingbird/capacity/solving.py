@@ -165,7 +165,7 @@ def solve(
     check_number(most, goal, 0, "seconds", above=True)
     there = service if at is None else service.at(at)
     if arrivals is None and vary != "rate":
-        raise ConfigError(f"{vary} for no rate", where="arrivals", hint="capacity.poisson(rate)")
+        raise ConfigError(f"varying {vary} needs arrivals", where="arrivals", hint="capacity.poisson(rate)")
     asked = arrivals if arrivals is not None else poisson(1.0)
     options: dict[str, Any] = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
     check_count(requests, "requests", 1, "requests")
@@ -218,12 +218,12 @@ def _rate(search: _Search) -> Solved:
     gaps = search.arrivals
     if not isinstance(gaps, Gaps):
         hint = "capacity.poisson(rate), or another burstiness; `plan solve`: none of --hourly, --trace and --users"
-        raise ConfigError("the rate of arrivals that have none", where="arrivals", hint=hint)
+        raise ConfigError("these arrivals have no rate to vary", where="arrivals", hint=hint)
     _check_idle(search, search.service, ", a faster link or more cores")
     first = search.heaviest / search.load(search.service, dataclasses.replace(gaps, rate=1.0))
     if not first:
         hint = "simulate 1,000 requests in a run, or more"
-        what = f"runs of {search.options['requests']} requests, which show no load at all"
+        what = f"runs of {search.options['requests']} requests, too short to show the steady state of any load"
         raise ConfigError(what, where="requests", hint=hint)
     return _bisect(
         search,
@@ -274,7 +274,7 @@ def _run_of(trial: Trial) -> Result:
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
     """The error for a goal that no value meets. trial: the one with the most helpful value."""
-    what = f"{search.goal}={search.most:g} s is not met, however much there is"
+    what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
     else:

@@ -85,7 +85,7 @@ class System:
         g = math.gcd(m, int(np.gcd.reduce(need, axis=None)))
         sure = self.store - (m - g) - (self.store - self.stored) % g
         if most > sure:
-            what = f"{'a batch' if self.batch > 1 else 'a request'} of {most} tokens, of which a store of {self.store}"
+            what = f"{'a batch' if self.batch > 1 else 'a request'} of {most} tokens, but a store of {self.store}"
             hint = "a larger store, or smaller requests and refills"
             raise ConfigError(f"{what}, filled {m} at a time, is sure to hold only {sure}", where="tokens", hint=hint)
 
@@ -143,7 +143,7 @@ class Load:
         if self.due is not None and (np.diff(times) < 0).any():
             raise InputError("arrivals are out of order", where="due", hint="sort them by time")
         if self.think is not None and not 0 < self.users <= times.shape[1]:
-            raise InputError(f"{self.users} users and {times.shape[1]} times to think", where="users")
+            raise InputError(f"{self.users} users, but {times.shape[1]} times to think", where="users")
         if self.size is not None and (self.size < 1).any():
             raise InputError("a request of no image", where="size", hint="sizes from 1")
         if self.patience is not None and not (self.patience >= 0).all():

@@ -110,7 +110,9 @@ class SimulatedStore(NoTokens):
         refills = int((room // system.per_refill - start.begun).max(initial=0))
         if 8 * rows * (refills + self.lead) > _MOST_BYTES:
             hint = "fewer runs, or a store that is full at first"
-            raise ConfigError(f"{refills} refills in each of {rows} runs", where="tokens", hint=hint)
+            raise ConfigError(
+                f"{refills} refills in each of {rows} runs take too much memory", where="tokens", hint=hint
+            )
         # Column base + j: the j-th smallest end. The first columns: earlier ends, or idle workers at the beginning.
         self.ready_at = np.full((rows, self.lead + refills), math.inf)
         self.ready_at[:, : self.lead] = start.ends

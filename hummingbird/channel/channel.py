@@ -357,7 +357,7 @@ class Channel:
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
         """The error for a frame of another kind, layer or shape; exchanges expectations with the peer."""
         mine = f"{self.name} expects {expected} at {_place()}"
-        theirs = f"{self.names[peer]} sent {length} bytes of something else"
+        theirs = f"{self.names[peer]} sent {length} bytes of another message"
         self._incoming[peer].settimeout(min(_GRACE, self.timeout))
         try:
             # First read to the end of the payload: the peer may be able to send its own frame only after that.

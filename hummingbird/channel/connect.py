@@ -381,7 +381,7 @@ class _Joining:
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
     def _left(self, peer: int, connection: socket.socket) -> None:
-        """Raise PeerError: the party that receives on this connection has closed it, since it failed or was killed."""
+        """Raise PeerError if the party that receives on this connection has closed it: it failed, or was killed."""
         try:
             if connection.recv(1):
                 return

@@ -83,7 +83,7 @@ def introduce(
         if context:
             connection = yield from _secure(connection, context, server_hostname=f"party-{call.called}")
         if (yield from _read(connection, HELLO_BYTES)) != call.answer(token):
-            raise OSError("something else than this party answers")
+            raise OSError("another program answers")
     except BaseException:
         connection.close()
         raise

@@ -48,9 +48,9 @@ class MeterRow:
     received_bits: int = 0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
-    offline_seconds: float = 0.0  # for which this layer waited for its correlated randomness
-    expanding_seconds: float = 0.0  # spent on this party's seed for it, in the background where that worked ahead
-    dealer_seconds: float = 0.0  # of the dealer's work, as it told meanwhile: of use in the total only
+    offline_seconds: float = 0.0  # waits of this layer for its correlated randomness
+    expanding_seconds: float = 0.0  # expanding this party's seeds for it, perhaps ahead in the background
+    dealer_seconds: float = 0.0  # the dealer's work, by its own reports meanwhile: meaningful in the total only
 
 
 @dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
@@ -58,8 +58,8 @@ class Meter:
     """Rows by layer in the order of their first call, and the sum of all rows."""
 
     rows: dict[str, MeterRow] = field(default_factory=dict)
-    seconds: float = 0.0  # for which its block ran
-    caption: str = ""  # of its table, where the numbers are those of several lanes
+    seconds: float = 0.0  # duration of its block
+    caption: str = ""  # line above its table, if its numbers are those of several lanes
 
     def __repr__(self) -> str:
         total = self.total

@@ -68,7 +68,7 @@ class Prefetch(Generic[Item]):
                 if not self._put(item, None):
                     return
             self._put(None, None)
-        except BaseException as error:  # for the reader, who knows what to do
+        except BaseException as error:  # raised by `next` in the reader
             self._put(None, error)
 
     def _put(self, item: Item | None, error: BaseException | None) -> bool:

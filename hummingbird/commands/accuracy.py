@@ -61,6 +61,6 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         what = f"the net gives {got} for {len(x)} images, expected ({len(x)}, classes)"
-        hint = "this is for classifiers, with two logits or more for each image; prepare and find-bits take other nets"
+        hint = "use a classifier with two logits or more for each image; prepare and find-bits take other nets"
         raise InputError(what, where="output", hint=hint)
     return logits

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, once, or with --keep repeatedly."""
     if args.keep is None and (args.metrics is not None or args.log is not None):
         hint = "add --keep K, or leave them out"
-        raise InputError("--metrics and --log are for a keeper, which goes on", where="deal", hint=hint)
+        raise InputError("--metrics and --log need --keep", where="deal", hint=hint)
     heap.keep()
     deal_on(args.threads)
     private = private_net(args)
@@ -171,7 +171,7 @@ def _keep(args: argparse.Namespace, what: dict[str, Any], program: ServiceProgra
 
 
 class _Stopped(BaseException):
-    """This program was told to stop, by the signal of this number."""
+    """Raised when a signal ends this program. number: of the signal."""
 
     def __init__(self, number: int) -> None:
         self.number = number

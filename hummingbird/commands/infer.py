@@ -172,7 +172,7 @@ def run(args: argparse.Namespace) -> None:
     if labels is not None:
         fitting([result[1:] for _, result in private.results((1, *shape))[1]], total, labels)
     if session.lanes > 1 and not private.rowwise((total, *shape)):
-        what = "this net computes images together, so that lanes cannot take parts of them"
+        what = "this net computes images together, so that lanes cannot share a batch"
         raise InputError(what, where="--lanes", hint="run it with one lane")
     _check_store(private, session, tuple(shape), counts[session.lane])
 

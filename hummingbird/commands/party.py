@@ -1,4 +1,4 @@
-"""Programs of a party: options of its session, and errors, of which the other parties are told."""
+"""Programs of a party: options of its session, and errors, which are also sent to the other parties."""
 
 from __future__ import annotations
 

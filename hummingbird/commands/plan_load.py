@@ -58,7 +58,7 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
         other["patience"] = args.patience
     if args.session:
         if args.users:
-            what = "--session beside --users, of whom each has one session"
+            what = "--session beside --users, who have one session each"
             raise InputError(what, where="--session", hint="leave --session out")
         if service.session is None:
             hint = "leave --session out, or add steps of a session to the file"
@@ -94,7 +94,7 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
 def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
     """The same arrivals at another rate. Raises InputError for arrivals without a rate."""
     if not isinstance(arrivals, Gaps):
-        raise InputError("another rate of requests that have none", where="--vary", hint="give --rate")
+        raise InputError("these requests have no rate to vary", where="--vary", hint="give --rate")
     return dataclasses.replace(arrivals, rate=rate)
 
 
@@ -107,7 +107,7 @@ def needed(arrivals: Arrivals | None) -> Arrivals:
     """The arrivals. Raises InputError for None: no option describes any."""
     if arrivals is None:
         hint = "--rate 20/min, --hourly, --trace or --users"
-        raise InputError("nobody asks", where="--rate", hint=hint)
+        raise InputError("no requests", where="--rate", hint=hint)
     return arrivals
 
 

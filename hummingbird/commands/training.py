@@ -202,7 +202,7 @@ class Training:
         """Continue from the `state` of a training of the same net, data and recipe. InputError for other data."""
         if state["images"] != len(self.labels):
             what = f"the state is of a training on {state['images']} images, these are {len(self.labels)}"
-            raise InputError(what, where="--resume", hint="give the data of before, or start again")
+            raise InputError(what, where="--resume", hint="use the same data, or start again")
         self.epoch = state["epoch"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

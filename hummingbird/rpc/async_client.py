@@ -43,7 +43,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
     loop = _own()
     if running() is loop:
         coroutine.close()
-        what = "a call that waits, from within another one: nothing would answer"
+        what = "a blocking call on the event loop that must answer it"
         raise InputError(
             what, where="hummingbird.rpc.async_client", hint="await the coroutine (client.ask), or use a thread"
         )

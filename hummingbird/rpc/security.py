@@ -174,7 +174,7 @@ def check_own_folder(path: PathLike, where: str) -> None:
     folder = Path(path).parent
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        hint = "all of them run as one user; if they do, somebody else has named this path"
+        hint = "all of them run as one user; if they do, another user has named this path"
         raise TrustError(f"{folder} is not a folder of this user alone", where=where, hint=hint)
 
 

@@ -166,7 +166,7 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
     if tls is None:
         return None
     if tls.cert is None:
-        raise TrustError("a service needs a certificate and its key", where=address, hint="cert and key of Tls")
+        raise TrustError("a service needs a certificate and its key", where=address, hint="Tls(cert=..., key=...)")
     if not tls.mutual and gate.tokens is None:
         hint = "name the authority of their certificates (ca), or a file of tokens"
         raise TrustError("callers must show a certificate or a token", where=address, hint=hint)

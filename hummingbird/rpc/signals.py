@@ -95,7 +95,7 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """The handler of SIGTERM until `close`: it raises one exception in the main thread, where it must be constructed.
+    """The handler of SIGTERM until `close`, which raises one exception in the main thread. Make it in the main thread.
 
     reason: makes the exception, in another thread, and may take long. over: called in the main thread; returns whether
     the exception is not needed any more. then: the handler of a second SIGTERM; by default it ends the process at once.

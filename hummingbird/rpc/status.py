@@ -104,7 +104,7 @@ def explain(error: grpc.RpcError, where: str) -> PeerError:
         return UnavailableError("the service has cancelled the call", where=where, hint=hint)
     if code == Code.UNIMPLEMENTED:
         hint = "is it the address of another program, or of another release?"
-        return PeerError("what answers there is no service of this kind", where=where, hint=hint)
+        return PeerError("the program that answers there is no service of this kind", where=where, hint=hint)
     if code == Code.RESOURCE_EXHAUSTED and "larger than max" not in details:  # a later attempt cannot help there
         return OverloadError(f"{code.name}: {what}", where=where, hint=hint)
     return PeerError(f"{code.name}: {what}", where=where, hint=hint)

@@ -84,7 +84,7 @@ class Health:
     def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         name = _asked(request)
         if name not in _NAMES:
-            raise NotFoundError("no such service", hint=f"ask for {READY}, {LIVE}, or for nothing: the whole server")
+            raise NotFoundError("no such service", hint=f"ask for {READY}, {LIVE}, or the empty name, the whole server")
         return _status(self._word(name))
 
     def _word(self, name: str) -> str:
@@ -132,7 +132,7 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str =
         except grpc.RpcError as error:
             raise explain(error, address) from None
         except message.DecodeError:
-            raise PeerError("no answer of a health service", where=address) from None
+            raise PeerError("the answer is not that of a health service", where=address) from None
     return "SERVING" if status == _messages().HealthCheckResponse.SERVING else "NOT_SERVING"
 
 
@@ -141,7 +141,7 @@ def _asked(request: bytes) -> str:
     try:
         return str(_messages().HealthCheckRequest.FromString(request).service)
     except message.DecodeError:
-        raise InputError("malformed message: no request for health") from None
+        raise InputError("malformed message: no health request") from None
 
 
 def _status(name: str) -> bytes:

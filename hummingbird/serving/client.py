@@ -176,7 +176,7 @@ class PartyGroup:
         for described, address in zip(found, self.addresses, strict=True):
             if described.service != service:
                 differ = difference(service, described.service)
-                what = f"{self.addresses[0]} and {address} are not of one service: {differ}"
+                what = f"{self.addresses[0]} and {address} belong to different services: {differ}"
                 raise AgreementError(what, where="Client", hint="name the parties of one run, all of the same release")
         if sorted(ranks) != list(range(service.parties)):
             what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
@@ -319,11 +319,10 @@ class Client:
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
         """The net's results, float32 (n, ...), for inputs (n, ...), one for each of `service.inputs`.
 
-        They are floating point, but for row numbers of a net that looks them up (hummingbird/lookup.py), int64. They
-        stand in that order, or have their names. Several results come as the net gives them, in a tuple or a dict; of
-        a dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several
-        requests, two under way at a time. progress: called with the number of images whenever some are done, from
-        another thread.
+        Inputs are floating point, or int64 row numbers for a net with lookups (hummingbird/lookup.py), in the order of
+        `service.inputs` or by name. Several results have the structure that the net returns, a tuple or a dict; for a
+        dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several requests, two
+        under way at a time. progress: called from another thread with numbers of finished images.
         """
         return run(self.ask(*inputs, progress=progress, **named))
 
@@ -372,7 +371,7 @@ class Client:
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
             now = joint.service
             if now is not service and (now := replace(now, session=service.session)) != service:
-                what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
+                what = f"the service has changed since this call began: {difference(service, now)}"
                 raise AgreementError(what, where="Client", hint="call again")
             return await group.request(joint, question, left)
 
@@ -407,7 +406,7 @@ class Client:
             raise UnavailableError(error.what, where=str(group), hint=error.hint) from None
         self._net = self._net or joint.service.net
         if several and self._net != joint.service.net:
-            what = f"the parties at {group} serve another net than those that this client has asked before"
+            what = f"the parties at {group} serve another net than the parties that this client asked before"
             raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
         return joint
 
@@ -442,7 +441,9 @@ def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Quest
     together = units[0] if len(units) == 1 else torch.cat([x.reshape(len(x), -1) for x in units], 1)
     if not service.rowwise and len(together) > service.most:
         what = f"{len(together)} images, and this net computes images together, of which a request holds {service.most}"
-        raise InputError(what, where="Client", hint="ask for fewer at a time: results depend on which are together")
+        raise InputError(
+            what, where="Client", hint="ask for fewer at a time: results depend on the images in a request"
+        )
     return Question(together, places).split(service.most)
 
 

@@ -24,7 +24,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Figures of one process over all its sessions. registry: the one of `rpc.telemetry.Metrics`."""
+    """Figures of one process over all its sessions. registry: of `rpc.telemetry.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

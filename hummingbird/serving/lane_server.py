@@ -85,7 +85,7 @@ class LaneLink:
             kind = records.of(fields.pop("kind", None), records.text(64), name="message")
             sizes = records.of(fields.pop("sizes", None), _SIZES, name="message")
         except InputError:
-            what = f"{self.other} sent something else than a message"
+            what = f"{self.other} sent bytes that are no message"
             raise AgreementError(what, where=self._mine, hint="install the same release everywhere") from None
         if kind == _FAILED:
             what, _, hint = str(fields.get("reason")).partition("\nhint: ")
@@ -257,7 +257,7 @@ class LaneServer:
                 self._answer(lane, link, question)
             link.close()
         except Exception as error:  # noqa: BLE001 - after any failure the lane's requests have no answer
-            what = f"{link.other} asked what cannot be answered: {type(error).__name__}"
+            what = f"{link.other} sent a question that cannot be answered: {type(error).__name__}"
             known = error if isinstance(error, HummingbirdError) else AgreementError(what, where=self._name(0))
             link.fail(known)
             if self._dispatcher.failure is None:

@@ -81,7 +81,9 @@ class Request:
             what = "the request is for another net, shape, range or scale, or for an earlier run of these parties"
             raise UnavailableError(what, where="request", hint="ask for the description again, then with fresh shares")
         if kind != _kind(service, rank):
-            what = f"party {rank} takes {'words' if _kind(service, rank) else 'a seed'}, the request holds the other"
+            what = (
+                f"party {rank} takes {'words' if _kind(service, rank) else 'a seed'}, the request holds the other kind"
+            )
             raise InputError(
                 what, where="request", hint="list the parties' addresses as they are: ranks tell them apart"
             )

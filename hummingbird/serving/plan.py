@@ -69,8 +69,8 @@ def describe(
     rowwise = private.rowwise(batch(1)) and private.rowwise(batch(most))
     slot = session.dealer.slice_shape
     if slot is not None and not rowwise:
-        what = "this net computes images together, and a store's slots are of one size"
-        raise ConfigError(what, where="--store", hint="give a dealer")
+        what = "this net computes images together, but a store's slots have one size"
+        raise ConfigError(what, where="--store", hint="use a dealer instead")
     service = ServiceDescription(
         release=VERSION,
         net=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
@@ -105,11 +105,11 @@ def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]])
     found = private.inputs
     if len(shapes) != len(found):
         names = ", ".join(repr(name) for name, _ in found)
-        what = f"{len(shapes)} shapes, and the net has {len(found)} inputs: {names}"
+        what = f"got {len(shapes)} shape(s) for a net with {len(found)} input(s): {names}"
         raise InputError(what, where="input", hint="one shape for each, in this order")
     for (title, own), given in zip(found, shapes, strict=True):
         if own not in (None, given):
-            what = f"{title!r} has shape {given}, and the net was converted for {own}"
+            what = f"{title!r} has shape {given}, but the net was converted for {own}"
             raise InputError(what, where="input", hint="inputs have the shapes of the example")
     return tuple(TensorSpec(title, given) for (title, _), given in zip(found, shapes, strict=True))
 
@@ -118,7 +118,7 @@ def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[Tenso
     """The inputs that clients send to a net of rows and weights: row numbers, and the weights."""
     shapes = [part.shape for part in inputs]
     if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], rows.dim):
-        what = f"inputs of shapes {shapes}, and a table of {rows.count:,} rows of {rows.dim}"
+        what = f"inputs of shapes {shapes} do not fit a table of {rows.count:,} rows of {rows.dim}"
         raise InputError(what, where="table", hint="serve `LookedUp.after`: rows (n, positions, dim), then weights")
     return TensorSpec("indices", shapes[1], rows.count), inputs[1]
 

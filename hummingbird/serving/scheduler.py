@@ -257,7 +257,7 @@ class Scheduler:
 def error_of(action: Action, detail: int) -> HummingbirdError:
     """The error that a dropped request's client gets."""
     if action == Action.MISSING:
-        hint = "send every party its part at once; are all their addresses right, and is the way to each fast enough?"
+        hint = "send every party its part at once; are all their addresses right, and is the link to each fast enough?"
         return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)
     if action == Action.LATE:
         hint = "the parties are busy, or the timeout is too short"
@@ -268,6 +268,6 @@ def error_of(action: Action, detail: int) -> HummingbirdError:
         return PeerError(what, where="request", hint=hint)
     if action == Action.LOW:
         hint = "the parties' operators deal another store"
-        what = "the material that is left is too little for this request"
+        what = "too little material is left for this request"
         return OverloadError(what, where="request", hint=hint, retry_after=detail / 1e3)
     return PeerError("its client has left one of the parties", where="request", hint="ask again, with a fresh id")

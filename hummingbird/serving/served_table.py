@@ -28,11 +28,13 @@ class ServedTable:
 
     def __init__(self, table: Tensor, session: Session) -> None:
         if session.parties != 2:
-            hint = "start two: a lookup has two keys"
-            raise ConfigError(f"{session.parties} parties for a table of lookups", where="serve", hint=hint)
+            hint = "start two parties: a lookup has two keys"
+            raise ConfigError(
+                f"private lookups need two parties, this session has {session.parties}", where="serve", hint=hint
+            )
         if session.dealer.slice_shape is not None:
-            hint = "give a dealer: stores are dealt for nets without lookups"
-            raise ConfigError("a store for a net of lookups", where="--store", hint=hint)
+            hint = "use a dealer: stores are dealt for nets without lookups"
+            raise ConfigError("a net of lookups cannot use a store", where="--store", hint=hint)
         units = ring.encode(table.detach().cpu(), where="table")
         self._server, self._rank = Server(Source.of(units), session.rank), session.rank
         self.count, self.dim = units.shape

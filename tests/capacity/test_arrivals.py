@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: poisson(math.nan), "rate"),
         (lambda: Gaps(1.0, 0.0), "burstiness"),
         (lambda: poisson(1.0, images=0), "images of a request"),
-        (lambda: poisson(1.0, images={1: 0.0}), "no weight"),
+        (lambda: poisson(1.0, images={1: 0.0}), "all sizes have weight 0"),
         (lambda: poisson(1.0, patience=-1.0), "patience"),
         (lambda: Hourly((0.0, 0.0)), "no requests in any hour"),
         (lambda: Users(0, 1.0), "users"),

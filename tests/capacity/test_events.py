@@ -210,5 +210,5 @@ def test_what_it_does_not_know_is_refused() -> None:
     load = Load(due=np.zeros((1, 2)))
     with pytest.raises(ConfigError, match="batches go with"):
         events.simulate(service, System(batch=2, replicas=2), load, Draws(np.ones((1, 1))))
-    with pytest.raises(InputError, match="no refill"):
+    with pytest.raises(InputError, match="without a refill"):
         events.simulate(service, System(tokens=2), load, Draws(np.ones((1, 1))))

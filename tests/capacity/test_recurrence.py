@@ -211,7 +211,7 @@ def test_what_it_cannot_do_exactly_is_refused() -> None:
     recurrence.simulate(System(tokens=3, slots=2, kept=True), load, Draws(refill, refill))  # constant: in order
     with pytest.raises(ConfigError, match="batches go with"):
         recurrence.simulate(System(batch=2, queue=1), load, Draws(online))
-    with pytest.raises(InputError, match="no seconds of a refill"):
+    with pytest.raises(InputError, match="without seconds of a refill"):
         recurrence.simulate(System(tokens=3), load, Draws(online))
 
 

@@ -170,7 +170,7 @@ BAD = {
     "a link of nothing": (["--bandwidth", "0mbit"], "is not above 0"),
     "a time in the wrong unit": (["--rtt", "3GB"], "is not a time such as 2s"),
     "a store below nothing": (["--store", "-1GB"], "--store"),
-    "more threads than the table": (["--threads", "4", "18", "32"], "18 HE threads, and tinyimagenet/resnet18 was"),
+    "more threads than the table": (["--threads", "4", "18", "32"], "18 HE threads, but tinyimagenet/resnet18 was"),
     "no thread": (["--threads", "0", "1", "1"], "whole number from 1"),
     "a price of nothing known": (["--prices", "tea=1"], "'tea=1' is no price"),
     "a price in words": (["--prices", "gb-sent=cheap"], "is no price"),
@@ -194,7 +194,7 @@ def test_bad_services(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "no service 'xx'" in refused(capsys, "show", "--service", "asplos23/xx", *PAPER[2:])
     edited = json.loads(tiny(tmp_path).read_text())
     (tmp_path / "bad.json").write_text(json.dumps({**edited, "request_tokens": 5}))
-    assert "5 tokens, and the stores hold 4" in refused(capsys, "show", "--service", str(tmp_path / "bad.json"))
+    assert "5 tokens, but the stores hold 4" in refused(capsys, "show", "--service", str(tmp_path / "bad.json"))
 
 
 ELSEWHERE = [({"hummingbird": "0.1"}, "release 0.1"), ({"kernels": "abacus"}, "kernels abacus")]
@@ -321,7 +321,7 @@ def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 LOADS = {
-    "nobody": ([], "nobody asks"),
+    "nobody": ([], "no requests"),
     "a rate of nothing": (["--rate", "0/s"], "is not above 0"),
     "a rate in seconds": (["--rate", "5s"], "is not a rate such as 20/min"),
     "users who do not think": (["--users", "3"], "--users without --think"),
@@ -353,7 +353,7 @@ def test_bad_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str
 GOALS = {
     "a goal in words": (["--goal", "fast"], "is no goal such as p99=2s"),
     "a goal below idle": (["--goal", "p99=0.2s"], "below the 0.25 s that an idle service takes"),
-    "two workers who want a rate": (["--goal", "p99=1s", "--vary", "cores"], "nobody asks"),
+    "two workers who want a rate": (["--goal", "p99=1s", "--vary", "cores"], "no requests"),
     "what cannot vary": (["--goal", "p99=1s", "--vary", "tea"], "invalid choice"),
 }
 
@@ -368,5 +368,5 @@ def test_bad_goals(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str
 def test_bad_sweeps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["sweep", "--service", str(tiny(tmp_path)), "--users", "2", "--think", "9s"]
     assert "is not a size such as" in refused(capsys, *words, "--vary", "store", "--values", "big")
-    assert "requests that have none" in refused(capsys, *words, "--vary", "rate", "--values", "1/s")
+    assert "no rate to vary" in refused(capsys, *words, "--vary", "rate", "--values", "1/s")
     assert "names no format" in refused(capsys, *words, "--vary", "slots", "--values", "1", "--plot", "x.tea")

@@ -43,7 +43,7 @@ SERVICES: dict[str, tuple[Edit, str, str, str]] = {
         put("request", "steps", 0, "after", value=["evaluate"]),
         "a cycle: these steps wait for one another",
         "request: steps send, talk, evaluate",
-        "take one of their `after` out",
+        "remove one of their `after`",
     ),
     "an unknown step": (
         put("request", "steps", 0, "after", value=["tea"]),
@@ -53,7 +53,7 @@ SERVICES: dict[str, tuple[Edit, str, str, str]] = {
     ),
     "too many tokens": (
         put("request_tokens", value=5),
-        "a request of 5 tokens, and the stores hold 4",
+        "a request of 5 tokens, but the stores hold 4",
         "request_tokens",
         "a larger store",
     ),
@@ -99,7 +99,7 @@ LOADS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "a price below nothing": (["show", "--prices", "gb-sent=-1"], ("-1.0 is no number", "prices.gb_sent", "from 0")),
     "too many images": (
         ["run", "--rate", "1/s", "--images", "9"],
-        ("a request of 9 tokens, of which a store of 4", "(at tokens)", "a larger store, or smaller requests"),
+        ("a request of 9 tokens, but a store of 4", "(at tokens)", "a larger store, or smaller requests"),
     ),
     "an empty trace": (["run", "--trace", "EMPTY"], ("no requests", "empty.txt", "a line for each")),
     "a trace out of order": (
@@ -112,7 +112,7 @@ LOADS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "too few for a rate": (
         ["solve", "--goal", "p99=5s", "--vary", "rate", "--requests", "5"],
-        ("runs of 5 requests, which show no load", "(at requests)", "1,000 requests in a run"),
+        ("runs of 5 requests, too short to show the steady state", "(at requests)", "1,000 requests in a run"),
     ),
     "too few for a percentile": (
         ["sweep", "--rate", "1/s", "--vary", "rtt", "--values", "1ms", "--requests", "40", "--runs", "2"],
@@ -124,7 +124,7 @@ LOADS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "a rate for hours": (
         ["solve", "--goal", "p99=5s", "--vary", "rate", "--hourly", "1/s"],
-        ("the rate of arrivals that have none", "(at arrivals)", "none of --hourly, --trace and --users"),
+        ("these arrivals have no rate to vary", "(at arrivals)", "none of --hourly, --trace and --users"),
     ),
     "an unknown unit": (
         ["show", "--bandwidth", "352Mb/s"],

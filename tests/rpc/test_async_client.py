@@ -32,7 +32,7 @@ def test_a_loop_that_would_wait_for_itself_says_so() -> None:
     async def outer() -> int:
         return async_client.run(answer(1))
 
-    with pytest.raises(InputError, match="from within another one"):
+    with pytest.raises(InputError, match="on the event loop that must answer it"):
         async_client.run(outer())
     assert asyncio.run(outer()) == 1  # another loop may wait for this one
 

@@ -143,7 +143,7 @@ def test_answers_of_one_call_are_of_one_net(groups: list[Group]) -> None:
         service = client.service
         for party in group.parties:
             party.service = replace(SERVICE, net="cd" * 32, session="cc" * 16)
-        with pytest.raises(AgreementError, match="do not serve the same as when this call began: net abab"):
+        with pytest.raises(AgreementError, match="the service has changed since this call began: net abab"):
             client(X)
         assert torch.equal(client(X), X) and client.service.net != service.net
 
@@ -253,7 +253,7 @@ def test_groups_serve_the_same_net(groups: list[Group]) -> None:
         party.service = replace(party.service, net="cd" * 32)
     with Client([first.addresses, second.addresses], timeout=HANG) as client:
         first.parties[0].refusals = [LOST]
-        with pytest.raises(AgreementError, match="serve another net than those that this client has asked"):
+        with pytest.raises(AgreementError, match="serve another net than the parties that this client asked"):
             client(X)
 
 
@@ -354,7 +354,7 @@ def test_a_client_of_several_loops_and_none(groups: list[Group]) -> None:
     with Client(groups[0].addresses, timeout=HANG) as client:
         for _ in range(3):
             assert torch.equal(asyncio.run(client.ask(X)), X) and torch.equal(client(X), X)
-        with pytest.raises(InputError, match="from within another one"):
+        with pytest.raises(InputError, match="on the event loop that must answer it"):
             client(X, progress=lambda count: client(X))
 
 

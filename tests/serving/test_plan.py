@@ -103,7 +103,7 @@ class Whole(nn.Module):
         (lambda: get_model("digits", 10), (3, 8, 8), 64, InputError, "cannot take an input of shape"),
         (Sizes, (4,), 8, ConfigError, "beside tensors, a dtype"),
         (Row, (4,), 8, InputError, r"returns tensors of shapes \(8, 4\), \(4,\)"),
-        (nn.ReLU, ((4,), (4,)), 8, InputError, "2 shapes, and the net has 1 inputs: 'input'"),
+        (nn.ReLU, ((4,), (4,)), 8, InputError, r"2 shape\(s\) for a net with 1 input\(s\): 'input'"),
         (Products, (4,), 8, ConfigError, r"result of 8 images has shape \(8, 8\)"),
         (Whole, (4,), 8, ConfigError, r"result of 8 images has shape \(\)"),
         (nn.ReLU, (3, 2048, 2048), 64, InputError, "one image takes 100663296 bytes, and a message holds 33554432"),
@@ -133,8 +133,8 @@ def test_several_inputs_and_results_have_names_and_shapes(session: Session) -> N
     assert (service.shape, service.result, service.rowwise) == ((10,), (6,), True)
     assert Described.read(service.answer(1, 0.0), "here").service == service
     for shapes, words in (
-        ((4,), "1 shapes, and the net has 2 inputs: 'left', 'right'"),
-        (((4,), (6,)), r"'right' has shape \(6,\), and the net was converted for \(2, 3\)"),
+        ((4,), r"1 shape\(s\) for a net with 2 input\(s\): 'left', 'right'"),
+        (((4,), (6,)), r"'right' has shape \(6,\), but the net was converted for \(2, 3\)"),
     ):
         with pytest.raises(InputError, match=words):
             describe(build(net, BitWindow(30, 0), example=example), shapes, 8, session, NAME)

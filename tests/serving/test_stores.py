@@ -52,7 +52,7 @@ def test_batches_fill_slots_and_a_store_that_is_used_up_refuses(tmp_path: Path) 
     with Service(*dealt(tmp_path, 12), metrics=True) as service, service.client(HASTE) as client:
         right(client, 6)  # two of three slots of four rows
         for _ in range(2):
-            with pytest.raises(OverloadError, match="material that is left is too little") as caught:
+            with pytest.raises(OverloadError, match="too little material is left") as caught:
                 client(torch.rand(6, 4))
             assert caught.value.retry_after == 60
         right(client, 3)  # the third
@@ -158,7 +158,7 @@ def test_a_service_on_a_kept_store_goes_from_set_to_set(tmp_path: Path) -> None:
                 keeper.kill()
                 before, asked, x = left(port), 0, torch.rand(4, 4)
                 client._timeout = 20.0  # in which it asks again and again, as refusals say
-                with pytest.raises(OverloadError, match="material that is left is too little") as caught:
+                with pytest.raises(OverloadError, match="too little material is left") as caught:
                     while True:
                         assert (client(x) - net(x)).abs().max() < 1e-3
                         asked += 1

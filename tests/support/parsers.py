@@ -45,8 +45,9 @@ from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Identity, Statement, public_key, read_key
 from hummingbird.pir.serving.server import audit
 from hummingbird.prg import CIPHERS
-from hummingbird.rpc import service
+from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
+from hummingbird.rpc.security import check_address
 from hummingbird.saving import folder as saved_folder
 from hummingbird.saving import read_net, save
 from hummingbird.saving import weights as saved_weights
@@ -186,7 +187,7 @@ def dealers() -> dict[str, Parser]:
         client.address, client.rank, client.parties, client._timeout = "unix:d", 0, PARTIES, 1.0
         client._session, client._cipher, client._channel = bytes(16), "aes-128-ctr", None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(service, "call", lambda *_, **__: data)
+            patch.setattr(rpc_client, "call", lambda *_, **__: data)
             return client._join()
 
     request = MaskedOpening(9, k=12, m=2, tables=2, ring=64)
@@ -365,7 +366,7 @@ def parties(root: Path) -> dict[str, Parser]:
         rendezvous.agree(channel, "net", {"net": "00"})
 
     def address(data: bytes) -> None:
-        service.check_address(data.decode(errors="replace"), None)
+        check_address(data.decode(errors="replace"), None)
 
     folder_ = root / "tls"
     folder_.mkdir()

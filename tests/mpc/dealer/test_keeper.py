@@ -219,7 +219,7 @@ def test_the_command_refuses_what_it_cannot_keep(
     error = capsys.readouterr().err
     assert ("masks of private weights are not kept" if owner else "Not a directory") in error and "hint: " in error
     assert main(["deal", *OPTIONS, *owner, "--log", "-", "--out", str(out)]) == 1
-    assert "--metrics and --log are for a keeper" in capsys.readouterr().err
+    assert "--metrics and --log need --keep" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
