@@ -409,6 +409,48 @@ def tracked() -> list[Path]:
     return [path for path in (ROOT / name for name in listed.stdout.split("\0") if name) if path.is_file()]
 
 
+def serving(source: str) -> list[str]:
+    """Uses of what makes a server of strangers' calls, or its program: `hummingbird.rpc` does so for all services."""
+    tree, made = parsed(source), {"grpc.server", "grpc.aio.server", "aio.server", "service.serve"}
+    names = ("grpc.server", "grpc.aio.server", "http.server", "socketserver", "hummingbird.rpc.service.serve")
+    found = [f"line {line}: {name}" for name, line in imported(tree) if name.startswith(names)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in made:
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "ServiceProgram":
+            found.append(f"line {node.lineno}: ServiceProgram")
+    return found
+
+
+# In a process that has other work, for as long as a caller holds it, and not for a program: without health and figures.
+IN_PROCESS = {"pir/serving/service.py": ["hummingbird.rpc.service.serve"]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_rpc_serves_strangers(path: Path) -> None:
+    found = [use.split(": ")[1] for use in serving(path.read_text())]
+    if part(path) != "rpc":
+        assert found == IN_PROCESS.get(str(path.relative_to(PACKAGE)), [])
+
+
+def test_the_test_of_servers_can_fail() -> None:
+    for line in (
+        "import grpc\ngrpc.server(pool)",
+        "from grpc import server",
+        "from grpc import aio\naio.server()",
+        "import grpc.aio\nmake = grpc.aio.server",
+        "from http.server import ThreadingHTTPServer",
+        "import socketserver",
+        "from hummingbird.rpc.service import serve",
+        "from hummingbird.rpc import service\nservice.serve({}, address)",
+        "with ServiceProgram('x', config) as program:\n    pass",
+        "from hummingbird.rpc import server\nserver.ServiceProgram('x', config)",
+    ):
+        assert serving(line), line
+    assert serving((PACKAGE / "rpc/service.py").read_text()) and serving((PACKAGE / "rpc/telemetry.py").read_text())
+    assert not serving("import grpc\ngrpc.insecure_channel(a)\ndef f(program: ServiceProgram) -> None: ...")
+
+
 MOST_LINES = 500
 
 

@@ -6,6 +6,7 @@ clauses; for the last ones, in which it ends, once more. A service that comes to
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 import socket
@@ -37,6 +38,7 @@ from tests.support.contract import (
 from tests.support.dealers import shown
 from tests.support.mutations import mutated
 from tests.support.patience import HANG, until
+from tests.test_floors import FILES
 
 Code = grpc.StatusCode
 WITH_METHODS = [case for case in CASES if case.methods]
@@ -44,6 +46,18 @@ WITH_TOKENS = [case for case in CASES if case.tokens]
 every = pytest.mark.parametrize("case", CASES, indirect=True, ids=str, scope="module")
 called = pytest.mark.parametrize("case", WITH_METHODS, indirect=True, ids=str, scope="module")
 with_tokens = pytest.mark.parametrize("case", WITH_TOKENS, indirect=True, ids=str, scope="module")
+
+
+def programs(source: str) -> list[str]:
+    """The names by which a module runs services, as they are written."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func).endswith("run_service")]
+
+
+def test_every_program_that_serves_is_here() -> None:
+    found = [name for path in FILES for name in programs(path.read_text())]
+    assert sorted(found) == sorted("_NAME" if case.name == "dealer" else repr(case.name) for case in CASES)
+    assert programs("run_service('x', config, parts)\nprograms.run_service(NAME, config, parts)") == ["'x'", "NAME"]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +107,7 @@ def asked(channel: grpc.Channel, method: str, *messages: bytes) -> bytes:
 
 
 def pinged(address: str, ca: Path, shown: Tls | None = None) -> str:
-    """What becomes of a call with this certificate: read as it is, also an expired one."""
+    """The status of a call with this certificate, which is shown as it is, also an expired one."""
     cert, key = (
         (None, None) if shown is None else (Path(str(shown.cert)).read_bytes(), Path(str(shown.key)).read_bytes())
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 _SMALL = 50  # lines
+_SVG = re.compile(r"<(svg|rect|polyline|path|text)[ >]")
+_SERVER = re.compile(r"\b(grpc|aio)\.server\(|ThreadingHTTPServer\)")
 _ON_DISK = re.compile(r"os\.replace|os\.fsync|fcntl\.|os\.rename|\.rename\(")
 
 
@@ -55,10 +57,25 @@ def several(modules: dict[str, tuple[str, ast.Module]]) -> list[str]:
     return sorted(name for name, count in names.items() if count > 1)
 
 
+def called(tree: ast.Module) -> list[str]:
+    """The last names of all that a module calls: `f` of `f()` and of `module.f()`."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(call.func).rpartition(".")[2] for call in calls]
+
+
+def glossary(root: Path) -> set[str]:
+    """The words that the glossary explains, in lower case; none where there is no glossary."""
+    page = root / "docs/glossary.md"
+    used = page.read_text().partition("## Words that are not used")[0] if page.exists() else ""
+    rows = re.findall(r"^\| ([^|]+) \| ", used, re.MULTILINE)
+    return {word for row in rows for word in row.lower().split(", ")}
+
+
 def counts(root: Path) -> Iterator[tuple[str, str]]:
     """Rows of the table."""
     modules = parsed(root)
     texts = {name: text for name, (text, _) in modules.items()}
+    outside = [tree for name, (_, tree) in modules.items() if not name.startswith("hummingbird.rpc.")]
     files, total = lines(root, "hummingbird", ".py", ".cpp", ".h")
     yield "package, Python and C++: lines, files", f"{total}, {files}"
     yield f"Python files below {_SMALL} lines", str(sum(len(text.splitlines()) < _SMALL for text in texts.values()))
@@ -78,7 +95,21 @@ def counts(root: Path) -> Iterator[tuple[str, str]]:
     )
     yield "files with json.loads", str(sum("json.loads" in text for text in texts.values()))
     yield "files that rename, fsync or lock", str(sum(bool(_ON_DISK.search(text)) for text in texts.values()))
-    yield "class names in several modules", str(len(several(modules)))
+    yield "files that make a gRPC or an HTTP server", str(sum(bool(_SERVER.search(text)) for text in texts.values()))
+    yield (
+        "programs under run_service, with a ServiceProgram of their own",
+        ", ".join(str(sum(called(tree).count(name) for tree in outside)) for name in ("run_service", "ServiceProgram")),
+    )
+    yield "programs under run_client", str(sum(called(tree).count("run_client") for tree in outside))
+    yield (
+        "users of admission's Quota, of Retry: modules",
+        ", ".join(str(sum(name in called(tree) for tree in outside)) for name in ("Quota", "Retry")),
+    )
+    names, words = several(modules), glossary(root)
+    unexplained = sum(name.lower() not in words for name in names)
+    yield "class names in several modules, not in the glossary", f"{len(names)}, {unexplained}"
+    drawn = [path for folder in ("hummingbird", "scripts", "search") for path in (root / folder).rglob("*.py")]
+    yield "files with SVG by hand", str(sum(bool(_SVG.search(path.read_text())) for path in drawn))
     yield "scripts: files, lines", "{}, {}".format(*lines(root, "scripts", ".py", ".cpp"))
     yield "scripts in the top folder", str(len(list((root / "scripts").glob("*.py"))))
     yield "tests: files, lines", "{}, {}".format(*lines(root, "tests", ".py"))
@@ -87,7 +118,7 @@ def counts(root: Path) -> Iterator[tuple[str, str]]:
 def main() -> None:
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
     for name, count in counts(root):
-        print(f"{name:<56}{count:>16}")
+        print(f"{name:<66}{count:>12}")
 
 
 if __name__ == "__main__":
