@@ -31,13 +31,13 @@ _SERVER = """Offer a private net to clients, which have the images: two parties,
 The server holds the weights; it sees no image and no result. A client learns the shapes of the layers, their windows,
 and the logits. Both are trusted to follow the protocol: a client that deviates can extract the weights, a server that
 deviates can read the images. Plain text stays on this host: give certificates or tokens for clients elsewhere."""
-_PREPARE = """Have a server deal slots, the material of one image each, before the images are there.
+_PREPARE = """Have a server deal slots, the material of one image each, before the images are known.
 
 A slot serves one image, once. It is bound to the server's net, windows and weights, and to the session that this store
 began; half of it lies at the server."""
 _CLIENT = """Have a server compute the logits of images that it does not see, with a prepared slot for each.
 
-Slots that lack are dealt meanwhile. With --proxy the slots are a proxy's, which must not collude with the server:
+Missing slots are dealt meanwhile. With --proxy the slots are a proxy's, which must not collude with the server:
 together they could read the images. Images are a .npy file of numbers (n, ...), scaled as the net was trained."""
 _PROXY = """Prepare slots for users, who then send masked images to the server, and nothing else to this proxy.
 
@@ -76,7 +76,7 @@ def ask_net(args: argparse.Namespace) -> int:
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
-        hint = "--store for slots of one's own, --proxy for those of a proxy"
+        hint = "--store for your own slots, --proxy for a proxy's slots"
         raise InputError("one of --store and --proxy is needed", where="gc-client", hint=hint)
     (_ask_with_own if args.proxy is None else _ask_with_proxy)(args, images, labels)
     return 0
@@ -162,10 +162,12 @@ def add_server(
     sub.add_argument("--bits", required=True, metavar="FILE", help="windows of the activations (find-bits)")
     text = "who makes the tables: the data's side keeps fewer bytes as garbler (default: %(default)s)"
     sub.add_argument("--garbler", choices=GARBLERS, default=GARBLERS[0], help=text)
-    text = "folder of all clients' slots, for this process alone; made if not there"
+    text = "folder of all clients' slots, only for this process; created if missing"
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help=text)
-    sub.add_argument("--disk", type=positive, metavar="GB", help="most that slots may take there (default: no limit)")
-    text = "a client's session that nobody uses for so many days is removed, slots and all (default: %(default)g)"
+    sub.add_argument(
+        "--disk", type=positive, metavar="GB", help="disk space that slots may take there (default: no limit)"
+    )
+    text = "days after which an unused session of a client is removed with its slots (default: %(default)g)"
     sub.add_argument("--session-days", type=positive, default=DAYS, metavar="N", help=text)
     sub.add_argument("--idle", type=positive, default=TIMEOUT, help="longest silence of a client, seconds")
     options.add_service(sub)
@@ -180,11 +182,11 @@ def add_connection(sub: argparse.ArgumentParser) -> None:
 
 def add_prepare(commands: Any) -> None:
     """Add `gc-prepare` to the command line."""
-    text = "Have slots dealt for images that are not there yet."
+    text = "Have slots dealt for images that are not known yet."
     sub = command(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
     add_connection(sub)
     options.add_caller(sub)
-    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
+    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; created if missing")
     sub.add_argument("--images", required=True, type=count, metavar="N", help="slots to deal, one for each image")
     sub.set_defaults(run=prepare)
 
@@ -196,12 +198,12 @@ def add_client(commands: Any) -> None:
     sub = command(commands, "gc-client", text, _CLIENT, example)
     add_connection(sub)
     options.add_caller(sub)
-    sub.add_argument("--store", type=Path, metavar="DIR", help="folder of slots of one's own; made if not there")
+    sub.add_argument("--store", type=Path, metavar="DIR", help="folder of your own slots; created if missing")
     sub.add_argument("--proxy", metavar="ADDRESS", help="a proxy, whose slots are used instead: HOST:PORT or unix:PATH")
     text = "how a proxy's user sends an image: masked, or encrypted under a key that the server switches"
     sub.add_argument("--input", choices=INPUTS, default=INPUTS[0], help=f"{text} (default: %(default)s)")
     options.add_images(sub, "logits")
-    text = "images under way at a time (default: %(default)s)"
+    text = "images in flight at a time (default: %(default)s)"
     sub.add_argument("--in-flight", type=count, default=IN_FLIGHT, metavar="N", help=text)
     sub.set_defaults(run=ask_net)
 
@@ -212,8 +214,8 @@ def add_proxy(commands: Any) -> None:
     example = "--server unix:gc.sock --store slots --listen unix:proxy.sock"
     sub = command(commands, "gc-proxy", text, _PROXY, example)
     add_connection(sub)
-    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
-    sub.add_argument("--slots", type=count, default=16, help="how many are kept ready (default: %(default)s)")
+    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; created if missing")
+    sub.add_argument("--slots", type=count, default=16, help="number of slots to keep ready (default: %(default)s)")
     options.add_service(sub)
     options.add_token(sub)
     sub.set_defaults(run=serve_proxy)

@@ -60,9 +60,9 @@ class DataSide:
     # Offline ----------------------------------------------------------------------------------------------------------
 
     def prepare(self, link: MessageStream, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
-        """Have `count` slots dealt in one call; each that is ready stays so whatever becomes of the next.
+        """Have `count` slots dealt in one call; ready slots stay ready if a later one fails.
 
-        Errors of `MessageStream.receive` and `Store.deal`. progress: told of every slot that is ready.
+        progress: called with 1 after each slot. Raises the errors of `MessageStream.receive` and `Store.deal`.
         """
         secret = bfv.Secret.new()
         session = self.store.header.session

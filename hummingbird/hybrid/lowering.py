@@ -114,7 +114,9 @@ class Lowering:
             source = source.inputs[0]
         window = source.window or self.config.window(source.name)
         if window.w not in WIDTHS:
-            what = f"a layer follows without an activation: what it reads takes a window, and has {window}"
+            what = (
+                f"a layer follows without an activation, so its input needs a window of 2 to 24 bits, and has {window}"
+            )
             raise ConfigError(what, where=source.name, hint=f"add one for {source.name!r} to bits, or a default")
         cut = self.drafts.cut(f"{x.name}.cut", x, window)
         self._lifts[id(x)] = self.drafts.gate(f"{x.name}.lift", cut, "lift", window)
@@ -367,7 +369,7 @@ def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
         if step.op in _LAST and last is not None and last.index == number:
-            what = f"{step.op} has no form on garbled gates and shares, and is the last step"
+            what = f"{step.op} is not supported on garbled gates and shares, and is the last step"
             found.append(Problem(step.name, what, _LAST_HINT))
             continue
         problem = _problem(step, [shapes[ref.index] for ref in refs(step.inputs)], shapes[number])
@@ -386,29 +388,32 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
     if step.op == "getitem" and shape is None:
         return None  # of a size
     if step.op == "getitem" and (math.prod(shape) != math.prod(source) or not _is_whole(a["index"])):
-        return "a part of a value", "of indices, None is known: x[:, None]; hummingbird.convert_model has all"
+        return "a part of a value", "the only index supported is None: x[:, None]; hummingbird.convert_model has all"
     if step.op == "cat" and a["dim"] % (len(source) + 1) == 0:
         return "cat of images", "keep the first dimension to itself"
     if step.op not in _RULES:
-        return f"{step.op} has no form on garbled gates and shares", _HINT
+        return f"{step.op} is not supported on garbled gates and shares", _HINT
     if step.op in ARITHMETIC and isinstance(a.get("value"), Tensor):
         what = f"a tensor of shape {tuple(a['value'].shape)} beside values of shape {tuple(source)}"
-        return what, "of one shape for all images: a sum or a product repeats no values"
+        return what, "give it the shape of one image's values: sums and products do not broadcast"
     if step.op == "mul" and len(sources) == 2:
-        return "a product of two values has no form on garbled gates and shares", _HINT
+        return "a product of two values is not supported on garbled gates and shares", _HINT
     if step.op == "mul" and a["value"] == 0:
         return "a product with 0", "leave it out"
     if step.op == "scale_last" and a["scale"].dim() > len(source):
         return "a factor that images share", "keep the first dimension to itself"
     if step.op in ("add", "sub") and len(sources) == 2 and sources[0] != sources[1]:
         what = f"a sum of values of shapes {sources[0]} and {sources[1]}"
-        return what, "bring both to one shape: a sum repeats neither"
+        return what, "bring both to one shape: sums do not broadcast"
     if step.op == "linear" and len(source) != 1:
         return f"a linear layer on rows of {tuple(source)}", "flatten before it, or use a convolution of 1x1"
     if step.op == "leaky_relu" and not 0 <= a["slope"] <= 1:
         return f"a slope of {a['slope']:g}", "a slope from 0 to 1"
     if step.op == "pad" and (a["value"] != 0 or len(a["pads"]) > 2 * len(source) or min(a["pads"]) < 0):
-        return "padding with other numbers than zeros, of images, or to a smaller size", "pad with zeros: nn.ZeroPad2d"
+        return (
+            "padding with nonzero numbers, of the batch dimension, or to a smaller size",
+            "pad with zeros: nn.ZeroPad2d",
+        )
     if step.op == "avg_pool" and (a["ceil_mode"] or (any(a["padding"]) and not a["count_include_pad"])):
         return "an average over windows of several sizes", "ceil_mode=False, count_include_pad=True"
     if step.op == "mean" and (

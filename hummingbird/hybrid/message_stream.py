@@ -161,7 +161,7 @@ class MessageStream:
                     raise explain(error, self.where) from None
                 raise PeerError(f"the connection is lost, awaited: {name}", where=self.where) from None
         if message is None:
-            raise PeerError(f"it ended before it had sent {name}", where=self.where)
+            raise PeerError(f"it ended before it sent {name}", where=self.where)
         return message
 
 

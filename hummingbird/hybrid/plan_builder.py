@@ -175,7 +175,7 @@ class PlanBuilder:
         if wide:
             cuts = [draft for draft in wide if draft.op == "linear"] or wide
             said = "; ".join(f"{draft.name}: {draft.ring}" for draft in cuts)
-            hint = "windows [k:m) with a lower k, or a higher m; for the last layer, one that says how large logits are"
+            hint = "windows [k:m) with a lower k, or a higher m; for the last layer, a window that bounds the logits"
             raise ConfigError(f"shares need rings of more than {MOST_RING} bits: {said}", where="bits", hint=hint)
 
 

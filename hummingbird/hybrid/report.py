@@ -121,7 +121,7 @@ def _notes(plan: Plan) -> list[str]:
     return [
         f"{sides} garbles; online {rounds} round trips, and one for the image",
         f"a slot in store: {data / 1e6:,.2f} MB at the data's side, {model / 1e6:,.2f} MB at the model's",
-        f"besides, {key:,} bytes for each call that deals slots, and {once:,} once for a session",
+        f"in addition, {key:,} bytes for each call that deals slots, and {once:,} once for a session",
         "distance: refused below 30; for n images it is log2 n bits less",
-        f"images within +-{plan.input_range:g}; results are right while all that is cut stays in its window",
+        f"images within +-{plan.input_range:g}; results are right while all cut values stay in their windows",
     ]

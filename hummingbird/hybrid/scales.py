@@ -45,7 +45,7 @@ class UnitGroup:
             self.unit = 2.0**-fraction
             if all(demand() for demand in self.demands):
                 return
-        what = "no fixed point holds its weights beside the values that it is summed with"
+        what = "no fixed-point unit is fine enough for its weights and for the values that are added to it"
         raise ModelError([Problem(name, what, "bring the branches of the sum to similar sizes")])
 
 

@@ -83,5 +83,5 @@ def check_bound(store: Store, side: str, plan: str) -> None:
 def check_owner(store: Store, owner: str) -> None:
     """Raise AccessError unless this client owns the session; clients without a name share the sessions without one."""
     if store.header.owner != owner:
-        hint = "show the certificate or token that prepared it, or prepare again in another folder"
+        hint = "use the certificate or token that prepared it, or prepare again in another folder"
         raise AccessError("this session belongs to another client", where="the server's store", hint=hint)

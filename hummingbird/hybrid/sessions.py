@@ -96,7 +96,7 @@ class Sessions:
             count = self._beginning[owner] + sum(session.owner == owner for session in self._sessions.values())
             if count >= SESSIONS:
                 hint = f"go on with one of them; those that nobody uses for {self._days:g} days are removed"
-                raise StoreError(f"you have {count} sessions here, the most", where=WHERE, hint=hint)
+                raise StoreError(f"you have {count} sessions here, which is the limit", where=WHERE, hint=hint)
             self._beginning[owner] += 1
         made: Store | None = None
         try:
@@ -166,7 +166,7 @@ class Sessions:
         all_of = [*self._dealing, *((session.owner, session.ready[1]) for session in self._sessions.values())]
         taken = sum(each for _, each in all_of)
         own = sum(each for whose, each in all_of if whose == owner)
-        hint = "use slots that are ready, or have its operator allow more"
+        hint = "use ready slots, or ask the server's operator for more space"
         if taken + size > self._disk:
             what = f"slots take {taken / 1e6:.1f} MB, another {size / 1e6:.1f} is above the limit"
             raise StoreError(what, where=WHERE, hint=hint)

@@ -170,8 +170,8 @@ class Store:
             if slot is None:
                 raise StoreError("no slot is ready", where=str(self.folder), hint="prepare some first")
             if slot not in self._ready:
-                what = f"slot {slot} is not ready: never dealt to its end, or used"
-                raise SlotError(what, where=str(self.folder), hint="the other side goes on with its next slot")
+                what = f"slot {slot} is not ready: not dealt completely, or used"
+                raise SlotError(what, where=str(self.folder), hint="the other side uses its next slot")
             del self._ready[slot]
             self._used.use(slot)
         path = self._path(slot)

@@ -176,7 +176,7 @@ class PrivateEmbeddingBag(_Private):
             whole = offsets.dtype in (torch.int32, torch.int64) and offsets.dim() == 1 and len(offsets) > 0
             if not whole or int(offsets[0]) != 0 or int(offsets.max()) > len(input) or bool((offsets.diff() < 0).any()):
                 hint = "int32 or int64 (B,), from 0, not falling, up to the length of the input"
-                raise InputError("these are no offsets of bags", where=where, hint=hint)
+                raise InputError("these are not offsets of bags", where=where, hint=hint)
         if weights is not None and (self.mode != "sum" or weights.shape != input.shape or weights.dtype != self.dtype):
             hint = f"mode sum, shape {tuple(input.shape)}, {self.dtype}"
             raise InputError("these per_sample_weights do not fit", where=where, hint=hint)

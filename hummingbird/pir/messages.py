@@ -157,8 +157,8 @@ def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, byt
     if len(state) != STATE_BYTES or len(signature) != SIGNATURE_BYTES or not len(indices):
         raise InputError("malformed update", hint="make it with pir.Owner.update")
     if records.shape != (len(indices), facts.record_bytes):
-        raise InputError(f"the update's rows are not those of {facts.text()}")
+        raise InputError(f"the update's rows do not fit {facts.text()}")
     inside = 0 <= int(indices.min()) and int(indices.max()) < facts.rows
     if not inside or len(indices.unique()) != len(indices):
-        raise InputError("an update names distinct rows of the table")
+        raise InputError("an update must name distinct rows of the table")
     return _unpack_state(state), indices, records, signature.numpy().tobytes()

@@ -74,7 +74,7 @@ class Facts:
         signed = isinstance(self.table_id, str) and (not self.table_id or _is_hex(self.table_id))
         if not numbers or self.dtype not in DTYPES or not signed:
             raise InputError(
-                f"no facts of a table: {self.rows!r} rows of {self.dim!r}, {self.dtype!r}",
+                f"invalid facts of a table: {self.rows!r} rows of {self.dim!r}, {self.dtype!r}",
                 where="pir.Facts",
                 hint=f"at least one row and column, types: {', '.join(DTYPES)}",
             )

@@ -60,7 +60,7 @@ class Remote:
             try:
                 return done.result(self.timeout + _GRACE)
             except TimeoutError:  # the call never began
-                hint = f"a client has {_CALLS} calls under way at most"
+                hint = f"a client has at most {_CALLS} calls in progress"
                 raise PeerError("no answer in time", where=self.name, hint=hint) from None
 
         return finish
@@ -103,7 +103,9 @@ def connected(
         raise ConfigError(f"{len(given)} tokens for two servers", where=where, hint="one for each, in their order")
     if tokens is not None and given[0] == given[1]:
         hint = "have a token made by each operator"
-        raise TrustError("with one token for both, a server could call the other in your name", where=where, hint=hint)
+        raise TrustError(
+            "with the same token for both, one server could call the other in your name", where=where, hint=hint
+        )
     links: list[TableServer] = []
     deadline = time.monotonic() + timeout
     try:

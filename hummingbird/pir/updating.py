@@ -98,10 +98,10 @@ class Updater:
             raise InputError(what, where=where, hint=f"int64 (n,), and (n, {facts.dim}) for {facts.text()}")
         if str(rows.dtype) != f"torch.{facts.dtype}":
             what = f"rows of {rows.dtype}, the table's are {facts.dtype}"
-            raise InputError(what, where=where, hint="convert them, so that what is stored is what you mean")
+            raise InputError(what, where=where, hint="convert them to the table's type first")
         if not 0 <= int(indices.min()) <= int(indices.max()) < facts.rows or len(indices.unique()) != len(indices):
             hint = f"this table's rows are 0 to {facts.rows - 1}"
-            raise InputError("an index is outside of the table, or there twice", where=where, hint=hint)
+            raise InputError("an index is outside of the table, or a duplicate", where=where, hint=hint)
 
     def update(self, indices: Tensor, rows: Tensor, progress: Progress = lambda rows: None) -> State:
         """Send new rows to both servers, in updates of one message each; returns the new state.

@@ -138,7 +138,9 @@ def test_a_name_s_sessions_have_a_bound_and_an_age(tmp_path: Path, monkeypatch: 
         (first,) = folders()
         begun("a2", alice)
         for _ in range(2):
-            with pytest.raises(PeerError, match=f"you have 2 sessions here, the most.*\nhint: .*for {DAYS:g} days"):
+            with pytest.raises(
+                PeerError, match=f"you have 2 sessions here, which is the limit.*\nhint: .*for {DAYS:g} days"
+            ):
                 begun("a3", alice)
             begun("b1", bob)  # the same again
         assert sum(session.store is not None for session in offered._sessions._sessions.values()) == 1

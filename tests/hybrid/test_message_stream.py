@@ -38,7 +38,7 @@ def test_other_lengths_are_errors() -> None:
         model.receive("b", 8)
     data.send("a", bytes(7))
     data.end()
-    with pytest.raises(PeerError, match="ended before it had sent b"):
+    with pytest.raises(PeerError, match="ended before it sent b"):
         model.receive("b", 8)
 
 

@@ -59,7 +59,7 @@ class SwitchingKey:
         return SwitchingKey(parts)
 
     def to_bytes(self) -> bytes:
-        """851,968 bytes."""
+        """The key as 851,968 bytes."""
         return pack(RING, self.parts).numpy().tobytes()
 
     @staticmethod

@@ -80,7 +80,7 @@ def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.shape != tuple(shape):
         got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         what = f"expected torch.int64 {tuple(shape)}, got {got}"
-        raise InputError(what, where=where, hint="ring elements and weights are whole numbers")
+        raise InputError(what, where=where, hint="ring elements and weights are integers, torch.int64")
 
 
 def check_degree(degree: int, where: str) -> None:
@@ -92,7 +92,7 @@ def check_degree(degree: int, where: str) -> None:
 def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(shape)
     if not all(type(size) is int and size > 0 for size in sizes):
-        hint = "sizes are whole numbers from 1"
+        hint = "sizes are integers, at least 1"
         raise InputError(f"{name} {sizes}", where=f"he.bfv.Layer.of({name})", hint=hint)
     return sizes
 
@@ -100,6 +100,6 @@ def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 def _each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(values) != dims or not all(type(number) is int and number >= least for number in values):
-        hint = f"one whole number from {least}, or {dims} of them"
+        hint = f"one integer, at least {least}, or {dims} of them"
         raise InputError(f"{name} {value!r}", where=f"he.bfv.Layer.of({name})", hint=hint)
     return values

@@ -40,7 +40,7 @@ class Fresh:
         return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
     def to_bytes(self) -> bytes:
-        """The seed, then all residues: 16 bytes, and 53,248 for each ciphertext."""
+        """The ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 for each ciphertext."""
         return self.seed + pack(RING, self.body).numpy().tobytes()
 
     @staticmethod
@@ -66,7 +66,7 @@ class PublicKey:
         return self.sent.parts()[0]
 
     def to_bytes(self) -> bytes:
-        """53,264 bytes."""
+        """The key as 53,264 bytes."""
         return self.sent.to_bytes()
 
     @staticmethod
@@ -105,7 +105,9 @@ class Reply:
         return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)
 
     def to_bytes(self) -> bytes:
-        """All c_1, then residues of c_0 in 26 bits, prime by prime: 26,624 bytes a polynomial and 6.5 a value."""
+        """The reply as bytes: all c_1, 26,624 each, then the used residues of c_0 by prime, 26 bits each: 6.5 bytes a
+        value.
+        """
         moduli = torch.tensor(REST.primes)[:, None]
         words = torch.where(self.first < 0, self.first + moduli, self.first).flatten()
         packed = pack(REST, self.second), pack_words(words.long(), BITS)

@@ -116,7 +116,9 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
         cut = weights.chunk(count, 2)
         if all(float(part.abs().sum(2).max()) <= most for part in cut):
             return tuple(part.contiguous() for part in cut)
-    what = f"weights up to {float(weights.abs().max()):.3g} in units of their scale, exact are sums up to {most:.3g}"
+    what = (
+        f"weights up to {float(weights.abs().max()):.3g} in units of their scale, float64 adds exactly up to {most:.3g}"
+    )
     raise ModelError([Problem(name, what, "the layer's weights are too large or too far apart in size: rescale them")])
 
 

@@ -161,7 +161,7 @@ def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None)
         )
     largest = float(samples.detach().abs().max())
     if not math.isfinite(largest):
-        raise InputError("samples hold NaN or infinity", where="samples", hint="look at how they were loaded")
+        raise InputError("samples hold NaN or infinity", where="samples", hint="check how they were loaded")
     if bound is not None and largest > bound:
         what = f"samples reach {largest:.4g}, input_range is {bound:g}"
         raise InputError(what, where="samples", hint="normalize them as in training, or give a larger input_range")

@@ -148,7 +148,7 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
 def _windows(
     weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Map:
-    """weight (out, in / groups, *kernel) on a padded index (in, *size)."""
+    """The map of a convolution with weight (out, in / groups, *kernel) on a padded index (in, *size)."""
     kernel, size = weight.shape[2:], index.shape[1:]
     steps = [math.prod(size[d + 1 :]) for d in range(len(size))]
     shape = [(n - t * (k - 1) - 1) // s + 1 for n, k, s, t in zip(size, kernel, stride, dilation, strict=True)]

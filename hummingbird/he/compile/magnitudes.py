@@ -94,7 +94,7 @@ def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
                 what, where=step.name, hint="input_shape is that of one image, without the batch"
             ) from None
         if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
-            what = "its values are no numbers on the inputs that the plan is measured with"
+            what = "its values are NaN on the inputs that the plan is measured with"
             raise InputError(what, where=step.name, hint="give samples= of your data")
         return value
 

@@ -296,7 +296,7 @@ class PlanAttempt(PlanBuilder):
             a, b = (self.registers.own(x, shape) for x in (a, b))
         sizes = self.registers.form(a).size, self.registers.form(b).size
         if min(sizes) > _MOST_PARTS:
-            what = f"a product of ciphertexts of {sizes[0]} and {sizes[1]} parts, one of them may have {_MOST_PARTS}"
+            what = f"a product of ciphertexts of {sizes[0]} and {sizes[1]} parts, one must have at most {_MOST_PARTS}"
             hint = "at most three squares in a row: every one doubles the parts; or mode='client-aided'"
             raise ModelError([Problem(self.steps[index].name, what, hint)])
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)

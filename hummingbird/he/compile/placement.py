@@ -203,7 +203,7 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
     name, op = step.name, step.attrs.get("function", step.op)
     whole = name.removesuffix(".relu_minus").removesuffix(".relu")
     if whole != name and any(other.name == f"{whole}.slope" for other in steps):
-        what = "prelu of an encrypted value, whose slopes are the server's and whose signs nobody knows"
+        what = "prelu of an encrypted value: its slopes are the server's, and nobody knows its signs"
         return Problem(whole, what, _HINT)
     return Problem(name, f"{op} of an encrypted value, which {reader!r} needs encrypted", _HINT)
 

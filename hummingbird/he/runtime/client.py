@@ -81,7 +81,7 @@ class Client:
         most, bound = max(-low, high), public.input_range
         if not math.isfinite(most):
             wrong = named((~images.isfinite()).flatten(1).any(1).nonzero()[:, 0], first)
-            raise InputError(f"images hold NaN or infinity: {wrong}", where=where, hint="look at how they were loaded")
+            raise InputError(f"images hold NaN or infinity: {wrong}", where=where, hint="check how they were loaded")
         if bound is not None and most > bound:
             wrong = named((images.abs() > bound).flatten(1).any(1).nonzero()[:, 0], first)
             what = f"images reach {most:.4g}, the plan was made for |input| <= {bound:.4g}: {wrong}"
@@ -204,7 +204,9 @@ class ClientBatch:
         Raises InputError if it is not complete, or if `number` is not the next turn.
         """
         if number != self._turn or next(self._waiting, None) is not None:
-            what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
+            what = (
+                f"turn {number} was asked for, but turn {self._turn} is next, or slices of the turn before are missing"
+            )
             raise InputError(what, where="ClientBatch", hint="all slices up, all slices down, then the next turn")
         if number > 0:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
@@ -226,7 +228,7 @@ class ClientBatch:
                 if self._shadow is not None:
                     self._shadow.run(index, step, self._values)
         except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as error:
-            what = f"{step.op} does not run on what came back: {str(error)[:200]}"
+            what = f"{step.op} does not run on the server's answer: {str(error)[:200]}"
             raise InputError(what, where=step.name, hint="is it the right server?") from None
         return value
 

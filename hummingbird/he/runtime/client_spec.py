@@ -41,7 +41,7 @@ _MOST = 1 << 24  # values of one tensor, for one image: a ciphertext each
 _MOST_CROSSING = 1 << 26  # ciphertexts of all turns
 _MOST_PARTS = 1 << 12  # tensors that a chunk or split makes
 _MOST_WORK = 1 << 32  # values that a pool reads for one image
-_MOST_UNIT = 4096  # bits of a unit, and of what it divides
+_MOST_UNIT = 4096  # bound on |log2| of a unit
 
 
 @dataclass(frozen=True)

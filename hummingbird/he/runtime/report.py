@@ -156,7 +156,7 @@ def _notes(plan: Plan, crossing: int) -> str:
             for title, line in zip(_titles(plan), made, strict=True)
             if line is not None  # an output that is an input has no line
         ),
-        "the server learns nothing of the images; it never has the key",
+        "the server learns nothing about the images; it never has the key",
     ]
     if public.mode == "client-aided":
         lines.append(
@@ -168,7 +168,7 @@ def _notes(plan: Plan, crossing: int) -> str:
         lines.append(
             f"the client learns the outputs alone: answers are masked, within 2^-{math.floor(hidden)} of ones made "
             "from the outputs (statistical distance, a batch); decrypted values must not be passed on: their noise "
-            "tells of the key"
+            "reveals the key"
         )
     return "\n".join(lines)
 

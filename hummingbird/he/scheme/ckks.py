@@ -51,7 +51,7 @@ class Coins:
         Raises InputError the second time.
         """
         if self._spent:
-            hint = "draw new Coins: two messages under one mask give away their difference"
+            hint = "draw new Coins: two messages under one mask reveal their difference"
             raise InputError("this randomness has been used", where="Coins", hint=hint)
         seed, a, e = self._seed, self._a, self._noise
         self._spent = True

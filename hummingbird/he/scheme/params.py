@@ -76,7 +76,7 @@ def choose(degree: int, count: int) -> Parameters:
     """Choose the `count` largest primes of a degree. Raises ConfigError if that is not secure."""
     check_degree(degree)
     if not 1 <= count <= most_primes(degree):
-        what = f"{count} primes of {PRIME_BITS} bits at degree {degree}, secure are {most_primes(degree)}"
+        what = f"{count} primes of {PRIME_BITS} bits at degree {degree}, at most {most_primes(degree)} are secure"
         raise ConfigError(what, where="parameters", hint="take fewer primes, or twice the degree")
     return Parameters(degree, largest_primes(degree, count))
 

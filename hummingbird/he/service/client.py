@@ -165,7 +165,7 @@ class RemoteModel:
                         answer = messages.read_download(self.public, number, first, stop, back, receive, self._device)
                         # An honest server answers after the last slice, but `uploads` may not have returned yet.
                         if not encrypted.wait(self._timeout):
-                            raise PeerError("an answer came before the question was whole", where=self._where)
+                            raise PeerError("an answer came before the question was complete", where=self._where)
                         batch.receive(answer)
                         run.advance(share * (stop - first))
                     self._end(incoming, run)

@@ -106,11 +106,13 @@ def add_server(
     sub.add_argument("--input", required=True, type=options.shape, metavar="CxHxW", help="shape of one image")
     sub.add_argument("--mode", choices=MODES, default=MODES[0], help="default: %(default)s")
     sub.add_argument("--range", type=positive, metavar="X", help="bound on |input|, which clients check")
-    sub.add_argument("--samples", type=Path, metavar="FILE.npy", help="images like those to come: better predictions")
+    sub.add_argument(
+        "--samples", type=Path, metavar="FILE.npy", help="images like those to come, for better predictions"
+    )
     sub.add_argument(
         "--turns", type=int, default=TURNS, help=f"clients served at a time, 1 to {MAX_CALLS} (default: %(default)s)"
     )
-    memory = "limit on what they need together, as predicted (default: all)"
+    memory = "limit on their predicted memory together (default: all)"
     sub.add_argument("--memory", type=positive, metavar="GB", help=memory)
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--idle", type=positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
@@ -130,9 +132,9 @@ def add_client(commands: Any) -> None:
     )
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
     options.add_images(sub, "outputs")
-    text = "batches under way at a time (default: %(default)s)"
+    text = "batches in flight at a time (default: %(default)s)"
     sub.add_argument("--in-flight", type=options.count, default=2, metavar="N", help=text)
-    sub.add_argument("--memory", type=positive, metavar="GB", help="limit on what batches take here (default: all)")
+    sub.add_argument("--memory", type=positive, metavar="GB", help="limit on the memory of batches here (default: all)")
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--timeout", type=positive, default=120.0, help="longest silence of the server, seconds")
     options.add_caller(sub)

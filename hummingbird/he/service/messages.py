@@ -91,7 +91,7 @@ def collect(receive: Callable[[], bytes], size: int) -> Tensor:
     while at < size:
         message = receive()
         if not 0 < len(message) <= size - at:
-            raise malformed(f"{len(message)} bytes, of a slice {size - at} are missing")
+            raise malformed(f"{len(message)} bytes, but {size - at} bytes of the slice are missing")
         view[at : at + len(message)] = message
         at += len(message)
     return buffer

@@ -91,7 +91,7 @@ class Service:
         digest, number = messages.read_opening(data, len(self._public.turns))
         if digest != self._digest:
             hint = "connect again: the server runs with another net or other parameters than before"
-            raise AgreementError("the client works by another description than the server's", where="he", hint=hint)
+            raise AgreementError("the client's description of the net differs from the server's", where="he", hint=hint)
         return number
 
     def _next(self, incoming: Prefetch[bytes]) -> bytes:

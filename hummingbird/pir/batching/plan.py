@@ -208,7 +208,7 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
     """Check rows from `least` to size - 1, in `dim` dimensions."""
     rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
     if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
-        raise ValueError("rows that the table has not")
+        raise ValueError("rows that are not in the table")
     return rows
 
 

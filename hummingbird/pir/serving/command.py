@@ -37,7 +37,7 @@ With --owner, who has that key may change rows (pir-owner). Every update is in t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `main`."""
     parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
-    parser.add_argument("--tensor", metavar="NAME", help="its name, where a .safetensors file holds several")
+    parser.add_argument("--tensor", metavar="NAME", help="name of the table, if a .safetensors file holds several")
     parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")
     parser.add_argument(
         "--plan",
@@ -66,13 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "decoder sum and prf chacha12 only (default cpu)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers")
-    parser.add_argument("--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of who may update rows")
+    parser.add_argument(
+        "--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of the owner, who may update rows"
+    )
     parser.add_argument(
         "--journal",
         type=Path,
         metavar="FILE",
-        help="where updates are kept, this server's alone, and made again at its start (default: with --owner, beside "
-        "the table, TABLE.party0.journal or TABLE.party1.journal)",
+        help="file of this server's updates, which it makes again at its start (default: with --owner, beside the "
+        "table, TABLE.party0.journal or TABLE.party1.journal)",
     )
     parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
     listen = "HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's"

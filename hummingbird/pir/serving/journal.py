@@ -243,7 +243,7 @@ class Journal:
                 self._updates.append(entry.at)
                 yield entry.body
             else:
-                raise self._entries.damaged(entry.at, "an entry that does not belong there")
+                raise self._entries.damaged(entry.at, "an unexpected entry")
             end = entry.end
         torn = b"".join(self._entries.pieces(end, min(end + 1, self.size)))
         if end == len(MAGIC) or merged != bool(self._rows) or torn not in (b"", b"\0", _UPDATE):
@@ -258,7 +258,7 @@ class Journal:
             self._name()
             self._updates.append(self._entries.append(_UPDATE, update))
         except OSError as error:
-            hint = "the table is as it was: make room at that server, and send the update again"
+            hint = "the table is unchanged: free disk space at that server, and send the update again"
             what = f"the update cannot be written to the journal: {error.strerror}"
             raise DiskError(what, where=str(self.path), hint=hint) from None
 
@@ -351,7 +351,7 @@ class Journal:
 
     def _check_header(self, entry: JournalEntry) -> None:
         if entry.kind != _HEADER:
-            raise self._entries.damaged(entry.at, "an entry that does not belong there")
+            raise self._entries.damaged(entry.at, "an unexpected entry")
         if entry.body != self._header:
             hint = "serve the table and the plan that it was made with, or move it away to begin anew"
             what = f"the journal is of another table: {_told(entry.body)}; this one is {_told(self._header)}"
@@ -372,7 +372,7 @@ class Journal:
         if not good or records.shape != (len(indices), self._facts.record_bytes):
             raise self._entries.damaged(entry.at, "merged rows of another shape")
         if not 0 <= int(indices.min()) <= int(indices.max()) < self._facts.rows:
-            raise self._entries.damaged(entry.at, "merged rows that the table has not")
+            raise self._entries.damaged(entry.at, "merged rows that are not in the table")
         return indices, records
 
 

@@ -103,9 +103,8 @@ class Updates:
     def make(self, message: bytes) -> None:
         """Make an owner's signed update, unless it is made already.
 
-        Raises InputError if the owner has not signed it, AgreementError for another state, EnvironmentProblem if the
-        journal cannot be written; these leave everything unchanged. Raises PeerError after an update that was made in
-        part.
+        Raises InputError if the owner has not signed it, AgreementError for another state, DiskError if the journal
+        cannot be written; these leave everything unchanged. Raises PeerError after an update that was made in part.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
@@ -123,7 +122,7 @@ class Updates:
     def switch(self, digest: bytes) -> bool:
         """Make the offered update with this SHA-256. Returns False if it is not held and was not made before.
 
-        Raises EnvironmentProblem and PeerError as `make`.
+        Raises DiskError and PeerError as `make`.
         """
         with self._turn:
             self._check()
@@ -240,7 +239,7 @@ class Updates:
 
     def _skip(self, journal: Journal, states: list[State]) -> None:
         if len(states) != len(self._tables):
-            raise InputError("the journal's states are not those of these tables", where=str(journal.path))
+            raise InputError("the journal's states do not fit these tables", where=str(journal.path))
         self._before = states
         for table, state in zip(self._tables, states, strict=True):
             table.advance(state)

@@ -282,7 +282,7 @@ def test_slices_out_of_order_are_refused() -> None:
     net = nn.Sequential(nn.Linear(300, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
     model = he.convert_model(net, (300,))
     batch = model.client.begin(images(2, (300,)))
-    with pytest.raises(InputError, match="turn 1 asked for"):
+    with pytest.raises(InputError, match="turn 1 was asked for"):
         next(batch.uploads(1))
     up, turn = list(batch.uploads(0)), model.server.turn(0)
     for bad, what in [
@@ -300,9 +300,9 @@ def test_slices_out_of_order_are_refused() -> None:
     turn.receive(up[1])
     with pytest.raises(InputError, match="was not expected"):
         turn.receive(up[1])
-    with pytest.raises(InputError, match="slices of the one before are missing"):
+    with pytest.raises(InputError, match="slices of the turn before are missing"):
         next(batch.uploads(1))
-    with pytest.raises(InputError, match="slices of the one before are missing"):
+    with pytest.raises(InputError, match="slices of the turn before are missing"):
         batch.result()
 
 

@@ -200,7 +200,7 @@ def test_a_server_that_comes_back_is_found_and_another_net_is_refused(
     if same:
         assert isinstance(result, Tensor) and close(result, net, images(2))
     else:
-        assert "another description" in str(result)
+        assert "description of the net differs" in str(result)
 
 
 def test_a_server_that_breaks_every_time_is_given_up(server: Server) -> None:

@@ -155,7 +155,7 @@ def test_updates_of_a_plan_that_are_refused() -> None:
         str(hot.update(good))
     for message, what in (
         (Owner().update(facts, state, *change(5)), "not signed"),
-        (OWNER.update(full.facts, state, torch.tensor([1]), torch.zeros(1, full.facts.dim)), "rows are not those of"),
+        (OWNER.update(full.facts, state, torch.tensor([1]), torch.zeros(1, full.facts.dim)), "rows do not fit"),
         (OWNER.update(facts, state, torch.tensor([ROWS]), torch.zeros(1, DIM)), "distinct rows"),
         (good[:-8], "malformed"),
     ):

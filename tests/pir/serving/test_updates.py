@@ -422,7 +422,7 @@ def test_rows_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     servers = pair_with_journals(tmp_path)
     with Updater(OWNER, servers) as updater:
         for indices, rows, what in (
-            (torch.tensor([1, 1]), torch.zeros(2, DIM), "there twice"),
+            (torch.tensor([1, 1]), torch.zeros(2, DIM), "or a duplicate"),
             (torch.tensor([ROWS]), torch.zeros(1, DIM), "outside of the table"),
             (torch.tensor([-1]), torch.zeros(1, DIM), "outside of the table"),
             (torch.tensor([1]), torch.zeros(1, DIM).double(), "rows of torch.float64, the table's are float32"),
