@@ -93,8 +93,9 @@ def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def exponent(value: Any) -> Any:
-    """Convert a tensor of one number to the number if `power` knows that exponent; found by comparisons only, so
-    that no other number of a secret tensor is read.
+    """Convert a tensor with a single exponent that `power` accepts to a number; other values are returned as they are.
+
+    The tensor is only compared with these exponents, so that no other number of a secret tensor is read.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
         return next((n for n in (2, 3, 4, 0.5, -0.5) if bool((value == n).all())), value)

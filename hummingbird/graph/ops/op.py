@@ -114,7 +114,7 @@ def like(constant: Any, x: Tensor) -> Any:
 
 
 def check_batch(a: Attrs, x: Tensor) -> None:
-    """InputError unless x is a batch for a layer with this stride or output size: (batch, channels, *space)."""
+    """Raise InputError unless x is a batch for a layer with this stride or output size: (batch, channels, *space)."""
     space = len(a["stride"] if "stride" in a else a["output_size"])
     if x.dim() != space + 2:
         raise InputError(
