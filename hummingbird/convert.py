@@ -21,7 +21,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, properties
 from hummingbird.graph.example_shapes import fingerprints
-from hummingbird.mpc.layers.weights import Owner
+from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
 from hummingbird.mpc.plan.net import PrivateNet
@@ -62,7 +62,7 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
     return _problems(steps, None, BitConfig())
 
 
-def _problems(steps: list[Step], owner: Owner | None, config: BitConfig) -> list[Problem]:
+def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
     """Problems of steps without a private form or without values, and of numbers that fixed point cannot represent."""
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
@@ -208,11 +208,11 @@ def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> lis
     return fingerprints(net, steps, example, custom=custom)
 
 
-def _owner(rank: int | None) -> Owner | None:
+def _owner(rank: int | None) -> WeightOwner | None:
     """The owner of this rank, None for public weights."""
     if rank is None:
         return None
-    return Owner(rank, known=not sessions.is_initialized() or sessions.current().rank == rank)
+    return WeightOwner(rank, known=not sessions.is_initialized() or sessions.current().rank == rank)
 
 
 def owner_of(weights: str | int) -> int | None:

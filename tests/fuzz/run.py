@@ -27,7 +27,7 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelE
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.ops.public import HIDDEN
 from hummingbird.mpc.layers.layer import FLOOR
-from hummingbird.mpc.layers.weights import Owner
+from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rewritten import Rewritten
@@ -268,7 +268,7 @@ def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     config = BitConfig.of(_windows(made, known.largest_inside))
     try:
         order = Rewritten.of(steps, made.protocol, None if owner is None else config)
-        build = builders.builder(made.protocol, order.windows(config), None if owner is None else Owner(owner))
+        build = builders.builder(made.protocol, order.windows(config), None if owner is None else WeightOwner(owner))
         plan = Planner(build, made.protocol).plan(order.steps)
         facts = {"weights": "public" if owner is None else f"private to party {owner}"}
         private = PrivateNet(plan, [builders.bare(step) for step in order.steps], facts, "")

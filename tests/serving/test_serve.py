@@ -10,7 +10,7 @@ from torch import nn
 import hummingbird
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, EnvironmentProblem, TrustError
-from hummingbird.mpc.session.session import enter
+from hummingbird.mpc.session.session import entered
 from tests.support.parties import sessions
 
 
@@ -21,11 +21,8 @@ def test_serve_needs_a_session() -> None:
 
 def test_serve_refuses_one_party_and_other_hosts_without_certificates(tmp_path: Path) -> None:
     private = build(nn.Sequential(nn.Linear(4, 2)))
-    before = enter(sessions(1)[0])
-    try:
+    with entered(sessions(1)[0]):
         with pytest.raises(ConfigError, match="one party hides nothing"):
             hummingbird.serve(private, (4,), f"unix:{tmp_path}/party")
         with pytest.raises(TrustError, match="plain text"):
             hummingbird.serve(private, (4,), "192.0.2.1:9100")
-    finally:
-        enter(before)

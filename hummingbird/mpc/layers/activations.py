@@ -24,7 +24,7 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.constants import fits
 from hummingbird.mpc.layers.layer import EXCESS, FLOOR, room
-from hummingbird.mpc.layers.weights import Owner, PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.layers.weights import PublicWeight, WeightOwner, private_fraction, weight_of
 from hummingbird.mpc.protocols.beaver import ShiftedSquare
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
@@ -67,7 +67,7 @@ class PReLU(Comparing):
 
     weight: PublicWeight | FixedWeight
 
-    def __init__(self, weight: Tensor, comparison: Comparison, owner: Owner | None) -> None:
+    def __init__(self, weight: Tensor, comparison: Comparison, owner: WeightOwner | None) -> None:
         super().__init__(comparison)
         if owner is None:
             self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, room(FLOOR), where="weight"))

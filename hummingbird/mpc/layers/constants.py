@@ -15,7 +15,7 @@ from torch import Tensor
 from hummingbird import ring
 from hummingbird.errors import InputError
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, room
-from hummingbird.mpc.layers.weights import Owner
+from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
@@ -106,7 +106,7 @@ class AddConstant(Layer):
 
     value: Tensor  # the constant, float64; from `share_weights` on a share of it, int64, if it is private
 
-    def __init__(self, value: Tensor, sign: int = 1, owner: Owner | None = None) -> None:
+    def __init__(self, value: Tensor, sign: int = 1, owner: WeightOwner | None = None) -> None:
         super().__init__()
         self.sign, self.owner = sign, owner
         if owner is None:
@@ -168,7 +168,7 @@ class Constant(Layer):
 
     value: Tensor
 
-    def __init__(self, value: Tensor, owner: Owner | None = None) -> None:
+    def __init__(self, value: Tensor, owner: WeightOwner | None = None) -> None:
         super().__init__()
         self.owner = owner
         if owner is not None:
@@ -193,14 +193,14 @@ class Constant(Layer):
         return "" if self.owner is None else str(self.owner)
 
 
-def size_of(value: Tensor, owner: Owner | None) -> int:
+def size_of(value: Tensor, owner: WeightOwner | None) -> int:
     """log2 of how large a constant can be. For a private one it is FLOOR, which says nothing about it."""
     if owner is not None:
         return FLOOR
     return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
 
 
-def check_private(value: Tensor, owner: Owner) -> None:
+def check_private(value: Tensor, owner: WeightOwner) -> None:
     """InputError where a private constant is known and is not below 2^20, as every value of a net has to be."""
     if owner.known and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
         # Not how large: this text is told to the other parties.

@@ -16,7 +16,7 @@ from hummingbird.graph.ops.public import check_rows, check_values, shown_part
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.constants import check_private, size_of
 from hummingbird.mpc.layers.layer import FLOOR, Layer
-from hummingbird.mpc.layers.weights import Owner
+from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
@@ -63,7 +63,7 @@ class Embedding(_Public):
 
     table: Tensor
 
-    def __init__(self, weight: Tensor, owner: Owner | None) -> None:
+    def __init__(self, weight: Tensor, owner: WeightOwner | None) -> None:
         super().__init__()
         self.owner = owner
         if owner is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, room
-from hummingbird.mpc.layers.weights import Owner, PublicWeight, private_fraction, weight_of
+from hummingbird.mpc.layers.weights import PublicWeight, WeightOwner, private_fraction, weight_of
 from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import sharing
@@ -50,7 +50,7 @@ class Linear(Layer):
         weight: Tensor,
         bias: Tensor | None,
         options: dict[str, Any],
-        owner: Owner | None,
+        owner: WeightOwner | None,
         last: bool = False,
         unscaled: Tensor | None = None,
         fraction: int = WEIGHT_SCALE,

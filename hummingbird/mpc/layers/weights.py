@@ -21,7 +21,7 @@ from hummingbird.ring import WEIGHT_SCALE
 
 
 @dataclass(frozen=True)
-class Owner:
+class WeightOwner:
     """The party whose weights and constants are private. Other parties have anything of the same shapes instead.
 
     known: whether this process has the values: it is that party, or there is no session yet and it may become any.
@@ -34,7 +34,7 @@ class Owner:
         return f"private to party {self.rank}"
 
 
-def private_fraction(weight: Tensor, owner: Owner, bits: int = WEIGHT_SCALE) -> int:
+def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
     """`bits`, the bits of fraction of a private weight. InputError where the weight is known and they are too few."""
     if owner.known:
         ring.fraction(weight, bits, where="weight")
@@ -82,6 +82,6 @@ class PublicWeight(nn.Module):
         return f"{self.shape} public"
 
 
-def weight_of(code: Tensor, owner: Owner | None) -> PublicWeight | FixedWeight:
+def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
     """A layer's weight from its int64 code. owner: None for a public one."""
     return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)

@@ -31,7 +31,7 @@ from hummingbird.mpc.layers.resizing import Resize
 from hummingbird.mpc.layers.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.layers.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
-from hummingbird.mpc.layers.weights import Owner
+from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -121,7 +121,7 @@ def bare(step: Step) -> Step:
 
 
 def builder(
-    protocol: str, config: BitConfig, owner: Owner | None, aim: TableChoice = LATENCY
+    protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
     """Layer or plain function of a step, and what it asks of its inputs."""
     comparison = named(protocol)
@@ -151,10 +151,10 @@ def _bind(step: Step) -> Callable[..., Any]:
 # One builder per canonical op: (step, comparison, owner of the weights) -> layer
 # ----------------------------------------
 
-Build = Callable[[Step, Comparison, Owner | None], Layer]
+Build = Callable[[Step, Comparison, WeightOwner | None], Layer]
 
 
-def _conv(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _conv(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     a = step.attrs
     transposed = step.op == "conv_transpose"
     names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
@@ -162,7 +162,7 @@ def _conv(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
     return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner, **_inputs(step))
 
 
-def _linear(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _linear(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     known = _inputs(step)
     if "unscaled" in known:
         known["unscaled"] = known["unscaled"].t()
@@ -174,13 +174,13 @@ def _inputs(step: Step) -> dict[str, Any]:
     return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 
-def _affine(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _affine(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "halved" in step.attrs:
         return Halved(step.attrs["scale"], last=False)
     return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, **_inputs(step))
 
 
-def _scale_last(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _scale_last(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "halved" in step.attrs:
         return Halved(step.attrs["scale"], last=True)
     return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True, **_inputs(step))
@@ -198,27 +198,27 @@ def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     return SoftmaxInRange(step.attrs["dim"], comparison, rows)
 
 
-def _sum(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _sum(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     dims, keep = step.attrs["dims"], step.attrs["keepdim"]
     if dims is None:
         return Local(lambda x: x.sum(), "sum over all", FLOOR)
     return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}", FLOOR)
 
 
-def _add(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _add(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "value" in step.attrs:
         return AddConstant(_constant(step), owner=_owner(step, owner))
     return Combine(lambda xs: xs[0] + xs[1], "add", 1)
 
 
-def _sub(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _sub(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "value" not in step.attrs:
         return Combine(lambda xs: xs[0] - xs[1], "subtract", 1)
     value, its = _constant(step), _owner(step, owner)
     return AddConstant(value, -1, its) if step.attrs.get("reversed") else AddConstant(-value, owner=its)
 
 
-def _mul(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _mul(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "value" not in step.attrs:
         return Multiply(comparison.takes_rounded_shares)
     factor, its = _constant(step), _owner(step, owner)
@@ -227,7 +227,7 @@ def _mul(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
     return Scale(float(factor))
 
 
-def _owner(step: Step, owner: Owner | None) -> Owner | None:
+def _owner(step: Step, owner: WeightOwner | None) -> WeightOwner | None:
     """Whose the constant of a step is: a tensor is one of the weights, or made of them; a number is public."""
     return owner if isinstance(step.attrs["value"], Tensor) else None
 
@@ -236,12 +236,12 @@ def _constant(step: Step) -> Tensor:
     return torch.as_tensor(step.attrs["value"], dtype=torch.float64)
 
 
-def _max_pool(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _max_pool(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     a = step.attrs
     return MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], comparison)
 
 
-def _avg_pool(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _avg_pool(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     a = step.attrs
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
@@ -249,7 +249,7 @@ def _avg_pool(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
 SMOOTH = ("sigmoid", "tanh", "silu", "gelu")  # functions with a form for each aim
 
 
-def _smooth(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _smooth(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     name = f"gelu-{step.attrs['approximate']}" if step.op == "gelu" else step.op
     return smooth_layer(name, comparison)
 
@@ -258,22 +258,22 @@ def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
     return lambda step, comparison, owner: Local(function(step.attrs), step.op)
 
 
-def _defined(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _defined(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     """Reshaping: the graph's own definition, applied to the share."""
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 
-def _extreme(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _extreme(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     sign = 1 if step.op == "maximum" else -1
     return Bounded(step.attrs["value"], sign, comparison) if "value" in step.attrs else Larger(sign, comparison)
 
 
-def _greater(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _greater(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     a = step.attrs
     return Greater(a.get("value"), a["turned"], a["strict"], comparison)
 
 
-def _pad(step: Step, comparison: Comparison, owner: Owner | None) -> Layer:
+def _pad(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
 

@@ -21,7 +21,7 @@ from hummingbird.mpc.layers.arithmetic import REALS
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Spec
 from hummingbird.mpc.layers.pooling import MaxPool
-from hummingbird.mpc.layers.weights import Owner
+from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.protocols import beaver, poly, thresholds, weight_mask
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -139,7 +139,7 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
         knots = len(silu.curve.knots)
         second = silu.again(scale).cost(ALL, SCALE, parties, knots)
         assert price(silu, scale) == once + second + joined + lift_price(ALL, 22, 64, parties)
-    slopes = PReLU(torch.rand(LENGTH), compare, Owner(0))
+    slopes = PReLU(torch.rand(LENGTH), compare, WeightOwner(0))
     assert price(slopes) == compare.cost(ALL, SCALE, parties) + weight_mask.product_price(ALL, ALL, parties)
     assert price(PReLU(torch.rand(LENGTH), compare, None)) == compare.cost(ALL, SCALE, parties)
 
