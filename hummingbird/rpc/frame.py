@@ -94,7 +94,7 @@ def unpack_tensors(
     try:
         view = memoryview(buffer).cast("B")
     except TypeError as error:
-        raise InputError(f"not a contiguous buffer of bytes: {error}", where="wire.unpack_tensors") from None
+        raise InputError(f"not a contiguous buffer of bytes: {error}", where="rpc.frame.unpack_tensors") from None
     if len(view) > max_bytes:
         raise _malformed(f"{len(view)} bytes exceed the limit of {max_bytes}")
     parts = _parse(view, max_bytes, max_tensors)
@@ -152,4 +152,4 @@ def _up(size: int) -> int:
 
 
 def _malformed(what: str) -> InputError:
-    return InputError(f"malformed frame: {what}", where="wire.unpack_tensors", hint=_HINT)
+    return InputError(f"malformed frame: {what}", where="rpc.frame.unpack_tensors", hint=_HINT)
