@@ -85,7 +85,7 @@ class Field:
         return stream.words(*self.shape, dtype=self.dtype)
 
     def leave(self, stream: Stream) -> Drawn:
-        """A share that a kernel will draw: packed if the stream packs, else in whole words. The field must have no
+        """A share for a kernel to draw: packed if the stream packs, else in whole words. The field must have no
         owner.
         """
         return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
