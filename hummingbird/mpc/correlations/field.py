@@ -85,9 +85,7 @@ class Field:
         return stream.words(*self.shape, dtype=self.dtype)
 
     def leave(self, stream: Stream) -> Drawn:
-        """A share for a kernel to draw: packed if the stream packs, else in whole words. The field must have no
-        owner.
-        """
+        """A share that a kernel draws: packed if the stream packs, else whole words. The field must have no owner."""
         return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:

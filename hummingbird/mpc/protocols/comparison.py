@@ -136,8 +136,7 @@ class Comparison(ABC):
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
     ) -> tuple[Tensor, Tensor]:
-        """Shares of y = relu(x - t), scale 2^fraction, and of y^2, scale 2^(2 fraction), for every knot t; (J, *shape)
-        each.
+        """Shares, (J, *shape), of y = relu(x - t), scale 2^fraction, and y^2, scale 2^(2 fraction), for every knot t.
 
         knots: J integers in units of 2^-fraction, fraction <= 16. Otherwise as `above`. Cost: `cost_of_squares`.
         """

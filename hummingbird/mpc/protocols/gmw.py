@@ -205,9 +205,7 @@ def _sign(session: Session, a: Tensor, b: Tensor, count: int) -> Tensor:
 
 
 def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) -> Tensor:
-    """Carry out of all bit positions, lowest first. Pairs are merged level by level; an odd one is kept for the next
-    level.
-    """
+    """Carry out of all bit positions, lowest first: pairs merge level by level, an odd one waits for the next level."""
     while generate.shape[0] > 1:
         pairs = generate.shape[0] // 2
         low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
@@ -261,8 +259,9 @@ def drelu_price(n: int, w: int, parties: int) -> Cost:
 
 
 def carry_price(n: int, leaves: int, parties: int) -> Cost:
-    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds, about 3 bits per
-    node.
+    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds.
+
+    It takes about 3 bits per inner node of the tree, for each of n values.
     """
     total, left = cost.FREE, leaves
     while left > 1:

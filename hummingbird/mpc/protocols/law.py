@@ -81,9 +81,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def disturbances(self) -> int:
-        """How many shares beyond two are rounded; each adds a number uniform in +-2^(q-1) to v before the rule
-        applies.
-        """
+        """How many shares beyond two are rounded. Each first adds a number uniform in +-2^(q-1) to v."""
 
     @property
     @abstractmethod

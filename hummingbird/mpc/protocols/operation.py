@@ -20,9 +20,7 @@ class Operation(ABC):
 
     @abstractmethod
     def plain(self, *values: Any, **options: Any) -> Any:
-        """The result for real values of any floating-point type. For meta tensors only the shape of the result
-        counts.
-        """
+        """The result for real values of any floating-point type. Meta tensors are allowed, for the shape alone."""
 
     @abstractmethod
     def run(self, session: Session, *shares: Any, **options: Any) -> Any:
