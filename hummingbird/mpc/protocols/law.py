@@ -76,7 +76,7 @@ class Law(ABC):
     q: int = field(default=0, kw_only=True)
 
     whole: bool = field(default=False, kw_only=True)  # whether the shares are `whole` (masked.py)
-    rounds_apart: ClassVar[bool]  # whether z is rounded with other random numbers than those that decide
+    rounds_apart: ClassVar[bool]  # whether the random numbers that round z are not those that decide
 
     @property
     @abstractmethod

@@ -124,9 +124,7 @@ class QuotientShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotients(Request[QuotientShares]):
-    """A uniform mask a, and its quotients as an unsigned and as a signed 64-bit number; the opened value selects
-    one.
-    """
+    """A uniform mask a and its quotients as an unsigned and as a signed 64-bit number; the opened value selects one."""
 
     count: int = number()
 
