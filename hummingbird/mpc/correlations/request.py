@@ -124,7 +124,7 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def parts(self) -> Fields:
-        """The fields of which this request gives a party a share, in order."""
+        """The fields of which a party gets a share by this request, in order."""
         return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
 
     @property

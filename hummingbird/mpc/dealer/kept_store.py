@@ -185,8 +185,9 @@ class KeptStore:
         return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
 
     def _tell(self, word: list[int]) -> dict[int, list[int]]:
-        """Exchange a message of `_WORDS` numbers with all parties; the messages by rank. 1 round, while others
-        compute.
+        """Exchange a message of `_WORDS` numbers with every party; return all messages by rank.
+
+        Cost: 1 round, during which other computations run.
         """
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):

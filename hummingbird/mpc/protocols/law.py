@@ -34,9 +34,9 @@ those of r at party 0 only, whose low bits are not among the N - 1. For a window
 to a multiple of 2^q.
 
 `decide` is the law on integers. `cut` is the same law for `kernels.twin_relu`, on real numbers in one pass: bit = 1 if
-and only if d - 2^m mod 2^k is below 2^(k-1) - 2^m (masked), or d mod 2^k is below 2^(k-1) (gmw). That pass is exact for
-every v below 2^46, whatever k and m are (kernels/simulation.py), but for the low m - 32 bits of uniform numbers wider
-than 32.
+and only if (d - 2^m) mod 2^k is below 2^(k-1) - 2^m (masked), or d mod 2^k is below 2^(k-1) (gmw). That pass is exact
+for every v below 2^46, whatever k and m are (kernels/simulation.py), but for the low m - 32 bits of uniform numbers
+wider than 32.
 
 Squares (`Comparison.squares`) follow the same rule, on values rounded to their fraction. That rounding is not modelled.
 
@@ -86,7 +86,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def draws(self) -> int:
-        """How many uniform numbers u is the sum of."""
+        """How many uniform numbers add up to u."""
 
     @property
     @abstractmethod
@@ -123,7 +123,7 @@ class Law(ABC):
         return r.clamp(-(2.0**62), 2.0**62).long()
 
     def near(self, knot: float) -> float:
-        """The knot, a real number, that stands in for this one when there are several."""
+        """The knot, a real number, that the protocol uses in place of this one if there are several."""
         if self.rounds_apart or not self.q:
             return knot
         return math.floor(round(knot / UNIT) / 2**self.q + 0.5) * UNIT * 2**self.q

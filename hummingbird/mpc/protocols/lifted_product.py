@@ -28,8 +28,8 @@ share is
     [e' - a] d' - e' b  +  2^k c d' + 2^K e' c' + A B        [e']: at party 0 alone
 
 Of these terms only (e' - a) d' - e' b, of k + K + 2 bits, and lambda mu in A B are not multiples of 2^f. Each party
-rounds the former, the dealer rounds the latter, and c, c' and the products with top bits are dealt in f more bits. z
-v / 2^f is right to (N + 1)/2 units. So no message is needed to cut off the fraction that a product gains.
+rounds the former, the dealer rounds the latter, and c, c' and the products with top bits are dealt in f more bits. The
+error of z v / 2^f is at most (N + 1)/2 units. So no message is needed to cut off the fraction that a product gains.
 
 That top bits tell a wrap is from Escudero et al. 2020, section 5; the merger of lift, product and cut is derived here.
 """
