@@ -103,9 +103,9 @@ def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, 
     """Share of op(x, y, **options) mod 2^bits, int64, from shares of x and y. The bits above are arbitrary.
 
     op: a name of `ring.BILINEAR`.
-    x, y: int64, shapes as torch's `op` takes them.
-    With e = x + a and d = y + b opened: x y = c + op(e, y) - op(a, d), where party 0 takes d - [b] for y, and others
-    -[b].
+    x, y: int64, in shapes that torch's `op` takes.
+    With e = x + a and d = y + b opened: x y = c + op(e, y) - op(a, d). For y, party 0 takes d less its share of b, and
+    any other party minus its share.
     Cost: `product_price`, `bits` bits per element of x and y, 1 round.
     """
     a, b, c = session.correlation(Triple(tuple(x.shape), tuple(y.shape), op, options, bits=bits))

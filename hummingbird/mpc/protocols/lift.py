@@ -11,8 +11,8 @@ of e is 0 (the argument of protocols/truncation.py, in the small ring). Over the
     z = e - 2^(k-2) - sum of l_i + 2^k (carry + t [e < 2^(k-1)])
 
 where e is public. carry and carry + t are dealt, in as many bits as the larger ring has beyond k, and e tells which of
-the two each party uses. That top bits tell a wrap is from Escudero et al. 2020, section 5; the small ring and the dealt
-carry are derived here. For z outside the range the result may be wrong by 2^k: one unit outside, for 2 of the 2^k
+the two each party uses. To detect a wrap by top bits is from Escudero et al. 2020, section 5; the small ring and the
+dealt carry are derived here. For z outside the range the result may be wrong by 2^k: one unit outside, for 2 of the 2^k
 masks.
 """
 

@@ -31,7 +31,8 @@ Of these terms only (e' - a) d' - e' b, of k + K + 2 bits, and lambda mu in A B 
 rounds the former, the dealer rounds the latter, and c, c' and the products with top bits are dealt in f more bits. The
 error of z v / 2^f is at most (N + 1)/2 units. So no message is needed to cut off the fraction that a product gains.
 
-That top bits tell a wrap is from Escudero et al. 2020, section 5; the merger of lift, product and cut is derived here.
+To detect a wrap by top bits is from Escudero et al. 2020, section 5; the merger of lift, product and cut is derived
+here.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ from hummingbird.mpc.session.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedShares:
-    """A party's shares for a product. All but `mask` and `factor` are additive, and None if no bit of them is needed.
+    """A party's shares for a product. `mask` and `factor` are summands; the others are additive shares.
 
     mask, factor: this party's summands of lambda and mu, in the low k and K bits.
     carry, wrapped: (sum of the summands of lambda - lambda) / 2^k, and that number plus t.
     factor_carry, factor_wrapped: the same for mu, K and s.
     product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
+    Fields with a default are None if no bit of them is needed.
     """
 
     mask: Tensor

@@ -113,10 +113,9 @@ class Polynomial(Request[PolynomialShares]):
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
     """T_j[X] for every X, for each power j, lowest first: int64 (n 2^w,) each.
 
-    lambda_: int64 (n,), in 0 .. 2^k - 1.
-    Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below
-    2^(scale + GUARD + degree + the bits of the function's largest value), which is 2^50, and is rounded once, at the
-    end.
+    lambda_: int64 (n,), in 0 .. 2^k - 1. Repeated Horner steps in float64 compute the binomial sums. A coefficient
+    stays below 2^(scale + GUARD + degree + the bits of the function's largest value), 2^50, and is rounded only once,
+    at the end.
     """
     upper = torch.arange(1 << table.w, device=lambda_.device)
     piece = (upper - (lambda_ >> table.m)[:, None]) & ((1 << table.w) - 1)
