@@ -1,4 +1,4 @@
-"""One tensor of a correlation: how it is shared, drawn from a stream, and corrected at one party, the receiver."""
+"""One tensor of a correlation: how it is shared, drawn from a stream, and corrected for one party, the receiver."""
 
 from __future__ import annotations
 
@@ -21,49 +21,50 @@ class Field:
     """One tensor of a correlation: additive shares in Z_2^64 (`ring`), or xor shares of words, packed bits or 0/1
     words.
 
-    Ring elements of which at most 32 bits count are drawn as int32, half the randomness and half the memory; those
-    that are left to kernels with as many bits as count, where the seed's cipher packs (`Stream.packs`).
+    A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A ring field that
+    is left to kernels is drawn with exactly `width` bits per element if the seed's cipher can pack them
+    (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
     shape: tuple[int, ...]
-    owner: int | None = None  # the only party with a share that is not zero
-    width: int = 64  # of "ring": shares add up mod 2^width, and a correction travels with that many bits per element
-    key: int | None = None  # of a mask that outlives the request: the same values for the same key, in every request
-    earlier: bool = False  # such a mask that the parties have from a request before
-    apart: bool = False  # `Request.derive` gets the list of the parties' shares, not the value that they stand for
-    left: bool = False  # to kernels, which draw or unpack it where they read it (kernels/shares/words.py)
+    owner: int | None = None  # the only party whose share is not zero; None: every party has one
+    width: int = 64  # of "ring": shares add up mod 2^width, and a correction has `width` bits per element
+    key: int | None = None  # of a mask that outlives the request: all requests with this key draw the same values
+    earlier: bool = False  # a mask with a key that the parties already have from an earlier request
+    apart: bool = False  # `Request.derive` gets the list of the parties' shares, not their sum
+    left: bool = False  # kernels draw or unpack the field where they read it (kernels/shares/words.py)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of a share."""
+        """The type of a share."""
         if self.kind == "ring" and self.width <= 32:
             return torch.int32
         return torch.uint8 if self.kind == "packed" else torch.int64
 
     @property
     def layout(self) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Type and shape of a correction on the wire."""
+        """Type and shape of a correction in its message."""
         if self.width < 64:
             return torch.uint8, (packed(math.prod(self.shape) * self.width),)
         return self.dtype, self.shape
 
     @property
     def bits(self) -> int:
-        """Size of a correction on the wire."""
+        """Bits of a correction in its message."""
         dtype, shape = self.layout
         return 8 * dtype.itemsize * math.prod(shape)
 
     @property
     def share_bytes(self) -> int:
-        """Size of a drawn share in memory, where kernels do not draw it; of ChaCha20's whole words up to twice that."""
+        """Bytes of a drawn share in memory, if no kernel draws it. ChaCha20 draws whole words, which can take more."""
         if self.left and self.kind == "ring":
             return packed(math.prod(self.shape) * self.width)
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def received_bytes(self) -> int:
-        """Size of the receiver's share in memory: whole words, if it has unpacked them."""
+        """Bytes of the receiver's share in memory: in whole words, unless the field is left to kernels."""
         return (
             self.share_bytes
             if self.left
@@ -71,7 +72,7 @@ class Field:
         )
 
     def draw(self, stream: Stream, rank: int) -> Words:
-        """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""
+        """Draw party `rank`'s share from its stream. If another party owns the field, return zeros and draw nothing."""
         if self.owner is not None and self.owner != rank:
             return torch.zeros(self.shape, dtype=self.dtype, device=stream.device)
         if self.left:
@@ -84,20 +85,20 @@ class Field:
         return stream.words(*self.shape, dtype=self.dtype)
 
     def leave(self, stream: Stream) -> Drawn:
-        """The same, not drawn yet: in whole words, or packed where the stream is; of a field without an owner."""
+        """A share that a kernel draws: packed if the stream packs, else whole words. The field must have no owner."""
         return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:
-        """The value that all shares stand for."""
+        """The value that all shares add up (or xor) to."""
         total = shares[0].clone()
         for share in shares[1:]:
             total = total.add_(share) if self.kind == "ring" else total.bitwise_xor_(share)
         return total
 
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """The receiver's share of `value` when the others hold `shares`, as it travels (`layout`)."""
+        """The receiver's share of `value` when the others hold `shares`, in the form of its message (`layout`)."""
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
-        for share in shares:  # into the share's own memory, which nobody looks at again
+        for share in shares:  # into the share's own memory, which is not read again
             value = subtract(value, share, out=share if share.dtype == value.dtype else None)
         return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
 
@@ -114,5 +115,5 @@ Fields = dict[str, Field]  # by name, in the order in which they are drawn and s
 
 
 def planes(number: int, count: int, owner: int | None = None) -> Field:
-    """Packed bits, xor-shared: `number` planes of `count` bits, each plane padded to whole bytes."""
+    """Packed bits, xor-shared: `number` planes of `count` bits, each padded to whole bytes."""
     return Field("packed", (number, packed(count)), owner)

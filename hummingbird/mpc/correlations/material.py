@@ -1,4 +1,4 @@
-"""A party's shares for one request, and what they have cost it."""
+"""One party's shares for one request, and their cost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from hummingbird.kernels.shares.words import Words, anchor
 
 @dataclass(frozen=True)
 class Material:
-    """This party's shares for one request, by the names of its fields, and what they have cost.
+    """This party's shares for one request, by field name, and their cost.
 
-    offline_bits: corrections that the dealer made, without framing; received_bits: the same where they came to this
-    party, else 0. waiting_seconds: for which this party has waited for the shares. expanding_seconds: spent on its own
-    seed, in the background where that worked ahead. dealer_seconds: the dealer's own work, where it has told of it with
-    this piece. ready: when the shares are on a GPU, for `take`; None where they are there.
+    offline_bits: size of the corrections that the dealer made, without framing.
+    received_bits: the same if this party received them, else 0.
+    waiting_seconds: how long this party waited for the shares.
+    expanding_seconds: time spent on expanding this party's seed, in the background if shares are made ahead.
+    dealer_seconds: the dealer's own work, if the dealer reported it with these shares, else 0.
+    ready: the event after which the shares are on the GPU, for `take`; None if they are there already.
     """
 
     shares: dict[str, Words]
@@ -27,6 +29,6 @@ class Material:
     ready: Ready | None = None
 
     def take(self) -> None:
-        """Let what this thread computes from now on use the shares."""
+        """Make what this thread computes from now on wait until the shares are there."""
         if self.ready is not None:
             self.ready.take([anchor(words) for words in self.shares.values()])

@@ -1,4 +1,4 @@
-"""Limits of a request's parameters: tried before anything is computed from them, as they may come from anywhere.
+"""Limits of a request's parameters. They are checked before any use, since a request may come from another process.
 
 @dataclass(frozen=True)
 class Truncation(Request[...]):
@@ -18,20 +18,20 @@ _OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of t
 
 
 def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
-    """A whole number in least..most."""
+    """An integer from `least` to `most`."""
     expected = f"a whole number in {least}..{most}"
     return _parameter(lambda value: _natural(value) and least <= value <= most, expected, **default)
 
 
 def width() -> Any:
-    """How many bits of a ring element count, 1..64; 64 unless told, by its name."""
+    """How many low bits of a ring element count, 1 to 64; 64 by default. Keyword only."""
     return _parameter(
         lambda value: _natural(value) and 1 <= value <= 64, "a whole number in 1..64", default=64, kw_only=True
     )
 
 
 def shape() -> Any:
-    """A tuple of sizes."""
+    """A tuple of sizes: at most `DIMENSIONS`, each from 0 to `LIMIT`."""
     return _parameter(
         lambda value: isinstance(value, tuple) and _sizes(value), f"at most {DIMENSIONS} sizes in 0..{LIMIT}"
     )
@@ -43,7 +43,7 @@ def one_of(names: Sequence[str]) -> Any:
 
 
 def options() -> Any:
-    """Keyword arguments of torch's convolutions, as JSON has them: numbers, or lists of numbers."""
+    """Keyword arguments of torch's convolutions, as JSON has them: integers or lists of integers."""
 
     def good(value: Any) -> bool:
         return isinstance(value, dict) and all(key in _OPTIONS and _option(item) for key, item in value.items())
@@ -52,7 +52,7 @@ def options() -> Any:
 
 
 def faults(request: Any) -> str:
-    """The first parameter of a dataclass made of these that is not as it must be, in words; "" if all are."""
+    """A message about the first parameter that breaks its limit, or "". request: a dataclass of the fields above."""
     for item in dataclasses.fields(request):
         value = getattr(request, item.name)
         if not item.metadata["good"](value):
@@ -60,7 +60,7 @@ def faults(request: Any) -> str:
     return ""
 
 
-_SHOWN = 200  # characters of what another process sent
+_SHOWN = 200  # characters of a bad value that an error shows: another process may have sent it
 
 
 def _parameter(good: Callable[[Any], bool], expected: str, **how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Correlations for CrypTen's own functions, which ask for them through crypten/provider.py."""
+"""Correlations for CrypTen's own functions, which request them through crypten/provider.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WordTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class WordTriple(Request[WordTripleShares]):
-    """a, b uniform words; c = a & b, all xor-shared."""
+    """Uniform words a and b, and c = a & b, all xor-shared."""
 
     kind = "binary"
     size0: tuple[int, ...] = shape()
@@ -46,7 +46,7 @@ class WordTriple(Request[WordTripleShares]):
 
 
 class SharedBitShares(NamedTuple):
-    """Shares of the same random bits: xor-shared in 0/1 words, and additively shared in the ring."""
+    """Shares of the same random bits: xor shares in 0/1 words, and additive shares in the ring."""
 
     binary: Tensor
     arithmetic: Tensor
@@ -54,7 +54,7 @@ class SharedBitShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedBit(Request[SharedBitShares]):
-    """One random bit per element, shared in both ways."""
+    """One random bit per element, with xor shares and additive shares."""
 
     kind = "b2a"
     shape: tuple[int, ...] = shape()
@@ -75,7 +75,7 @@ class SharedBit(Request[SharedBitShares]):
 
 
 class WrapShares(NamedTuple):
-    """Additive shares of r, and of the number of wraps of these very shares."""
+    """Additive shares of r, and of the number of wraps in the sum of these shares of r."""
 
     r: Tensor
     wraps: Tensor
@@ -83,8 +83,8 @@ class WrapShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Wraps(Request[WrapShares]):
-    """r uniform; how often the signed sum of the parties' shares of r leaves [-2^63, 2^63), counted with sign (Knott
-    et al., appendix C).
+    """Uniform r, and how often the signed sum of the parties' shares of r leaves [-2^63, 2^63), counted with sign
+    (Knott et al., appendix C).
     """
 
     kind = "wraps"

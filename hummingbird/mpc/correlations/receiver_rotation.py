@@ -1,8 +1,8 @@
-"""Whose turn it is to receive a request's correction: that of the party that has been sent the fewest bits so far.
+"""Receiver rotation: the correction of the next request goes to the party that has received the fewest bits so far.
 
-Every party makes the same requests in the same order, and so does who deals in advance: all of them agree without a
-message. At any time the parties have been sent the same bits, to within those of the largest request: who is served had
-the fewest, and has at most one request more than these afterwards.
+All parties make the same requests in the same order, and so does a dealer that deals in advance. So all of them know
+the receiver without a message. What two parties have received differs by at most the bits of the largest request: the
+receiver had the fewest bits, and gets those of one request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 
 
 class ReceiverRotation:
-    """The turns of `parties` parties, from the first request on. Not for several threads at a time."""
+    """The receivers of all requests of a run of `parties` parties, from the first request on. Not thread-safe."""
 
     def __init__(self, parties: int) -> None:
         self._sent, self._served = [0] * parties, [0] * parties
 
     def take(self, requests: Sequence[Request[Any]]) -> list[ReceiverTurn]:
-        """The turns of the next requests, in their order."""
+        """The turns of the next requests, in order."""
         return [self._next(request) for request in requests]
 
     def _next(self, request: Request[Any]) -> ReceiverTurn:
@@ -32,6 +32,6 @@ class ReceiverRotation:
 
 
 def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> list[Request[Any]]:
-    """Those of the first requests of all whose corrections go to party `rank`, in their order."""
+    """Those of a run's first requests, in order, whose corrections go to party `rank`."""
     turns = ReceiverRotation(parties).take(requests)
     return [request for request, turn in zip(requests, turns, strict=True) if turn.receiver == rank]

@@ -1,4 +1,4 @@
-"""All kinds of correlated randomness by name, and requests from what another process has sent."""
+"""All kinds of correlated randomness by name, and the reader of requests that another process sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hummingbird.mpc.protocols import (
     weight_mask,
 )
 
-# A request from another process is of a kind that one of these modules defines.
+# Another process can request the kinds that these modules define, and no others.
 MODULES = (
     *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows),
     *(thresholds, truncation, weight_mask, provider),
@@ -34,7 +34,7 @@ KINDS = {kind: found for kind, found in REGISTERED.items() if found.__module__ i
 
 
 def from_json(item: object) -> Request[Any]:
-    """The request that `Request.to_json` has told of; DealerError unless it is of `KINDS`, and within the limits."""
+    """The request that `Request.to_json` wrote; DealerError for an unknown kind or parameters out of bounds."""
     kind, params = (item.get("kind"), item.get("params")) if isinstance(item, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(params, dict):
         raise DealerError("malformed request: a request has a kind and parameters")

@@ -1,20 +1,21 @@
-"""Requests for correlated randomness, and how every party gets its share of it from a seed.
+"""Requests for correlated randomness, and how each party expands its shares from a seed.
 
-A request is two lists of named fields and one function. The *free* fields are uniform: party i expands its own share of
-them from its own 128-bit seed. The *derived* fields are a function of the free ones: all parties but one expand their
-shares of those as well, and only that one, the request's receiver, needs a message, the correction
+A request has two lists of named fields and a function. The *free* fields are uniform: party i expands its share of them
+from its own seed (of 128 bits, or of 256 for ChaCha20). The *derived* fields are a function of the free ones. All
+parties but one, the receiver, also expand their shares of the derived fields. Only the receiver needs a message, the
+correction
 
     derived - (sum or xor of the other parties' shares),
 
-which is uniform from its point of view, and from that of any parties together that are not all. So a request costs its
-receiver the bits of the derived fields and everyone else nothing. The receivers take turns (receiver_rotation.py). The
-dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; "corrections to one party",
+which is uniform in the view of the receiver, and of any set of parties but the set of all. So a request costs its
+receiver the bits of the derived fields, and the other parties nothing. The receivers rotate (receiver_rotation.py). The
+dealer holds all seeds and sees no input; it must not collude with any party (Beaver 1995; "corrections to one party",
 there always the same one, is the layout of CrypTen's trusted third party, Knott et al. 2021, section 3).
 
-Fields that kernels draw or unpack by themselves are left to them (`Field.left`).
+A field that a kernel can draw or unpack by itself is left to the kernel (`Field.left`).
 
-Every request has a turn of its own. Its seed is derive(party seed, receiver, number, kind), so no two requests share a
-bit of randomness.
+No two requests have the same `ReceiverTurn`. A request's seed is derive(party seed, receiver, number, kind), so no two
+requests share a random bit.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from hummingbird.prg import Stream, derive, expands_on_devices
 Shares = TypeVar("Shares", covariant=True)
 Draw = Callable[
     [Field, int], list[Words]
-]  # the next field's shares: of all parties (0), or of all but the receiver (1)
+]  # the next field's shares: those of all parties (0), or of all but the receiver (1)
 
 
 @dataclass(frozen=True)
 class Request(ABC, Generic[Shares]):
-    """One piece of correlated randomness; a subclass has its parameters as fields (`parameters`), JSON values only.
+    """One piece of correlated randomness. The fields of a subclass are its parameters (`parameters`), JSON values only.
 
-    A request that exists is within the limits: making one with other parameters is a DealerError.
+    The parameters of an instance are within their limits: the constructor raises DealerError for others.
     `Shares`: the named tuple of tensors that a party gets (`Session.correlation`).
     """
 
-    kind: ClassVar[str]  # its name on the wire, which registers the class
+    kind: ClassVar[str]  # the name in messages; a class that sets it is registered
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -66,19 +67,20 @@ class Request(ABC, Generic[Shares]):
 
     @cached_property
     def derived(self) -> Fields:
-        """The fields that the free ones decide, in the order in which they are drawn and sent."""
+        """The fields computed from the free ones, in the order in which they are drawn and sent."""
         return {}
 
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
-        """The derived values by name, from the free values by name: the dealer's work.
+        """Compute the derived values by name from the free values by name. Only the dealer does this.
 
-        A free field that is `apart` is the list of the parties' shares instead.
+        For a free field that is `apart`, the argument is the list of the parties' shares.
         """
         return {}
 
     def correct(self, draw: Draw) -> list[Tensor]:
-        """Compute the corrections (`layout`), the dealer's work, from the parties' shares of the fields: the receiver's
-        are the first, the others' follow in any order.
+        """Compute the corrections (`layout`) from the parties' shares of the fields. Only the dealer does this.
+
+        draw: returns the shares of a field, the receiver's first, the others' in any order.
         """
         free: dict[str, Any] = {}
         for name, item in self.free.items():
@@ -89,15 +91,15 @@ class Request(ABC, Generic[Shares]):
         return [item.correction(values[name], shares) for name, item, shares in others]
 
     def correct_at_once(self, draw: Draw) -> list[Tensor]:
-        """The same, by a kernel that draws by itself: of a request all of whose fields are left to kernels."""
+        """The same by one kernel that also draws the shares, for a request whose fields are all left to kernels."""
         raise NotImplementedError
 
     @abstractmethod
     def shares(self, **tensors: Any) -> Shares:
-        """A party's shares of all fields, from tensors by name."""
+        """A party's shares of all fields, from tensors by field name."""
 
     def check(self) -> None:
-        """Raise ValueError for parameters that do not fit each other, or need more memory than the fields do."""
+        """Raise ValueError if the parameters contradict each other, or need more memory than the fields do."""
 
     def __post_init__(self) -> None:
         malformed = f"malformed request for {self.kind!r}"
@@ -106,9 +108,9 @@ class Request(ABC, Generic[Shares]):
         try:
             self.check()
             fields = [*self.free.values(), *self.derived.values()]
-        except HummingbirdError:  # not the request's: a signal (mpc/session/launch.py) may interrupt anything
+        except HummingbirdError:  # not the request's fault: a signal (mpc/session/launch.py) may interrupt anything
             raise
-        except Exception as error:  # sizes that no product has
+        except Exception as error:  # torch's, for sizes that do not fit each other
             raise DealerError(f"{malformed}: {str(error)[:200]}") from None
         if any(n < 0 for item in fields for n in item.shape):
             raise DealerError(f"{malformed}: a negative size")
@@ -122,17 +124,17 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def parts(self) -> Fields:
-        """The fields of which a party gets its share, in order."""
+        """The fields of which a party gets a share by this request, in order."""
         return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
 
     @property
     def correction_bits(self) -> int:
-        """Offline bits that the receiver is sent."""
+        """Offline bits that the dealer sends to the receiver."""
         return sum(item.bits for item in self.derived.values())
 
     @property
     def share_bytes(self) -> int:
-        """Size of the receiver's shares in memory, which no other party's exceed."""
+        """Bytes of the receiver's shares in memory. No other party's shares take more."""
         drawn = sum(item.share_bytes for item in self.free.values() if not item.earlier)
         return drawn + sum(item.received_bytes for item in self.derived.values())
 
@@ -141,17 +143,17 @@ class Request(ABC, Generic[Shares]):
         return {"kind": self.kind, "params": self.params}
 
     def __str__(self) -> str:
-        """Text that is equal for equal requests (a tuple is a list in JSON)."""
+        """A text that two requests share only if they are equal (a tuple and a list of JSON count as equal)."""
         return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
 
 
-REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in the order in which they were defined
+REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in the order of definition
 
 
 class ReceiverTurn(NamedTuple):
-    """A request's place among all: the party that receives its correction, and how many this one has received before.
+    """A request's position in the rotation: who receives its correction, and how many this party received before.
 
-    No other request of a session, or of a store, has the same: it names the request's randomness.
+    No two requests of a session, or of a store, have the same turn, so the turn names the request's randomness.
     """
 
     receiver: int
@@ -163,14 +165,14 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
-    """A free field's share: from the request's stream, or from its own if it outlives the request."""
+    """A free field's share: from the request's stream, or from a stream of its own if it outlives the request."""
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
 
 def expand(
     request: Request[Any], turn: ReceiverTurn, seed: bytes, rank: int, device: torch.device | str = "cpu"
 ) -> dict[str, Words]:
-    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is the receiver, on `device`."""
+    """Party `rank`'s shares of the free fields and, unless it is the receiver, of the derived fields, on `device`."""
     stream = _stream(seed, turn, request, device)
     shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
     if rank == turn.receiver:
@@ -192,14 +194,14 @@ def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, 
 def corrections(
     request: Request[Any], turn: ReceiverTurn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """The dealer's work: what the receiver must be sent (`layout`), from all parties' seeds by rank.
+    """Compute what the dealer sends to the receiver (`layout`), from the seeds of all parties by rank.
 
-    device: where it is computed, if kernels there can expand the seeds and draw all fields.
+    device: where this is computed, if kernels there can expand the seeds and draw all fields; else the CPU.
     """
     at_once = all(item.left for item in request.parts.values())
     chacha = all(map(expands_on_devices, seeds))
     streams = [_stream(seed, turn, request, device if at_once and chacha else "cpu") for seed in seeds]
-    # What a GPU draws, or AES-128 in packed words, has kernels that draw, compute and pack in one pass.
+    # Streams on a GPU, and AES-128 streams in packed words, have kernels that draw, compute and pack in one pass.
     at_once = at_once and (streams[0].on_device or streams[0].packs)
 
     parties = [(seed, stream, rank) for rank, (seed, stream) in enumerate(zip(seeds, streams, strict=True))]

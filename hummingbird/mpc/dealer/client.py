@@ -1,9 +1,9 @@
-"""A party's side of the dealer: expand the own seed, and fetch the corrections that go to this party.
+"""A party's side of the dealer: expand this party's seed, and fetch the corrections that go to this party.
 
-Those of a request go to one party, in turns (correlations/receiver_rotation.py); all others compute their shares from
-their seed. All parties must make the same reservations and requests in the same order: turns, which select the
-randomness, are given out in that order. What is reserved is made by a background thread ahead of time (`supplies`);
-what is not, by the same thread on demand.
+The corrections of a request go to one party, by rotation (correlations/receiver_rotation.py); all other parties compute
+their shares from their seeds. The rotation assigns the turns, which select the randomness, in the order of reservations
+and requests. So all parties must make the same reservations and requests in the same order. A background thread makes
+reserved material ahead of its use, and other material on demand (`supplies`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
 from hummingbird.version import VERSION
 
-_SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
-_GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
+_SLOWEST = 1e6  # bytes of corrections per second; a slower dealer counts as dead
+_GRACE = 2.0  # seconds for the dealer's answer that it has waited `timeout` seconds for the other parties
 
 
 class DealerClient:
-    """Party `rank` of `parties` in the session with this 16-byte id, joined at `address`:
-    `client.correlation(request)`.
+    """Party `rank` of `parties`, joined to a dealer's session: `client.correlation(request)`.
 
-    timeout: seconds until the dealer must have answered; corrections may take a second per megabyte longer.
-    cipher: of `prg.CIPHERS`, what expands the seeds; the same at all parties. device: where the seed is expanded.
-    buffer_bytes: bound on the shares that are made ahead of their use.
-    Material's bits are without the framing of corrections (8 bytes, and at most 80 per tensor).
+    address: the dealer's, HOST:PORT or unix:PATH.
+    session: the id of the session, 16 bytes.
+    timeout: seconds within which the dealer must answer; corrections may take one more second per megabyte.
+    cipher: the cipher that expands the seeds, one of `prg.CIPHERS`; the same at all parties.
+    device: the device on which the seed is expanded.
+    buffer_bytes: bound on the bytes of shares that are made ahead of their use.
+    The bits of `Material` do not count the framing of corrections (8 bytes, and at most 80 per tensor).
     Raises DealerError (unreachable, refused), InputError, TrustError and EnvironmentProblem as `rpc.client.connect`.
     """
 
@@ -69,8 +71,8 @@ class DealerClient:
         self._session, self._timeout = session, timeout
         self._cipher, self._device = cipher, torch.device(device)
         self._turns = ReceiverRotation(parties)
-        self._call: Any = None  # the stream of corrections under way
-        self._told = 0.0  # the dealer's seconds for all answers that have come
+        self._call: Any = None  # the current stream of corrections
+        self._told = 0.0  # the dealer's seconds of work on all answers so far
         self._supplies = Supplies(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
         try:
             self._channel = rpc_client.connect(address, tls, timeout)
@@ -87,33 +89,33 @@ class DealerClient:
         return f"dealer at {self.address}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares.
+        """This party's shares for one request.
 
-        Offline, the party whose turn it is spends 1 round with the dealer and request.correction_bits; nobody else
-        sends or receives.
-        Raises DealerError when the dealer refuses, is gone or is late.
+        Offline, the receiver spends 1 round with the dealer and request.correction_bits; the other parties send and
+        receive nothing.
+        Raises DealerError if the dealer refuses, is gone or is late.
         """
         return self.reserve([request]).correlation(request)
 
     def reserve(self, requests: Requests | None) -> Supply | OnDemand:
-        """The material of one slice, in the order of `requests`; begun in the background. None: on demand.
+        """The material of one slice, made in the background from now on, in the order of `requests`; None: on demand.
 
-        Its `correlation` raises DealerError as this client's does, and for another request than the reserved one.
+        Its `correlation` raises DealerError like this client's, and for any request but the reserved one.
         """
         if requests is None:
             return OnDemand(self.correlation)
         return self._supplies.reserve(self._turns.take(requests), requests)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Nothing to keep: no run sees another run's masks."""
+        """Do nothing: no mask is used in two runs."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Any net, of any shape."""
+        """Accept any net, of any shape."""
 
     def stay(self) -> None:
-        """Keep the session, which a dealer drops when it hears nothing for long; party 0 says it for all.
+        """Heartbeat: tell the dealer that this session is still in use. Party 0 sends it for all parties.
 
-        DealerError if the dealer is gone, or has forgotten this session.
+        Raises DealerError if the dealer is gone, or has dropped this session.
         """
         if self.rank == 0:
             try:
@@ -122,14 +124,14 @@ class DealerClient:
                 raise self._failure(error) from None
 
     def close(self) -> None:
-        """Leave the session and disconnect; never raises, may be called twice."""
+        """Leave the session and disconnect. Never raises; may be called twice."""
         if not self._channel:
             return
         self._supplies.close()
         try:
             rpc_client.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))
         except grpc.RpcError:
-            pass  # the dealer is gone, or forgets us by itself
+            pass  # the dealer is gone, or drops the idle session later
         self._channel.close()
         self._channel = None
 
@@ -151,7 +153,7 @@ class DealerClient:
         return found.seed, found.token
 
     def _patience(self, size: int) -> float:
-        """Longer than any call, so that its own error is what comes out."""
+        """Seconds to wait for `size` bytes: longer than a call to the dealer, so that the call raises its own error."""
         return self._timeout + 2 * _GRACE + size / _SLOWEST
 
     def _cancel(self) -> None:
@@ -159,7 +161,7 @@ class DealerClient:
             self._call.cancel()
 
     def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
-        """Material of consecutive requests; the corrections that go to this party in one call."""
+        """Make the material of consecutive requests. One call fetches all corrections that go to this party."""
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
         if mine:
             own = [requests[place] for place in mine]
@@ -185,7 +187,7 @@ class DealerClient:
             raise
 
     def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
-        """One request's corrections; the sizes follow from the request, so nothing the dealer says is believed."""
+        """One request's corrections. The request decides their sizes; no size from the dealer is trusted."""
         expected = layout(request)
         size, at = frame_bytes(expected), 0
         buffer = torch.empty(size, dtype=torch.uint8).numpy().data
@@ -204,7 +206,7 @@ class DealerClient:
         return out
 
     def _finish(self, messages: Any) -> float:
-        """The end of an answer: the dealer's seconds for it."""
+        """Read the end of an answer: the seconds that the dealer worked on it."""
         if next(messages, None) is not None:
             raise DealerError("the dealer sent more than was asked for", where=f"dealer {self.address}")
         trailer = dict(messages.trailing_metadata() or ())

@@ -1,7 +1,7 @@
-"""The dealer as a program, `python -m hummingbird dealer --listen ...`, and one that party 0 starts on its own host.
+"""The dealer as a program, `python -m hummingbird dealer --listen ...`, and as a process that party 0 starts.
 
-Neither sees an input; but whoever controls the dealer and one party can read that run's secrets. So the dealer that
-party 0 starts is for runs whose parties share a host anyway.
+Neither sees an input. But whoever controls the dealer and one party can read the secrets of that run. So party 0 should
+start a dealer, on its own host, only if all parties share this host anyway.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hummingbird.rpc.service import check_address
 
 _NAME = "dealer"
 _READY = f"{_NAME} listening on "
-_FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
-_spawned: list[tuple[subprocess.Popen[bytes], Callable[[], None]]] = []  # by this process, and what ends each
-_CLOSED = 5.0  # seconds for a dealer that has closed its output to end
+_FOLDER = "hummingbird-"  # prefix of the directories of local dealers' sockets
+_spawned: list[tuple[subprocess.Popen[bytes], Callable[[], None]]] = []  # each with the function that ends it
+_CLOSED = 5.0  # seconds in which a dealer ends after it has closed its output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `main`."""
+    """Add the options of `main`."""
     listen = "HOST:PORT or unix:PATH; another host than this one needs certificates, a party's for party-RANK"
     add_service(parser, listen=listen, tokens=False, grace=1.0)
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
@@ -52,19 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """The option for `deal_on`."""
+    """Add the option for `deal_on`."""
     text = "threads that deal (default: one for each processor of this process)"
     parser.add_argument("--threads", type=count, metavar="N", help=text)
 
 
 def deal_on(threads: int | None) -> None:
-    """Deal on so many threads from now on; None: on all processors."""
+    """Deal on this number of threads from now on; None: one per processor."""
     torch.set_num_threads(threads or processors())
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of
-    `rpc.programs.run_service`.
+    """Run a dealer until SIGTERM, SIGINT, or the end that `--sessions` sets.
+
+    Raises the errors of `rpc.programs.run_service`.
     """
     config = service_of(args)
     # A party may leave a stream unread for as long as its session may be idle.
@@ -76,21 +77,21 @@ def main(args: argparse.Namespace) -> int:
     figures = Figures(dealer)
 
     def over() -> bool:
-        """Whether the sessions are over, or who started this dealer is gone."""
+        """Whether the sessions have ended, or the process that started this dealer is gone."""
         return bool(args.sessions) and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed())
 
     # A dealer that answers can deal: it is ready as soon as it listens.
     run_service(_NAME, config, ServiceParts([handlers(dealer)], lambda registry: registry.register(figures), look=over))
     folder = Path(config.listen[0].removeprefix("unix:")).parent
     if args.sessions and folder.name.startswith(_FOLDER):
-        # The parent removes the directory it has made, unless it was killed. Whatever else lies there stays.
+        # The parent removes this directory, unless it was killed. Other files in it stay.
         with contextlib.suppress(OSError):
             folder.rmdir()
     return 0
 
 
 def _stdin_closed() -> bool:
-    """Whether a pipe on stdin is at its end; /dev/null or a terminal says nothing about a parent."""
+    """Whether stdin is a pipe at its end. Closed or not, /dev/null or a terminal tells nothing about a parent."""
     try:
         if not stat.S_ISFIFO(os.fstat(0).st_mode):
             return False
@@ -100,17 +101,18 @@ def _stdin_closed() -> bool:
 
 
 def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, subprocess.Popen[bytes]]:
-    """A dealer process for some sessions of `parties` on this host: its address and the process, once it listens.
+    """Start a dealer process on this host for `sessions` sessions of `parties` parties; its address and the process.
 
-    It listens on a unix socket in a new directory that only this user can enter, and ends with its last session or with
-    this process, whichever is first. DealerError if it ends or is not up within `timeout` seconds.
+    The dealer listens on a unix socket in a new directory that only this user can enter. It ends with its last session
+    or with this process, whichever ends first.
+    timeout: seconds. Raises DealerError if the dealer ends before it listens, or does not listen within `timeout`.
     """
     _forget_ended()
     folder = tempfile.mkdtemp(prefix=_FOLDER)  # mode 0700
     address = f"unix:{folder}/dealer.sock"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    # It shares its processors with parties: its threads must not spin while they wait for work, as OpenMP's do.
+    # The dealer shares its processors with parties, so its threads must not spin while they wait, as OpenMP's do.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONPATH": path}
     try:
         check_address(address, None)
@@ -119,7 +121,7 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # a Ctrl-C is for the parties; they take the dealer with them
+            start_new_session=True,  # Ctrl-C goes to the parties only; their end also ends the dealer
         )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,7 +138,7 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
 
 
 def _forget_ended() -> None:
-    """Take the dealers of earlier sessions that have ended out of the table of processes."""
+    """Reap the dealers of earlier sessions that have ended."""
     for pair in list(_spawned):
         process, clean_up = pair
         if process.poll() is not None:

@@ -1,7 +1,7 @@
-"""Dealing in advance: the folders of a store, one per party and lane, from the list of requests of a net's slice.
+"""Dealing in advance: write the folders of a store, one per party and lane, from the list of a net's requests.
 
-The same work as a dealer's that is asked online, with the answers written to the folders of those they go to; seeds are
-drawn here and kept nowhere else. Whoever holds two parties' folders can read everything these parties compute from
+This does the work of an online dealer, but writes the corrections to the folders of their receivers. The seeds are
+drawn here and kept nowhere else. Whoever holds two parties' folders can read everything that these parties compute from
 them.
 """
 
@@ -54,13 +54,16 @@ def deal(
     cipher: str = "aes-128-ctr",
     progress: Callable[[int], object] = lambda images: None,
 ) -> float:
-    """Write out/party-P/lane-L for all parties and lanes, with material for `slots` slices each; seconds of work.
+    """Write out/party-P/lane-L for all parties and lanes, `slots` slices each; return seconds of work.
 
-    setup, batch: what a run asks for once, and for every slice of `shape` (`mpc.dry_run`); every lane has its own.
-    facts: what the net must be like. cipher: of `prg.CIPHERS`, what expands the seeds. Parties on any device take both;
-    ChaCha20's are expanded by the parties' GPUs, and the corrections made on this host's, where there are any.
-    progress: called with the number of images after every slice. InputError if something lies there already, OSError
-    with ENOSPC before anything is written where the disk has no room. Nothing is left of what fails or is interrupted.
+    setup, batch: the requests that a run makes once, and for every slice of `shape` (`mpc.dry_run`). Each lane gets
+        material of its own.
+    facts: what the net must be like (`store.material_facts`).
+    cipher: the cipher that expands the seeds, one of `prg.CIPHERS`. Parties on any device can use both. With chacha20
+        the parties' GPUs expand the seeds, and this host's GPU computes the corrections, if there are any.
+    progress: called after every slice with its number of images.
+    Raises InputError if the folder is not empty, and OSError with ENOSPC, before it writes anything, if the disk has no
+    room. If it fails or is interrupted, it leaves nothing behind.
     """
     root = Path(out)
     if root.exists() and any(root.iterdir()):
@@ -78,7 +81,7 @@ def deal(
 
 
 def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots: int, parties: int, lanes: int) -> int:
-    """Bytes of the corrections of a store, for all parties and lanes."""
+    """Bytes of a store's corrections, for all parties and lanes."""
 
     def region(requests: Sequence[Request[Any]]) -> int:
         return sum(places(received_by(rank, parties, requests))[1] for rank in range(parties))
@@ -87,7 +90,7 @@ def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots:
 
 
 def _missing(root: Path, size: int) -> str:
-    """A sentence about a disk without room for a store of this size, in bytes; "" if there is room."""
+    """A message about a disk without room for `size` bytes of store; "" if there is room."""
     folder = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(folder).free
     return "" if size <= free else f"the store takes {size / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
@@ -105,12 +108,12 @@ def _deal(
     cipher: str,
     progress: Callable[[int], object],
 ) -> float:
-    """Write the folders of all lanes and parties; seconds of work."""
+    """Write the folders of all lanes and parties; return seconds of work."""
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
     seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
     for rank in range(parties):
         folders[0][rank].parent.mkdir(mode=0o700)
-    for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # so that an unfinished lane says so
+    for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # an unfinished lane has no header
         folder.mkdir(mode=0o700)
         disk.create(folder / SEED, [seed], mode=disk.PRIVATE)
     header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, tuple(setup), tuple(batch), 0.0, "")
@@ -123,7 +126,7 @@ def _deal(
 def _deal_lane(
     folders: Sequence[Path], seeds: Sequence[bytes], header: Header, progress: Callable[[int], object]
 ) -> float:
-    """Write the material of one lane into its folders, by party; seconds of work."""
+    """Write the material of one lane into its folders, by party; return seconds of work."""
     started = time.perf_counter()
     device = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu"
     headers = [replace(header, rank=rank) for rank in range(header.parties)]
@@ -151,7 +154,7 @@ def _deal_lane(
 
 
 class _Writer:
-    """A party's regions of corrections, one after the other, in chunks of one size and of memory that is used again."""
+    """A writer of one party's corrections, region by region, in chunks of one size from one buffer."""
 
     def __init__(self, file: BinaryIO, seed: bytes, header: Header) -> None:
         self._file, self._seed = file, seed
@@ -161,12 +164,12 @@ class _Writer:
         self.checksums: list[bytes] = []
 
     def begin(self, region: int) -> None:
-        """Begin a region: 0 is the setup, others are slots."""
+        """Begin a region: 0 is the setup, region s + 1 is slot s."""
         found, self._size = self._places[min(region, 1)]
         self._left, self._at = iter(found), 0
 
     def add(self, made: Sequence[Tensor]) -> None:
-        """Write the corrections of the region's next request that go to this party."""
+        """Write the corrections of the region's next request to this party."""
         for (start, _, _), tensor in zip(next(self._left), made, strict=True):
             self._append(torch.zeros(start - self._at, dtype=torch.uint8))
             self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))

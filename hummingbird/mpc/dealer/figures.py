@@ -1,14 +1,14 @@
-"""Figures of a dealer and of a keeper for Prometheus, beside those of every service (rpc/telemetry.py): no names.
+"""Numbers of a dealer and of a keeper for Prometheus, beside those of every service (rpc/telemetry.py), without names.
 
-    hummingbird_dealer_sessions_open          sessions of which a party has joined, and that have not ended
+    hummingbird_dealer_sessions_open          sessions that a party has joined, and that have not ended
     hummingbird_dealer_sessions_total         sessions that have ended
     hummingbird_dealer_busy_seconds_total     seconds of work on corrections
-    hummingbird_keeper_slots_unused           slots that no party has used, of the lane that has fewest
-    hummingbird_keeper_slots_wanted           below so many another set is dealt
+    hummingbird_keeper_slots_unused           slots that no party has used, in the lane that has fewest
+    hummingbird_keeper_slots_wanted           the keeper deals another set below this number of unused slots
     hummingbird_keeper_sets_total             sets that were dealt
-    hummingbird_keeper_set_seconds            seconds that the last one took
+    hummingbird_keeper_set_seconds            seconds of work on the last set
 
-All are of this process since its start, but for the slots, which are those of the folder.
+The slots are those of the folder. All other numbers count from the start of this process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hummingbird.mpc.dealer.server import DealerService
 
 
 class Figures(Collector):
-    """The figures of a dealer, asked at each scrape."""
+    """The figures of a dealer, read at each scrape."""
 
     def __init__(self, dealer: DealerService) -> None:
         self._dealer = dealer
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now."""
+        """The figures at this moment."""
         dealer = self._dealer
         yield GaugeMetricFamily("hummingbird_dealer_sessions_open", "Sessions that have not ended.", dealer.open)
         yield CounterMetricFamily("hummingbird_dealer_sessions", "Sessions that have ended.", dealer.ended)
@@ -38,13 +38,13 @@ class Figures(Collector):
 
 
 class KeeperFigures(Collector):
-    """The figures of a keeper, asked at each scrape. wanted: the number of slots that it keeps unused."""
+    """The figures of a keeper, read at each scrape. wanted: how many slots the keeper keeps unused."""
 
     def __init__(self, keeper: Keeper, wanted: int) -> None:
         self._keeper, self._wanted = keeper, wanted
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now."""
+        """The figures at this moment."""
         keeper = self._keeper
         yield GaugeMetricFamily("hummingbird_keeper_slots_unused", "Slots that no party has used.", keeper.unused())
         yield GaugeMetricFamily("hummingbird_keeper_slots_wanted", "Slots to keep unused.", self._wanted)

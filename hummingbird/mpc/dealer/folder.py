@@ -1,21 +1,24 @@
-"""The files of a store: what `deal` writes for a party, and what `StoreDealer` reads.
+"""The files of a store: `deal` writes them for a party, and `StoreDealer` reads them.
 
     DIR/party-RANK/lane-LANE/  mode 0700
       header.json            what the material is for, and the lists of requests; written last
-      seed                   16 or 32 bytes, mode 0600: this party's, which expands to all of its free fields
-      ledger                 what was used (hummingbird/ledger.py)
-      corrections            for the setup, then for every slot, the corrections that go to this party, as they would
-      checksums              travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
+      seed                   16 or 32 bytes, mode 0600: this party's seed, which expands to all of its free fields
+      ledger                 which slots are used (hummingbird/ledger.py)
+      corrections            for the setup, then for every slot: the corrections that go to this party, in the form of
+                             a message, each tensor on a multiple of 8 bytes
+      checksums              16 bytes for every 8 MiB of a region
 
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
-A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory anywhere. Sizes and
-offsets follow from the requests. Turns (correlations/receiver_rotation.py) begin anew with party 0 in every region, so
-that all slots are alike; their numbers go on: setup, slot 0, slot 1, ...
+A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory on every platform.
+Sizes and offsets follow from the requests. The rotation of receivers (correlations/receiver_rotation.py) starts again
+with party 0 in every region, so that all slots have the same layout. The numbers of the turns go on: setup, slot 0,
+slot 1, ...
 
-Checksums of chunks are tags of AES-128-GCM, each with a key of its own from the seed, used for that one message; the
-header's is keyed BLAKE2b and covers the others. They find damage, files of another store, and changes by somebody who
-could write the files but not read the seed. Whoever can read the seed needs no forgery: it opens this party's shares.
+Checksums of chunks are tags of AES-128-GCM; each tag has its own key, derived from the seed and used for this one
+message. The header's checksum is keyed BLAKE2b and covers the others. They detect damage, files of another store, and
+changes by an attacker who can write the files but not read the seed. Whoever can read the seed needs no forgery: the
+seed opens this party's shares.
 """
 
 from __future__ import annotations
@@ -53,11 +56,11 @@ HEADER, SEED, LEDGER, CORRECTIONS, CHECKSUMS = "header.json", "seed", "ledger", 
 _DIGEST = 16
 _MOST_TEXT = 64 << 20  # bytes
 _ALIGN = 1 << 16  # a multiple of every platform's allocation granularity
-_PIECE = 1 << 20  # bytes read at a time into the same memory: fresh memory costs more than reading
+_PIECE = 1 << 20  # bytes read at a time into one buffer: new memory costs more time than the reading
 _AGAIN = "copy the folder again, or deal a new store"
 _DEAL = "python -m hummingbird deal --help"
 
-Place = tuple[int, torch.dtype, tuple[int, ...]]  # where a tensor begins in its region, and what it is
+Place = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor's offset in its region, type and shape
 
 
 FACTS = records.mapping(records.text(_MOST_TEXT), 64)
@@ -68,8 +71,12 @@ _REQUESTS = records.many(records.through(records.anything(), from_json, lambda r
 class Header:
     """The description of a party's material for one of its lanes.
 
-    facts: net (without weights), bits, protocol, weights. shape: of a slice's input. seconds: the dealer's work.
-    checksums: digest of that file.
+    facts: of the net (`store.material_facts`).
+    shape: of a slice's input.
+    slots: how many slices there is material for.
+    setup, batch: the requests of a run, and of each slice.
+    seconds: the dealer's work.
+    checksums: digest of the file of checksums.
     """
 
     set_id: str = field(records.text(64))
@@ -89,7 +96,7 @@ class Header:
     hummingbird_version: str = records.constant(VERSION)
 
     def write(self, folder: Path, seed: bytes) -> None:
-        """The header file, complete or not at all."""
+        """Write the header file, complete or not at all."""
         fields = records.plain(self)
         text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1)
         disk.save(folder / HEADER, [text.encode()], mode=disk.PRIVATE)
@@ -114,9 +121,10 @@ def _digest(fields: dict[str, Any], seed: bytes) -> str:
 
 
 def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
-    """The checksum of chunk `number` of a store's corrections, from its bytes, in pieces: buffers.
+    """The checksum of chunk `number` of a store's corrections. pieces: buffers with its bytes.
 
-    Other threads go on meanwhile: a cipher gives the interpreter's lock back, which the library's Poly1305 keeps.
+    AES-GCM, since the library releases the interpreter's lock for a cipher, so that other threads run; its Poly1305
+    keeps the lock.
     """
     state = Cipher(AES(derive(seed, "store", "chunk", number)[:16]), GCM(bytes(12))).encryptor()  # each key once
     for piece in pieces:
@@ -126,7 +134,7 @@ def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
 
 
 def checksums_digest(checksums: bytes) -> str:
-    """Digest of the file of checksums, as the header has it."""
+    """Digest of the file of checksums, as the header holds it."""
     return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
 
 
@@ -136,9 +144,10 @@ def lane_folder(root: Path, rank: int, lane: int) -> Path:
 
 
 def find(path: str | os.PathLike[str], rank: int, lane: int) -> Path:
-    """A lane's folder in its party's, which is `path` with {rank} replaced, or the folder party-RANK in it.
+    """The folder of a party's lane, from the path that a user names.
 
-    Where there is no such lane, the first one's: its header says how many there are.
+    path: the party's folder, or the folder that holds party-RANK; {rank} in it stands for the rank.
+    If there is no such lane, the result is lane 0, whose header tells how many lanes there are.
     """
     folder = Path(str(path).replace("{rank}", str(rank)))
     inner = lane_folder(folder, rank, lane).parent
@@ -148,7 +157,7 @@ def find(path: str | os.PathLike[str], rank: int, lane: int) -> Path:
 
 
 def read_header(folder: Path) -> tuple[Header, bytes]:
-    """A party's header and seed; DealerError for a folder that is no complete, undamaged store of this release."""
+    """A party's header and seed; DealerError unless the folder is a complete, undamaged store of this release."""
     if not (folder / HEADER).is_file():
         begun = folder.is_dir() and any((folder / name).exists() for name in (SEED, f"{HEADER}.new"))
         what = "this store was not dealt to its end" if begun else "there is no store here"
@@ -184,7 +193,10 @@ def _damaged(folder: Path, what: str) -> DealerError:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """Where every correction of a region lies, by request, and the region's size; requests: those to the party."""
+    """The place of every correction in a region, by request, and the region's size in bytes.
+
+    requests: those whose corrections go to the party.
+    """
     found, at = [], 0
     for request in requests:
         mine = []
@@ -196,7 +208,7 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 
 
 class Corrections:
-    """A party's corrections: `read(region)` checks and maps one. Region 0 is the setup, region s + 1 is slot s."""
+    """A party's corrections: `read(region)` checks and maps a region. Region 0 is the setup, region s + 1 is slot s."""
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
         self.path, self._seed = folder / CORRECTIONS, seed
@@ -222,9 +234,9 @@ class Corrections:
         self._scratch = bytearray(_PIECE)
 
     def read(self, region: int) -> list[list[Tensor]]:
-        """The corrections of every request to this party, views of the file mapped copy-on-write.
+        """The corrections of every request to this party, as views of the file, mapped copy-on-write.
 
-        DealerError for a wrong checksum.
+        Raises DealerError for a wrong checksum.
         """
         (_, setup), (_, slot) = self._places
         found, size = self._places[min(region, 1)]
@@ -256,7 +268,7 @@ class Corrections:
                 raise DealerError(what, where=str(self.path), hint=_OTHER)
 
     def close(self) -> None:
-        """Tensors that were handed out stay valid."""
+        """Close the file. Tensors that `read` returned stay valid."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,8 +1,9 @@
-"""The keeper of a kept store: deals another set whenever fewer than K slots are unused.
+"""The keeper of a kept store: it deals another set whenever fewer than K slots are unused.
 
-It reads the parties' ledgers without a lock, and writes nothing that they write: what it counts may be behind by a slot
-that is being marked, never by one that it has not dealt. A set is dealt in a folder of its own, brought to the disk
-with all its names, and renamed: a keeper that is killed leaves a folder that its successor deletes, and no half set.
+It reads the parties' ledgers without a lock, and never writes a file that they write. So its count of unused slots may
+include a slot that a party is just marking, but never a slot that was not dealt. It deals a set in a folder of its own,
+flushes all files and names to the disk, and renames the folder. A keeper that is killed leaves a folder that the next
+keeper deletes, and never half a set.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ from hummingbird.mpc.dealer.deal import deal, size_of
 from hummingbird.mpc.dealer.folder import LEDGER, lane_folder
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder
 
-LOOK, _IDLE = 0.02, 20  # seconds between counts: at least so many, and so many times those of a count
-_SPARE = 64 << 20  # bytes of the disk that are left to the parties: without room for a mark they hand out nothing
+LOOK, _IDLE = 0.02, 20  # pause between counts: at least so many seconds, and so many times the duration of a count
+_SPARE = 64 << 20  # bytes of the disk left to the parties: without room for a mark in a ledger they hand out nothing
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Keeper:
-    """The one keeper of a folder, which is made if need be.
+    """The one keeper of a folder, which it makes if need be.
 
-    what: of `deal`: batch, shape, slots, parties, facts, lanes, cipher. InputError where the folder is kept for other
-    things or holds some, DealerError where another keeper is at work, or the description is damaged.
+    root: the folder.
+    what: the arguments of `deal`: batch, shape, slots, parties, facts, lanes, cipher.
+    Raises InputError if the folder is kept for other arguments, or holds other files; DealerError if another keeper is
+    at work, or if the description is damaged.
     """
 
     def __init__(self, root: Path, **what: Any) -> None:
         self.root, self._what = root, what
-        self._last = 0  # set
-        self.sets, self.seconds = 0, 0.0  # dealt since the start, and the seconds that the last one took
+        self._last = 0  # number of the last set dealt
+        self.sets, self.seconds = 0, 0.0  # sets dealt since the start, and seconds of work on the last one
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (root / DESCRIPTION).exists() and any(root.iterdir()):
             raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
@@ -61,7 +64,7 @@ class Keeper:
         what = {name: self._what[name] for name in ("facts", "shape", "slots", "parties", "lanes", "cipher")}
         wanted = Kept(secrets.token_hex(16), requests=_digest(self._what["batch"]), **what)
         text = self._file.read(self._file.size, 0)
-        if not text.endswith(b"\n") and not numbers(self.root):  # new, or its maker was killed before the first set
+        if not text.endswith(b"\n") and not numbers(self.root):  # new, or its keeper was killed before the first set
             self._file.cut(0)
             self._file.append(wanted.line())
             disk.sync(self.root)
@@ -77,11 +80,11 @@ class Keeper:
 
     @property
     def set_bytes(self) -> int:
-        """Bytes of a set's corrections, all parties and lanes."""
+        """Bytes of a set's corrections, for all parties and lanes."""
         return size_of([], self._what["batch"], self.kept.slots, self.kept.parties, self.kept.lanes)
 
     def unused(self) -> int:
-        """How many slots no party has used, of the lane that has fewest."""
+        """How many slots no party has used, in the lane that has fewest."""
         left = [0] * self.kept.lanes
         for number in numbers(self.root):
             for lane in range(self.kept.lanes):
@@ -95,12 +98,12 @@ class Keeper:
                 return 0
             try:
                 used = max(used, looked_at(lane_folder(set_folder(self.root, number), rank, lane) / LEDGER))
-            except FileNotFoundError:  # just erased
+            except FileNotFoundError:  # the lane has just erased it
                 return 0
         return max(0, self.kept.slots - used)
 
     def add(self, progress: Callable[[int], object] = lambda images: None) -> tuple[int, float]:
-        """Deal another set: its number, and seconds of work. OSError with ENOSPC before or when the disk is full."""
+        """Deal another set; its number, and seconds of work. Raises OSError with ENOSPC if the disk has no room."""
         if shutil.disk_usage(self.root).free < self.set_bytes + _SPARE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         dealing = self.root / DEALING
@@ -117,7 +120,7 @@ class Keeper:
         return self._last, seconds
 
     def close(self) -> None:
-        """Let another keeper go on."""
+        """Release the folder to another keeper."""
         self._file.close()
 
 
@@ -129,9 +132,12 @@ def keep(
     full: float = 5.0,
     ready: Callable[[bool], object] = lambda yes: None,
 ) -> None:
-    """Deal sets while fewer than `slots` slots are unused, without end. say: told of each set, and of a full disk,
-    where it waits; full: seconds between attempts then. ready: told whether it can deal. progress: told of images, and
-    of none between two looks; what it raises ends this.
+    """Deal sets while fewer than `slots` slots are unused, without end.
+
+    progress: called with the number of images dealt, and with 0 before each count; an exception from it ends the loop.
+    say: called with a message for each set, and when the loop waits because the disk is full.
+    full: seconds between attempts while the disk is full.
+    ready: called with whether the keeper can deal.
     """
     waits = False
     ready(True)

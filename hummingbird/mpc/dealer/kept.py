@@ -1,12 +1,12 @@
 """The folder of a kept store: sets of slots that come and go, on one host.
 
     DIR/kept.json                  what all sets are dealt for, one line; locked by the keeper (keeper.py) while it runs
-        set-000007/party-RANK/...  a store of a few slots (folder.py), with seeds of its own, for parties and lanes
-        dealing/                   a set that is not dealt to its end; nobody but the keeper looks at it
+        set-000007/party-RANK/...  a store of a few slots (folder.py), with seeds of its own, for all parties and lanes
+        dealing/                   an unfinished set, which only the keeper reads and writes
 
-A set appears whole, by the renaming of its folder. Each lane of each party erases its own part, which it holds the lock
-of, as soon as no slot of it is left: so the part that is missing is used up, and no process waits for another one's
-lock.
+A finished set appears all at once, when its folder is renamed. Each lane of each party holds the lock of its own part
+of a set, and erases the part as soon as no slot of it is left. So a missing part is used up, and no process waits for
+the lock of another.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ _SET = "set-"
 class Kept:
     """The description that all sets of a kept store have in common.
 
-    id: 16 random bytes, hexadecimal. facts: of `material_facts`. shape: of a slice. slots: of every set, for each lane.
-    requests: digest of what a slice asks for. cipher: of `prg.CIPHERS`. format_version: of the sets.
+    id: 16 random bytes, hexadecimal.
+    facts: of the net (`store.material_facts`).
+    shape: of a slice.
+    slots: of every set, for each lane.
+    requests: digest of a slice's requests.
+    cipher: one of `prg.CIPHERS`.
+    format_version: of the sets.
     """
 
     id: str = field(records.digits(16))
@@ -64,7 +69,7 @@ class Kept:
 
     @classmethod
     def read(cls, text: bytes, where: Path) -> Kept:
-        """The description in a file's text. DealerError for one that is damaged, or of another release."""
+        """The description in a file's text. Raises DealerError if it is damaged, or of another release."""
         hint = "delete this folder, and keep another one"
         how: Any = {"name": "description of a kept store", "where": str(where), "hint": hint, "error": DealerError}
         fields = records.of(records.parse(text, **how), records.mapping(records.anything(), 64), **how)
@@ -79,7 +84,7 @@ class Kept:
 
 
 def is_kept(path: Path) -> bool:
-    """Whether a folder is that of a kept store."""
+    """Whether this is the folder of a kept store."""
     return (path / DESCRIPTION).is_file()
 
 
@@ -89,20 +94,21 @@ def set_folder(root: Path, number: int) -> Path:
 
 
 def numbers(root: Path) -> list[int]:
-    """The sets whose folders are there, in the order of their use."""
+    """Numbers of the sets whose folders exist, in the order of their use."""
     names = [entry.name.removeprefix(_SET) for entry in os.scandir(root) if entry.name.startswith(_SET)]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def is_there(root: Path, number: int, rank: int, lane: int) -> bool:
-    """Whether a lane's part of a set has not been erased."""
+    """Whether a lane's part of a set exists and has not been erased."""
     return (lane_folder(set_folder(root, number), rank, lane) / HEADER).is_file()
 
 
 def erase(folder: Path) -> None:
-    """Erase a lane's part of a set: its seed is overwritten, then all is deleted. May be called again after a crash.
+    """Erase a lane's part of a set: overwrite its seed, then delete all files. May be called again after a crash.
 
-    The header goes first, so that no part without its seed is taken for one to use. DealerError if the disk refuses.
+    The header goes first, so that no process takes a part without its seed for a usable one. Raises DealerError if the
+    disk refuses.
     """
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -113,6 +119,6 @@ def erase(folder: Path) -> None:
     except OSError as error:
         hint = "is the disk writable?"
         raise DealerError(f"a used set cannot be erased: {error.strerror}", where=str(folder), hint=hint) from None
-    with contextlib.suppress(OSError):  # not empty: the other lanes and parties are not as far
+    with contextlib.suppress(OSError):  # not empty: other lanes or parties still use the set
         for each in (folder, folder.parent, folder.parent.parent):
             each.rmdir()

@@ -1,9 +1,10 @@
-"""A dealer in a folder that is kept full: one set of slots after the other, as `deal --keep` deals them (kept.py).
+"""A kept store in place of a dealer: one set of slots after the other, as `deal --keep` deals them (kept.py).
 
-The parties take their sets in the order of their numbers. Before a set is used they tell each other, in one round,
-which set they have come to, how many of its slots each has used, and its random id. Who is behind, because another one
-has erased a set of which it has used less itself, erases it, too; then all go on behind the highest slot that any of
-them has used. So a slot that some of them have used is used by none again, in this run or a later one.
+The parties use the sets in the order of their numbers. Before they use a set, each tells the others, in one round, the
+number of its next set, how many of that set's slots it has used, and the set's random id. If one party has used up and
+erased a set in which another still has slots, the other party erases it too. Then all parties continue after the
+highest slot that any of them has used. So if some parties have used a slot, no party uses it again, in this run or a
+later one.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lanes import LanePosition
 
-_LOOK = 0.25  # seconds between looks for the next set
-_WORDS = 4  # of a party's word on the set it has come to: number, slots used, and the set's id
+_LOOK = 0.25  # seconds between searches for the next set
+_WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots used, and the set's id (2)
 
 
 class KeptStore:
-    """This party's lane of a kept store, in the place of a `StoreDealer`. Waits for the first set.
+    """This party's lane of a kept store, in place of a `StoreDealer`. The constructor waits for the first set.
 
-    root: the folder of `kept.json`. timeout: seconds to wait for a set that is needed and not there.
-    Raises AgreementError where parties name different folders, DealerError for one that is not for these parties and
-    lanes, is in use, or gets no set in time, and PeerError.
+    root: the folder of `kept.json`.
+    timeout: seconds to wait for a set that is needed.
+    Raises AgreementError if parties name different folders; DealerError if the folder is for other parties or lanes, is
+    in use, or gets no set in time; and PeerError.
     """
 
     def __init__(
@@ -57,13 +59,13 @@ class KeptStore:
         self._check_place()
         agree(channel, "store", {"kept store": self.kept.id, **self.kept.facts})
         self._supplies = Supplies(_nothing, str(root), lambda size: timeout + (size + self._slot_bytes) / 1e6)
-        self._sets: deque[Set] = deque()  # that all parties have; the first one has slots left
-        self._leaving: list[Set] = []  # whose last slots are being used
-        self._looking = threading.Lock()  # `slots_left` is asked from other threads
-        self._there: set[int] = set()  # numbers of sets that wait: none but this process erases its part of them
+        self._sets: deque[Set] = deque()  # sets that all parties agreed on; the first one has slots left
+        self._leaving: list[Set] = []  # sets without slots left, whose last material is still used
+        self._looking = threading.Lock()  # other threads read `slots_left`
+        self._there: set[int] = set()  # numbers of sets in the folder: only this process erases its part of them
         self._agreeing = False
-        self.refill_seconds = 1.0  # in which a set is dealt
-        self._slot_bytes = 0  # of corrections
+        self.refill_seconds = 1.0  # seconds that dealing a set takes
+        self._slot_bytes = 0  # bytes of a slot's corrections to this party
         try:
             self._finish_erasing()
             self._wait_for(1)
@@ -79,7 +81,7 @@ class KeptStore:
             raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
 
     def _finish_erasing(self) -> None:
-        """Erase what an earlier process, which was killed then, has begun to erase."""
+        """Finish what an earlier process was erasing when it was killed."""
         for number in numbers(self.folder):
             if not is_there(self.folder, number, self._place.party, self._place.lane):
                 erase(self._part(number))
@@ -94,7 +96,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """For how many slices there is material: in sets of all parties, and in those that wait in the folder."""
+        """How many slices there is material for, in the sets that the parties agreed on and in the next sets."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
@@ -103,7 +105,7 @@ class KeptStore:
         return sum(store.slots_left for store in self._sets)
 
     def _waiting(self) -> list[int]:
-        """Numbers of the sets that this party has not come to."""
+        """Numbers of the sets in the folder that this party has not opened."""
         opened = {store.number for store in (*self._sets, *self._leaving)}
         party, lane = self._place.party, self._place.lane
         try:
@@ -114,23 +116,25 @@ class KeptStore:
         return [number for number in found if number in self._there]
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Wait until there is material for a net with these facts on these slices. DealerError for another net or
-        shape, and if it does not come in time. For each set that is begun 1 round, at all parties at the same place.
+        """Wait until there is material for a net with these facts on these slices. 1 round for each new set.
+
+        All parties must call it at the same point. Raises DealerError for another net or shape, and if the material
+        does not come in time.
         """
         check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
         self.sweep()
-        while self._agreeing:  # another computation is, and has passed its turn on
+        while self._agreeing:  # another computation agrees at this moment, and has passed its turn on
             interleave.pass_on()
         self._agreeing = True
         try:
             self._wait_for(len(shapes))
-            if self._agreed == len(shapes):  # the material of the next slot is made ahead, where there is a set
+            if self._agreed == len(shapes):  # to make the next slot's material ahead, if there is a set
                 self._go_on()
         finally:
             self._agreeing = False
 
     def _wait_for(self, slots: int) -> None:
-        looks = max(1, round(self._timeout / _LOOK))  # counted, so that all parties give up at the same one
+        looks = max(1, round(self._timeout / _LOOK))  # counted, so that all parties give up after the same look
         while self._agreed < slots:
             if self._go_on():
                 continue
@@ -147,7 +151,7 @@ class KeptStore:
     # What the parties agree on ----------------------------------------------------------------------------------------
 
     def _go_on(self) -> bool:
-        """Come to the next set together; False if some party has none."""
+        """Agree with all parties on the next set; False if some party has none."""
         while True:
             mine = self._open_next()
             try:
@@ -181,7 +185,10 @@ class KeptStore:
         return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
 
     def _tell(self, word: list[int]) -> dict[int, list[int]]:
-        """This party's word and those of all others, by rank. 1 round, in which other computations take their turns."""
+        """Exchange a message of `_WORDS` numbers with every party; return all messages by rank.
+
+        Cost: 1 round, during which other computations run.
+        """
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):
             received = channel.exchange(torch.tensor(word, dtype=torch.int64))
@@ -204,7 +211,7 @@ class KeptStore:
     # Handing out ------------------------------------------------------------------------------------------------------
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
+        """The next slot. Raises DealerError if there is none, or if it was dealt for other requests."""
         if not self._sets:
             raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
         slot = self._sets[0].reserve(requests)
@@ -216,7 +223,7 @@ class KeptStore:
         return slot
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Nothing: a kept store has no masks of private weights."""
+        """Raise DealerError: a kept store has no material outside of slices, such as masks of private weights."""
         raise DealerError(
             f"the store has nothing for {request} outside of a net's slices",
             where=str(self.folder),
@@ -224,22 +231,22 @@ class KeptStore:
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Nothing to remember: no mask is used twice."""
+        """Do nothing: no mask is used twice."""
 
     def stay(self) -> None:
         """Erase the sets that are used up."""
         self.sweep()
 
     def sweep(self) -> None:
-        """Erase the sets of which no material is wanted any more."""
+        """Erase the sets whose material is all handed out."""
         for store in [store for store in self._leaving if store.spent]:
-            erase(store.folder)  # before the lock is given back
+            erase(store.folder)  # before the lock is released
             store.close()
             with self._looking:
                 self._leaving.remove(store)
 
     def close(self) -> None:
-        """Give all sets back, and erase those that are used up; never raises, may be called twice."""
+        """Release all sets, and erase those that are used up. Never raises; may be called twice."""
         with contextlib.suppress(DealerError):
             self.sweep()
         self._supplies.close("the store is closed")
@@ -247,11 +254,11 @@ class KeptStore:
             store.close()
 
 
-STORES = (StoreDealer, KeptStore)  # dealers with so much material and no more
+STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
 
 
 class Set(StoreDealer):
-    """A party's lane of one set. DealerError where it is not of this kept store; all of `StoreDealer`'s."""
+    """A party's lane of one set. Raises the errors of `StoreDealer`, and DealerError if it is another store's set."""
 
     def __init__(
         self,
@@ -275,7 +282,7 @@ class Set(StoreDealer):
 
     @property
     def id(self) -> tuple[int, int]:
-        """The set's id, as two signed words."""
+        """The set's id, as two signed 64-bit words."""
         first, second = struct.unpack(">qq", bytes.fromhex(self.header.set_id))
         return first, second
 

@@ -1,6 +1,6 @@
-"""A stand-in for the dealer inside a party: for one party, and for tests.
+"""A substitute for the dealer inside a party's process: for one party, and for tests.
 
-Every party that holds it knows all parties' seeds, hence every mask: with more than one party it protects nothing.
+It knows all parties' seeds, hence every mask: with more than one party it protects nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
 class LocalDealer:
-    """A dealer's client and the dealer, from all parties' seeds in order of rank. Warns unless there is one party."""
+    """A dealer and its client in one object, from all parties' seeds by rank. Warns unless there is one party."""
 
     slice_shape = None
 
@@ -42,7 +42,7 @@ class LocalDealer:
         return "dealer in this process"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares. Sends nothing."""
+        """This party's shares for one request. Sends nothing."""
         (turn,), bits, got = self._turns.take([request]), request.correction_bits, 0
         started = time.perf_counter()
         shares = expand(request, turn, self._seeds[self.rank], self.rank, self._device)
@@ -54,17 +54,17 @@ class LocalDealer:
         return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)
 
     def reserve(self, requests: Requests | None) -> OnDemand:
-        """The material of one slice, on demand."""
+        """The material of one slice, made on demand."""
         return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Nothing to keep: no run sees another run's masks."""
+        """Do nothing: no mask is used in two runs."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Any net, of any shape."""
+        """Accept any net, of any shape."""
 
     def stay(self) -> None:
-        """Nobody forgets."""
+        """Do nothing: there is no session that could be dropped."""
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no session to leave."""

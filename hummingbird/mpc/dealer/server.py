@@ -1,16 +1,17 @@
-"""The dealer's side: a seed for every party, and the corrections that go to each.
+"""The dealer's side: a seed for every party, and the corrections for each.
 
-    Join(session, rank, parties, version) -> a fresh 128-bit seed and a token, once per session and rank
-    Correct(session, token, first, requests, wait) -> stream of frames, that of requests[i] at its turn first + i
+    Join(session, rank, parties, version, cipher) -> a fresh seed and a token, once per session and rank
+    Correct(session, token, first, requests, wait) -> stream of frames: requests[i] at the party's turn first + i
     Stay(session, token)
     Leave(session, token)
 
-The token says which party it is. Requests are JSON objects, the answer to Join too; corrections are frames
-(rpc/frame.py), each cut into messages of at most `service.CHUNK` bytes. A party's turns are numbered, and select the
-randomness with its rank: what one party is sent, no other one can ask for. A number is marked as used before its
-correction is computed and never served again: two corrections with one number and different parameters would be masked
-by the same shares. Numbers may come in any order: a party that works ahead for two slices fetches for both in turn.
-Layout of the randomness: mpc/correlations/request.py.
+The token tells which party it is. Requests and the answer to Join are JSON objects. Corrections are frames
+(rpc/frame.py), each cut into messages of at most `service.CHUNK` bytes. The turns of a party are numbered, and the
+number selects the randomness together with the party's rank. So no party can ask for what another party receives. The
+dealer marks a number as used before it computes the correction, and never serves it again: two corrections with one
+number and different parameters would be masked by the same shares. Numbers may come in any order: a party that works
+ahead for two slices alternates between them.
+mpc/correlations/request.py defines how the randomness is derived.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ MAX_SESSIONS = 1024
 MAX_REQUESTS = 4096  # in one call
 MAX_BUSY = WORKERS // 2  # sessions served at a time
 IDLE_SECONDS = 3600.0
-_AHEAD = 1  # requests whose corrections wait to be sent, beside those that are made and those that are sent
-_REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
+_AHEAD = 1  # requests whose corrections wait, besides one that is being made and one that is being sent
+_REMEMBERED = 4096  # ended sessions whose ids are refused; an older id could join again, with new seeds
 _MAX_INDEX = 1 << 62  # derive() takes 64-bit labels
-_MAX_GAPS = 4096  # in the numbers served to a party
+_MAX_GAPS = 4096  # gaps in the numbers served to a party
 _log = logging.getLogger(__name__)
 
 
 class Used:
-    """Which numbers were served: spans [start, end), sorted, that neither overlap nor touch."""
+    """The numbers that were served: sorted spans [start, end) that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
 
     def mark(self, first: int, count: int) -> None:
-        """Mark numbers first .. first + count - 1; DealerError, and nothing marked, if one of them was before."""
+        """Mark numbers first .. first + count - 1; DealerError, and none marked, if one of them was marked before."""
         end, place = first + count, bisect.bisect(self.spans, (first, _MAX_INDEX + 1))
         before = self.spans[place - 1] if place else (-1, -1)
         after = self.spans[place] if place < len(self.spans) else (_MAX_INDEX + 1, _MAX_INDEX + 1)
@@ -86,7 +87,7 @@ class _Member:
     seed: bytes = field(repr=False)
     token: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)
     used_numbers: Used = field(default_factory=Used)
-    busy: bool = False  # is served, or waits for the others
+    busy: bool = False  # is being served, or waits for the others
     served: bool = False
     left: bool = False
 
@@ -97,7 +98,7 @@ class _Session:
     owner: str | None  # the name of the party that began it
     members: dict[int, _Member] = field(default_factory=dict)
     seconds: float = 0.0
-    working: threading.Lock = field(default_factory=threading.Lock)  # one correction at a time has all cores
+    working: threading.Lock = field(default_factory=threading.Lock)  # one correction at a time uses all cores
     used: float = field(default_factory=time.monotonic)
 
     @property
@@ -117,11 +118,13 @@ class _Session:
 
 
 class DealerService:
-    """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse,
-    OverloadError where there is no room for a session of its name: of the party's that began it (`admission.Quota`).
+    """All sessions of one dealer. Every method is thread-safe, and raises DealerError to refuse.
 
-    parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped. device: where
-    corrections are computed whose seeds and kernels allow it: of sessions on GPUs.
+    The methods raise OverloadError if the quota of a session's name is used up (`admission.Quota`): the name of the
+    party that began the session.
+    parties: refuse sessions of another number of parties.
+    idle_seconds: drop sessions that are unused for longer.
+    device: where corrections are computed if the seeds and kernels allow it, as in sessions of parties on GPUs.
     """
 
     def __init__(
@@ -129,17 +132,17 @@ class DealerService:
     ) -> None:
         self._parties, self._idle, self._device = parties, idle_seconds, torch.device(device)
         self._sessions: dict[bytes, _Session] = {}
-        self._past: dict[bytes, None] = {}  # in order of their end
+        self._past: dict[bytes, None] = {}  # ids of ended sessions, in the order of their end
         self._changed = threading.Condition()
         hint = f"sessions end when all parties have left, or after {idle_seconds:.0f} s without a request"
         self._open = Quota("sessions", "open", MAX_SESSIONS, MAX_SESSIONS, hint=hint)
         self._served = Quota("sessions", "served", MAX_BUSY, MAX_BUSY, hint="start more dealers")
         self.ended = 0  # sessions that have ended
-        self._seconds = 0.0  # of work on their corrections
+        self._seconds = 0.0  # seconds of work on the corrections of ended sessions
 
     @property
     def open(self) -> int:
-        """Sessions that have not ended."""
+        """How many sessions have not ended."""
         return len(self._sessions)
 
     @property
@@ -148,7 +151,7 @@ class DealerService:
         with self._changed:
             return self._seconds + sum(state.seconds for state in self._sessions.values())
 
-    # What parties may ask ---------------------------------------------------------------------------------------------
+    # Calls of the parties ---------------------------------------------------------------------------------------------
 
     def join(
         self,
@@ -159,9 +162,10 @@ class DealerService:
         name: str | None = None,
         cipher: str = "aes-128-ctr",
     ) -> tuple[bytes, bytes]:
-        """Seed and token of a party that joins now, once.
+        """Seed and token of a party that joins. Each rank of a session can join once.
 
-        name: in its certificate, if any. cipher: of `prg.CIPHERS`, what expands the seeds; the same for all parties.
+        name: in the party's certificate, if there is one.
+        cipher: the cipher that expands the seeds, one of `prg.CIPHERS`; the same for all parties.
         """
         if name is not None and name != f"party-{rank}":
             raise DealerError(
@@ -207,9 +211,10 @@ class DealerService:
         wait: float,
         active: Callable[[], bool] = lambda: True,
     ) -> Generator[list[torch.Tensor], None, None]:
-        """Yield the corrections for each request, at the caller's turns from `first` on, once all parties have joined.
+        """Yield the corrections of each request, at the caller's turns from `first` on, once all parties have joined.
 
-        wait: seconds to wait for them. active: asked meanwhile; the caller is gone when it says no.
+        wait: seconds to wait for the parties.
+        active: called during the wait; False means that the caller is gone.
         """
         state, member = self._reserve(session, token)
         try:
@@ -227,12 +232,12 @@ class DealerService:
                     self._served.leave(state.owner)
 
     def stay(self, session: bytes, token: bytes) -> None:
-        """A party will ask for more: the session is not idle."""
+        """Heartbeat of a party: the session is still in use."""
         with self._changed:
             self._find(session, token)[0].used = time.monotonic()
 
     def leave(self, session: bytes, token: bytes) -> None:
-        """A party needs no more: the session ends when all have come and left."""
+        """A party needs no more: the session ends once all parties have joined and left."""
         with self._changed:
             state, member = self._find(session, token)
             member.left = True
@@ -240,12 +245,12 @@ class DealerService:
                 self._end(session)
 
     def seconds(self, session: bytes) -> float:
-        """Seconds spent on a session's corrections so far."""
+        """Seconds of work on a session's corrections so far."""
         with self._changed:
             state = self._sessions.get(session)
             return state.seconds if state else 0.0
 
-    # State; the lock is held in all of these but the second ----------------------------------------------------------
+    # State; the first two take the lock, the callers of the others hold it --------------------------------------------
 
     def _reserve(self, session: bytes, token: bytes) -> tuple[_Session, _Member]:
         with self._changed:
@@ -258,7 +263,7 @@ class DealerService:
     def _seeds_of_all(
         self, state: _Session, member: _Member, first: int, count: int, wait: float, active: Callable[[], bool]
     ) -> list[bytes]:
-        """All parties' seeds by rank, once they are there; takes a place, and marks this one's numbers as used."""
+        """All parties' seeds by rank, once all have joined. Enters the quota, and marks the numbers as used."""
         deadline = time.monotonic() + wait
         with self._changed:
             while len(state.members) < state.parties:
@@ -333,7 +338,7 @@ def handlers(dealer: DealerService) -> dict[str, Method]:
         asked = _read(data, CorrectRequest)
         session, token, requests = asked.session, asked.token, [*asked.requests]
         made = dealer.correct(session, token, asked.first, requests, asked.wait, context.is_active)
-        with contextlib.closing(made), Prefetch(made, _AHEAD) as ready:  # corrections leave while the next are made
+        with contextlib.closing(made), Prefetch(made, _AHEAD) as ready:  # sends while the next ones are computed
             for found in ready:
                 yield from pack_pieces(found, CHUNK)
         context.set_trailing_metadata((("dealer-seconds", f"{dealer.seconds(session):.6f}"),))
@@ -356,7 +361,7 @@ def handlers(dealer: DealerService) -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """A party's first message. cipher: of `prg.CIPHERS`, for the seeds of its session."""
+    """A party's first message. cipher: the cipher for the seeds of its session, one of `prg.CIPHERS`."""
 
     session: bytes = record_field(records.hexadecimal(SESSION_BYTES))
     rank: int = record_field(records.whole(0, MAX_PARTIES - 1))
@@ -371,7 +376,7 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class JoinAnswer:
-    """A party's seed, and the token that its later messages name."""
+    """A party's seed, and the token that its later messages carry."""
 
     seed: bytes = record_field(records.hexadecimal(*CIPHERS.values()))
     token: bytes = record_field(records.hexadecimal(SEED_BYTES))
@@ -387,7 +392,10 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class CorrectRequest(SessionRequest):
-    """Correlated randomness whose corrections go to this party. first: number of the first; wait: seconds."""
+    """A request for the corrections of several correlations, which all go to this party.
+
+    first: number of the party's first turn. wait: seconds to wait for the other parties.
+    """
 
     first: int = record_field(records.whole(0, _MAX_INDEX - 1))
     requests: tuple[Request[Any], ...] = record_field(
@@ -400,6 +408,6 @@ M = TypeVar("M")
 
 
 def _read(data: bytes, kind: type[M]) -> M:
-    """A party's message; DealerError for anything else."""
+    """A party's message as a record. Raises DealerError for anything else."""
     hint = "install the same release at the parties and the dealer"
     return records.read(data, kind, name="request", most=MAX_MESSAGE, hint=hint, error=DealerError)

@@ -1,9 +1,9 @@
-"""A dealer in a folder: the material of a number of slices, dealt in advance, each for single use.
+"""A store in place of a dealer: material for a number of slices, dealt in advance, for single use.
 
-A *slot* is the material of one slice. A party marks a slot in its ledger before anything of it is handed out; at the
-start of a run the parties go on with the highest slot that any of them has not used, so that a slot some of them have
-used is used by none again. Material for the setup, the masks of private weights, is not used up: it is the same for
-every run, and bound to the weights it was used with first.
+A *slot* is the material of one slice. A party marks a slot in its ledger before it hands out anything of the slot. At
+the start of a run the parties skip all slots that any of them has used, so that no slot is used again. The material of
+the setup, the masks of private weights, is not used up. It is the same in every run, and bound to the weights with
+which it was first used.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
 
-_REGIONS = 3  # mapped at a time: two slices under way, and the next one
+_REGIONS = 3  # regions mapped at a time: two slices in use, and the next one
 
 
 class StoreDealer:
-    """The part of a store of party `rank`'s lane, locked for this process, in the place of a `DealerClient`.
+    """Party `rank`'s part of a lane of a store, locked for this process, in place of a `DealerClient`.
 
     path: the party's folder, the folder that holds it, or either with {rank}.
-    lane, lanes: which of how many lanes of the party; the store must have been dealt for as many.
-    device: where the shares are wanted; they are made on the CPU.
-    timeout: seconds for which a request waits for what the background thread makes, plus a second per megabyte.
-    shared: the background thread of several stores, which outlives this one; by default it has one of its own.
-    DealerError if it is not this lane's, damaged, of another release, in use, or not there.
+    lane, lanes: this lane's number, and how many lanes the party has; the store must have been dealt for as many.
+    device: where the shares are needed; they are made on the CPU.
+    timeout: seconds that a request waits for the background thread, plus one second per megabyte.
+    buffer_bytes: bound on the bytes of shares that are made ahead of their use.
+    shared: the background thread of several stores, which outlives this store; None: a thread of this store.
+    Raises DealerError if the store is another lane's, damaged, of another release, in use, or not there.
     """
 
     def __init__(
@@ -71,14 +72,14 @@ class StoreDealer:
             self._ledger.close()
             raise
         self._next, self._timeout = self._ledger.next, timeout
-        self.refill_seconds = 60.0  # after which somebody may have put another store in its place
+        self.refill_seconds = 60.0  # after this time another store may be in its place
         self._setup_at = 0
         self._reading = threading.Lock()
         self._regions: dict[int, list[list[Tensor]]] = {}
         self._own = shared is None
         self._supplies = shared or Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
         self._out: weakref.WeakSet[DealtSlice] = weakref.WeakSet()
-        self._upcoming: deque[supplies.Supply] = deque()  # of slot `_next`, and those after it, when made already
+        self._upcoming: deque[supplies.Supply] = deque()  # of slot `_next` and those after it, if begun
 
     def _check_place(self, parties: int, lane: int, lanes: int) -> None:
         header, where = self.header, str(self.folder)
@@ -111,11 +112,11 @@ class StoreDealer:
 
     @property
     def next_slot(self) -> int:
-        """The first slot that this party can use."""
+        """The first slot that this party has not used or skipped."""
         return self._next
 
     def skip_to(self, slot: int) -> None:
-        """Leave the slots before this one unused, as another party has used them. Before any is reserved or made."""
+        """Skip the slots before this one, which another party has used. Call it before any slot is reserved or made."""
         assert not self._upcoming, "what is made already is for the slots that were next"
         self._next = max(self._next, slot)
 
@@ -125,10 +126,10 @@ class StoreDealer:
         return max(0, self.header.slots - self._next)
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """DealerError unless the store was dealt for a net with these facts, and holds material for these slices."""
+        """Raise DealerError unless the store is for a net with these facts, and has material for these slices."""
         header = self.header
         check_net(header.facts, header.shape, facts, shapes, str(self.folder))
-        if facts["weights"] != "public":  # every party holds this, where `bind` is for the owner alone
+        if facts["weights"] != "public":  # all parties bind the owner's name; only the owner binds the weights' digest
             self.bind("owner of the weights", facts["weights"].encode())
         if len(shapes) > self.slots_left:
             raise DealerError(
@@ -139,10 +140,10 @@ class StoreDealer:
             )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Remember what the setup's masks hide; DealerError for anything else, in this run or a later one.
+        """Record which secret the setup's masks hide; DealerError for another secret, in this run or a later one.
 
-        digest: of the secret, and not handed on: whoever guesses the secret could test the guess by it. The ledger
-        holds its hash under a key from the store's seed, the error neither.
+        digest: of the secret. It is not stored, since a guess of the secret could be tested with it. The ledger holds
+            only its hash under a key from the store's seed, and the error shows neither.
         """
         key = derive(self._seed, "store", "bound")
         self._ledger.bind(name, hashlib.blake2b(digest, key=key, digest_size=32).digest())
@@ -153,7 +154,7 @@ class StoreDealer:
         return f"store {self.folder}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Material of the setup, in its order, again in every run; nothing else outside of a net's slices."""
+        """Material of the setup, in its order, the same in every run. Raises DealerError for any other request."""
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0
         if not setup or str(request) != str(setup[place]):
@@ -166,12 +167,12 @@ class StoreDealer:
         self._setup_at += 1
         (material,) = self._make(self.header.turns(0)[place : place + 1], [request])
         material.take()
-        # Another net of this run, or another run, gets the same again: nobody may write into it.
+        # Another net of this run, or another run, gets the same material: no caller may write into it.
         shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
+        """The next slot. Raises DealerError if there is none, or if it was dealt for other requests."""
         if not self.slots_left:
             raise DealerError(
                 f"all {self.header.slots} slots of the store are used", where=str(self.folder), hint="deal another one"
@@ -192,16 +193,16 @@ class StoreDealer:
         return made
 
     def work_ahead(self, slots: int = 1) -> None:
-        """Begin to make the material of the next slots, as far as there are so many, before they are reserved."""
+        """Begin to make the material of the next `slots` slots, or of those that are left, before they are reserved."""
         while len(self._upcoming) < min(slots, self.slots_left):
             turns = self.header.turns(1 + self._next + len(self._upcoming))
             self._upcoming.append(self._supplies.reserve(turns, self.header.batch, self._make))
 
     def bring(self, slots: int) -> None:
-        """Return when the material of the next slots is there, on its device, whatever memory that takes.
+        """Wait until the material of the next slots is made and on its device, however much memory it takes.
 
-        For measurements: what is made while a run goes on is part of its time, or hidden in it. DealerError if it does
-        not come.
+        For measurements: material that is made during a run counts as part of the run, or hides in it. Raises
+        DealerError if the material does not come.
         """
         self.work_ahead(slots)
         for supply in self._upcoming:
@@ -209,18 +210,18 @@ class StoreDealer:
 
     @property
     def spent(self) -> bool:
-        """Whether there is no slot left, and nobody takes material of an earlier one any more."""
+        """Whether no slot is left, and all material of the reserved slots is handed out or dropped."""
         return not self.slots_left and all(slot.over for slot in self._out)
 
     def mark(self, slot: int) -> None:
-        """Mark a slot as used, before anything of it is handed out."""
+        """Mark a slot as used. This happens before anything of the slot is handed out."""
         self._ledger.use(slot)
 
     def stay(self) -> None:
-        """Nobody forgets."""
+        """Do nothing: there is no session that could be dropped."""
 
     def close(self) -> None:
-        """End the thread and give the store back; never raises, may be called twice."""
+        """End the thread and release the store. Never raises; may be called twice."""
         if self._own:
             self._supplies.close("the store is closed")
         self._corrections.close()
@@ -234,7 +235,7 @@ class StoreDealer:
         return sum(request.correction_bits for request in self.header.received[1]) // 8
 
     def _patience(self, size: int) -> float:
-        return self._timeout + (size + self.slot_bytes) / 1e6  # a slot is checked as a whole first
+        return self._timeout + (size + self.slot_bytes) / 1e6  # a whole slot is checked first
 
     def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
         for turn, request in zip(turns, requests, strict=True):
@@ -255,7 +256,7 @@ class StoreDealer:
         return self._read(region)[place]
 
     def _read(self, region: int) -> list[list[Tensor]]:
-        with self._reading:  # the setup is taken in another thread
+        with self._reading:  # another thread reads the setup
             if region not in self._regions:
                 self._regions[region] = self._corrections.read(region)
                 while len(self._regions) > _REGIONS:
@@ -264,7 +265,7 @@ class StoreDealer:
 
 
 class DealtSlice:
-    """The material of one slice: `correlation(request)` in the order it was dealt in."""
+    """The material of one slice: `correlation(request)`, in the order in which it was dealt."""
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply
@@ -272,11 +273,11 @@ class DealtSlice:
 
     @property
     def over(self) -> bool:
-        """Whether all of it was handed out."""
+        """Whether all of it is handed out."""
         return self._taken == len(self._store.header.batch)
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares. DealerError for another request than was dealt for, and for damaged corrections."""
+        """This party's shares. Raises DealerError for any request but the next one, and for damaged corrections."""
         first, header = not self._marked, self._store.header
         if first:
             self._store.mark(self.number)
@@ -287,7 +288,7 @@ class DealtSlice:
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:
-    """Those of a net's facts on which its requests depend: not whose its weights are."""
+    """Those of a net's facts on which its requests depend. They do not tell which party owns the weights."""
     return {
         "architecture": facts["architecture"],
         "bits": facts["bits"],
@@ -301,12 +302,15 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
 def check_net(
     dealt: dict[str, str], shape: Sequence[int], facts: dict[str, str], shapes: Sequence[tuple[int, ...]], where: str
 ) -> None:
-    """DealerError unless a net with these facts, on slices of these shapes, makes the requests that were dealt for."""
+    """Raise DealerError unless a net with these facts, on slices of these shapes, makes the store's requests.
+
+    dealt: the store's facts (`material_facts`). shape: of the store's slices. where: the store, for the error.
+    """
     hint = "deal a store for this net, these bits and this shape"
-    for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain it
+    for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain more
         if (has := material_facts(facts).get(name, "")) != value:
             what = f"the store was dealt for {name} {_short(value)}, this net has {_short(has)}"
-            if name == "plan":  # public weights decide how many bits of fraction a layer adds
+            if name == "plan":  # public weights determine how many bits of fraction a layer adds
                 hint = "deal with the weights that the parties use: --model with a function that loads them"
             elif name == "aim":
                 hint = f"convert the net with aim={value!r} (infer --aim), or deal a store for this aim (deal --aim)"

@@ -1,9 +1,9 @@
-"""Material for the slices of a run, made by one background thread ahead of its use, within a bound on memory.
+"""Material for the slices of a run: one background thread makes it ahead of its use, within a bound on memory.
 
-A *supply* is the material of one slice: consecutive requests, each with its turn. The thread goes through all supplies
-in the order of their reservation, except that a supply somebody waits for comes first, and those in use come before
-those that are not, the one with the least in store first. So two slices whose requests alternate cannot block each
-other, whatever the bound: what somebody waits for is made also when the memory is full.
+A *supply* is the material of one slice: consecutive requests, each with its turn. The thread serves the supplies in the
+order of their reservation, with two exceptions. A supply that a caller waits for comes first. Supplies in use come
+before the others, and among them the one with the fewest bytes ready. Two slices whose requests alternate cannot block
+each other, whatever the bound: material that a caller waits for is made even if the memory is full.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hummingbird.kernels.devices import on_this_card
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 
-BUFFER_BYTES = 256 << 20  # shares made and not handed out yet; exceeded only by the one request that somebody waits for
-CALL_BYTES = 32 << 20  # of shares made in one go, so that a supply in need waits for little else
-_CALL_REQUESTS = 256  # of at most a few hundred bytes of JSON each: well below a message's 4 MiB
+BUFFER_BYTES = 256 << 20  # bytes of shares made and not handed out; a request that a caller waits for may exceed it
+CALL_BYTES = 32 << 20  # bytes of shares that one call of `make` makes: an urgent supply waits for little else
+_CALL_REQUESTS = 256  # in one call, of at most a few hundred bytes of JSON each: well below a message's 4 MiB
 _LEAVE = 2.0  # seconds for the thread to end
 
 
@@ -32,7 +32,7 @@ Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
 class _Work:
-    """A supply as the thread knows it."""
+    """A supply, as the thread sees it."""
 
     def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
         self.turns, self.requests, self.make = list(turns), list(requests), make
@@ -50,13 +50,15 @@ class _Work:
 
 
 class Supplies:
-    """`reserve(turns, requests)` makes a `Supply`.
+    """The background thread and its queue: `reserve(turns, requests)` returns a `Supply`.
 
-    make: the material of consecutive requests, by turns and requests, one after the other; called in the thread, never
-        twice at a time. Its first error ends the thread, and surfaces in the requests that wait for more.
+    make: yields the material of consecutive requests, from their turns and the requests. It runs in the thread, never
+        twice at a time. Its first error ends the thread, and is raised by the next call that waits for material.
     where: the name shown in errors.
-    patience: seconds for which a request waits while nothing is made, plus what the requests' size asks for.
+    patience: from the requests' bytes, the seconds that a call waits while nothing is made.
     cancel: called by `close` to end a `make` that waits.
+    buffer_bytes: bound on the bytes of shares that are made and not handed out.
+    call_bytes: bound on the bytes of shares that one call of `make` makes.
     """
 
     def __init__(
@@ -71,15 +73,15 @@ class Supplies:
         self._make, self._where, self._patience, self._cancel = make, where, patience, cancel
         self._buffer, self._call = buffer_bytes, min(call_bytes, buffer_bytes)
         self._changed = threading.Condition()
-        self._queue: list[_Work] = []  # supplies from which something is still to be made or taken
+        self._queue: list[_Work] = []  # supplies with material that is still to be made or taken
         self._steps = 0  # requests made so far
         self._failed: BaseException | None = None
-        self._over = ""  # why there is nothing more to take
+        self._over = ""  # why no more material is handed out
         self._thread: threading.Thread | None = None
-        self.most_held = 0  # bytes; the largest there has been
+        self.most_held = 0  # bytes of shares: the maximum so far
 
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
-        """Begin to make the material of requests with these turns; make: by another function than usual."""
+        """Begin to make the material of requests with these turns. make: a function other than the usual one."""
         work = _Work(turns, requests, make or self._make)
         with self._changed:
             self._queue.append(work)
@@ -87,12 +89,12 @@ class Supplies:
                 run = on_this_card(self._run)
                 thread = threading.Thread(target=run, name="hummingbird-supplies", daemon=True)
                 thread.start()
-                self._thread = thread  # `close` joins it, after a signal's exception too: only once it has started
+                self._thread = thread  # set after the start: `close` joins it, also if a signal raises here
             self._changed.notify_all()
         return Supply(self, work)
 
     def correlation(self, work: _Work, request: Request[Any]) -> Material:
-        """The next material of a supply; DealerError unless it was reserved, and comes in time."""
+        """The next material of a supply; DealerError if another request was reserved, or if it does not come."""
         expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
         if str(request) != expected:
             raise DealerError(
@@ -109,13 +111,13 @@ class Supplies:
                 work.wanted = False
             material = work.ready.popleft()
             work.taken += 1
-            self._changed.notify_all()  # there is room for more
+            self._changed.notify_all()  # memory is free again
         return material
 
     def complete(self, supply: Supply) -> None:
-        """Return when all material of a supply is there, on its device, whatever memory it takes beside the rest.
+        """Wait until all material of a supply is made and on its device, however much memory it takes.
 
-        Raises as `correlation`.
+        Raises the errors of `correlation`.
         """
         work = supply._work
         with self._changed:
@@ -128,7 +130,7 @@ class Supplies:
                 material.ready.wait()
 
     def _wait(self, work: _Work, count: int = 1) -> None:
-        """Wait until so many requests of a supply are made and not taken."""
+        """Wait until `count` requests of a supply are made and not yet taken."""
         steps, limit = self._steps, self._patience(self._call + work.sizes[work.taken])
         deadline = time.monotonic() + limit
         while len(work.ready) < count:
@@ -145,7 +147,7 @@ class Supplies:
                 )
 
     def close(self, reason: str = "the client is closed") -> None:
-        """End the thread, within 2 s; what was made is dropped."""
+        """End the thread, within 2 s, and drop the material."""
         with self._changed:
             self._over = self._over or reason
             self._changed.notify_all()
@@ -172,7 +174,7 @@ class Supplies:
                         self._steps += 1
                         self._changed.notify_all()
                     del material
-            except BaseException as error:  # noqa: BLE001 - raised again by the request that misses its material
+            except BaseException as error:  # noqa: BLE001 - `_wait` raises it in the caller
                 with self._changed:
                     if not self._over:
                         self._failed = error
@@ -181,7 +183,7 @@ class Supplies:
                 return
 
     def _next(self) -> tuple[_Work, int, int] | None:
-        """The work to do now: a supply, the first of its requests and their number. None at the end."""
+        """The next work: a supply, the index of its first request to make, and how many. None at the end."""
         with self._changed:
             while not self._over:
                 self._queue = [w for w in self._queue if not w.dropped and w.taken < len(w.requests)]
@@ -203,33 +205,33 @@ class Supplies:
         return open_ends[0] if open_ends else None
 
     def _fitting(self, work: _Work, room: int) -> int:
-        """How many of a supply's next requests fit; one at least where somebody waits for it."""
+        """How many of a supply's next requests fit into memory; at least one if a caller waits for it."""
         left, count = min(room, self._call), 0
         for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:
             if size > left:
                 break
             left, count = left - size, count + 1
-        # A request beyond the size of a call goes alone.
+        # A request that is larger than a call may be is made alone.
         alone = not count and work.sizes[work.made] <= room
         return max(count, int(alone or (work.wanted and work.made == work.taken)))
 
 
 class Supply:
-    """The material of one slice: `correlation(request)` in the order of the reservation."""
+    """The material of one slice: `correlation(request)`, in the order of the reservation."""
 
     def __init__(self, supplies: Supplies, work: _Work) -> None:
         self._supplies, self._work = supplies, work
-        weakref.finalize(self, work.drop)  # a slice that was given up does not hold memory
+        weakref.finalize(self, work.drop)  # a slice that is given up keeps no memory
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares. DealerError for another request than the reserved one, and as `Supplies` has it."""
+        """This party's shares. Raises the errors of `Supplies.correlation`."""
         started = time.perf_counter()
         material = self._supplies.correlation(self._work, request)
         return replace(material, waiting_seconds=time.perf_counter() - started)
 
 
 class OnDemand:
-    """The material of a slice whose requests are not known before they are made."""
+    """The material of a slice whose requests are not known in advance."""
 
     def __init__(self, correlation: Callable[[Request[Any]], Material]) -> None:
         self.correlation = correlation

@@ -1,7 +1,7 @@
-"""Products of two private values, by dealt products of masks (Beaver, CRYPTO 1991): one opening of both, masked.
+"""Products of two private values from a dealt product of masks (Beaver, CRYPTO 1991): one opening of both values.
 
-A product mod 2^R needs its operands mod 2^R and no more, so that masks, openings and what is dealt have R bits: as many
-as later layers look at (mpc/plan/rounding_plan.py). The bits of a share above are anything.
+A product mod 2^R depends on its operands mod 2^R only. So masks, openings and dealt shares have R bits, as many as
+later layers read (mpc/plan/rounding_plan.py). The bits of a share above R are arbitrary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hummingbird.mpc.session.session import Session
 
 
 class TripleShares(NamedTuple):
-    """Shares of masks a and b, and of c, their product; int32 where at most 32 bits count."""
+    """Shares of masks a and b, and of their product c; int32 for at most 32 bits, else int64."""
 
     a: Tensor
     b: Tensor
@@ -34,7 +34,7 @@ class TripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class DealtProduct(Request[Shares]):
-    """c = op(a, b, **kwargs) in Z_2^bits, for op of `ring.BILINEAR` and sizes as in torch."""
+    """c = op(a, b, **kwargs) in Z_2^bits. op: a name of `ring.BILINEAR`; sizes as in torch."""
 
     size0: tuple[int, ...] = shape()
     size1: tuple[int, ...] = shape()
@@ -56,7 +56,7 @@ class DealtProduct(Request[Shares]):
 
 @dataclass(frozen=True)
 class Triple(DealtProduct[TripleShares]):
-    """a, b uniform; c = op(a, b, **kwargs)."""
+    """Uniform a and b, and c = op(a, b, **kwargs)."""
 
     kind = "additive"
 
@@ -69,17 +69,17 @@ class Triple(DealtProduct[TripleShares]):
 
 
 def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Shape of the product, found by torch on tensors that hold no data."""
-    if op == "mul":  # for broadcasting on the meta device torch first imports its compiler, 1.6 s
+    """Shape of the product, which torch finds on meta tensors."""
+    if op == "mul":  # to broadcast on the meta device, torch first imports its compiler: 1.6 s
         return tuple(torch.broadcast_shapes(size0, size1))
     a, b = torch.empty(size0, device="meta"), torch.empty(size1, device="meta")
     return tuple(getattr(torch, op)(a, b, **kwargs).shape)
 
 
 def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> None:
-    """Raise ValueError if a convolution's input with its margins and, transposed, its gaps exceeds the limit.
+    """Raise ValueError if a convolution's input with its padding (and, transposed, its gaps) exceeds the limit.
 
-    The result's size does not bound them: dilation takes away what padding adds.
+    The size of the result is no bound on it: dilation removes what padding adds.
     """
     if not op.startswith("conv"):
         return
@@ -100,9 +100,12 @@ def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 
 
 def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, Any], bits: int = 64) -> Tensor:
-    """Share of op(x, y, **options) mod 2^bits from shares of both, int64, with anything above; op of `ring.BILINEAR`.
+    """Share of op(x, y, **options) mod 2^bits, int64, from shares of x and y. The bits above are arbitrary.
 
-    With e = x + a and d = y + b opened: xy = c + op(e, y) - op(a, d), y at party 0 alone being d less its share of b.
+    op: a name of `ring.BILINEAR`.
+    x, y: int64, in shapes that torch's `op` takes.
+    With e = x + a and d = y + b opened: x y = c + op(e, y) - op(a, d). For y, party 0 takes d less its share of b, and
+    any other party minus its share.
     Cost: `product_price`, `bits` bits per element of x and y, 1 round.
     """
     a, b, c = session.correlation(Triple(tuple(x.shape), tuple(y.shape), op, options, bits=bits))
@@ -112,15 +115,17 @@ def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, 
 
 
 def product_price(left: int, right: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """Price of one `product` (matrix product, convolution, ...) of operands with these numbers of elements, for `out`
-    results mod 2^bits: 1 round.
+    """Price of one `product` (matrix product, convolution, ...): 1 round.
+
+    left, right, out: numbers of elements of the operands and of the result.
+    bits: the result is mod 2^bits.
     """
     return cost.opening(parties, packed(bits * left) + packed(bits * right), 8 * packed(bits * out))
 
 
 @dataclass(frozen=True)
 class Times(Operation):
-    """x y, element by element, with broadcasting; of shares of the result `bits` low bits are read."""
+    """x y, element by element, with broadcasting. Later layers read `bits` low bits of the result's shares."""
 
     bits: int = 64
 
@@ -143,7 +148,7 @@ class SquareShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SquarePair(Request[SquareShares]):
-    """r uniform in Z_2^bits; r^2."""
+    """Uniform r in Z_2^bits, and r^2."""
 
     kind = "square"
     shape: tuple[int, ...] = shape()
@@ -165,9 +170,9 @@ class SquarePair(Request[SquareShares]):
 
 
 def square(session: Session, x: Tensor, bits: int = 64) -> Tensor:
-    """Share of x * x mod 2^bits from a share of x, int64 of any shape. Bits above are anything.
+    """Share of x * x mod 2^bits from a share of x, int64 of any shape. The bits above are arbitrary.
 
-    With e = x + r opened, and r^2 dealt: x^2 = r^2 - 2 e r + e^2. Cost: `square_price`, `bits` bits per element and 1
+    With e = x + r opened and r^2 dealt: x^2 = r^2 - 2 e r + e^2. Cost: `square_price`, `bits` bits per element, 1
     round.
     """
     r, squared = session.correlation(SquarePair(tuple(x.shape), bits=bits))
@@ -183,7 +188,7 @@ def square_price(n: int, parties: int, bits: int = 64) -> Cost:
 
 @dataclass(frozen=True)
 class ShiftedSquare(Operation):
-    """x (x + shift) for a public number and x with 16 bits of fraction: a product for the price of a square."""
+    """x (x + shift) for a public number `shift` and x with 16 bits of fraction: a product for the price of a square."""
 
     shift: float
 
@@ -198,7 +203,7 @@ class ShiftedSquare(Operation):
 
 
 class RowShares(NamedTuple):
-    """Shares of masks a and b, of the sums of each row's a^2, and of a b."""
+    """Shares of masks a and b, of the sum of a^2 over each row, and of a b."""
 
     a: Tensor
     b: Tensor
@@ -208,7 +213,10 @@ class RowShares(NamedTuple):
 
 @dataclass(frozen=True)
 class RowProducts(Request[RowShares]):
-    """a uniform in Z_2^64, of this shape, b in Z_2^bits for each row, the last dimension; sums of a^2, and a b."""
+    """Uniform a in Z_2^64 of this shape, and uniform b in Z_2^bits for each row; the row sums of a^2, and a b.
+
+    A row is a vector along the last dimension.
+    """
 
     kind = "rows"
     shape: tuple[int, ...] = shape()
@@ -235,11 +243,13 @@ class RowProducts(Request[RowShares]):
 
 
 class OpenedRows:
-    """Rows of private values, opened once behind a mask: the sums of their squares, and one product with a number for
-    each row. Cost: `rows_price`, 64 bits per value, and `bits` for each row with the product: a round each.
+    """Rows of private values, opened once behind a mask, for the sums of their squares and for one product per row.
 
-    x: int64 (..., length). With e = x + a opened, the sums s of a^2 and the products c = a b dealt: the sum of x^2 is s
-    less the sum of 2 e a, and that of e^2 more; x y is c + e y - a d, with d = y + b opened.
+    x: int64 (..., length).
+    bits: the product is mod 2^bits.
+    Let e = x + a be opened, and s, the sum of a^2 over a row, and c = a b be dealt. The sum of x^2 over a row is s plus
+    the sum of e^2 - 2 e a. And x y = c + e y - a d, with d = y + b opened.
+    Cost: `rows_price`. One round opens x, 64 bits per value; another opens y, `bits` bits per row.
     """
 
     def __init__(self, session: Session, x: Tensor, bits: int) -> None:
@@ -254,15 +264,16 @@ class OpenedRows:
         return (e * factor).sum(-1, keepdim=True) + self._shares.squares
 
     def times(self, y: Tensor) -> Tensor:
-        """A share of x y mod 2^bits, with anything above, from a share of y, (..., 1)."""
+        """A share of x y mod 2^bits from a share of y, (..., 1). The bits above are arbitrary."""
         a, b, _, c = self._shares
         (d,) = opened(self._session, self._bits, (y, b))
         return c + self._opened * (d - b if self._session.rank == 0 else -b.long()) - a * d
 
 
 def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
-    """Price of `OpenedRows` of n elements in so many rows, with the sums of squares and one product mod 2^bits: 2
-    rounds.
+    """Price of `OpenedRows` with the sums of squares and one product mod 2^bits: 2 rounds.
+
+    n: elements. rows: rows that they form.
     """
     opened_once = cost.opening(parties, 8 * n, 64 * rows + 8 * packed(bits * n))
     return opened_once + cost.opening(parties, packed(bits * rows))
@@ -270,8 +281,10 @@ def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
 
 @dataclass(frozen=True)
 class SquaredRows(Operation):
-    """The sums of the squares of each row, the last dimension, which is kept; and a function for products of x with a
-    number for each row, of which `bits` low bits are read. One opening of x for both.
+    """The sum of squares of each row, and a function that multiplies x by one number per row, from one opening of x.
+
+    A row is a vector along the last dimension, which the sums keep with size 1.
+    bits: how many low bits of the products later layers read.
     """
 
     bits: int
@@ -288,8 +301,9 @@ class SquaredRows(Operation):
 
 
 def opened(session: Session, bits: int, *pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The sums mod 2^bits of values and masks that the parties have shares of, int64 of their shapes: one round, `bits`
-    bits per element.
+    """Open values behind masks: each value plus its mask, mod 2^bits, int64 of the value's shape.
+
+    pairs: shares of a value and of its mask. Cost: one round, `bits` bits per element.
     """
     mine = [kernels.mask_words(value.reshape(-1), mask.reshape(-1), 0, bits) for value, mask in pairs]
     frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)

@@ -1,4 +1,4 @@
-"""ANDs of xor-shared bits, packed, with dealt triples: a layer of a circuit is one round.
+"""ANDs of xor-shared packed bits with dealt triples. All ANDs of one layer of a circuit take one round.
 
 Open u = x ^ a and v = y ^ b; then xy = c ^ ub ^ av ^ uv with c = ab (Goldreich, Micali, Wigderson 1987; Beaver 1991).
 """
@@ -20,7 +20,7 @@ from hummingbird.mpc.session.session import Session
 
 
 def open_bits(session: Session, *masked: Tensor) -> list[Tensor]:
-    """Xor of all parties' shares: one round, and as many bits as are given."""
+    """Xor of all parties' shares. Each party sends its shares: one round."""
     out = list(masked)
     for theirs in session.channel.exchange(*masked).values():
         out = [mine ^ other for mine, other in zip(out, theirs, strict=True)]
@@ -37,7 +37,7 @@ class AndShares(NamedTuple):
 
 @dataclass(frozen=True)
 class And(Request[AndShares]):
-    """a, b uniform; a & b, on planes of `count` bits each."""
+    """Uniform a and b, and a & b, on planes of `count` bits each."""
 
     kind = "and"
     planes: int = number()
@@ -72,7 +72,7 @@ def and_price(n: int, planes: int, parties: int) -> Cost:
 
 
 class AndPairShares(NamedTuple):
-    """Xor shares of masks p, g and q, of p & g, and of q & the last planes of p; uint8 (planes, ceil(count/8))."""
+    """Xor shares of masks p, g and q, of p & g, and of q & (the last planes of p); uint8 (planes, ceil(count/8))."""
 
     p: Tensor
     g: Tensor
@@ -83,8 +83,9 @@ class AndPairShares(NamedTuple):
 
 @dataclass(frozen=True)
 class AndPair(Request[AndPairShares]):
-    """p, g (planes) and q (second <= planes) uniform; p & g, and q & the last planes of p: two ANDs with a common
-    operand, one level of a carry tree.
+    """Two ANDs with a common operand, as on one level of a carry tree: p & g, and q & (the last planes of p).
+
+    p and g have `planes` planes, q has `second` <= planes; all three are uniform.
     """
 
     kind = "and_pair"
@@ -113,8 +114,10 @@ class AndPair(Request[AndPairShares]):
 
 
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """x & y, and z and the last planes of x (as many as z has), opening the common operand once: 3 bits
-    where both have all planes, 1 round.
+    """x & y, and z & (the last planes of x, as many as z has). The common operand x is opened once.
+
+    x, y, z: uint8 (planes, ceil(count/8)), z with at most as many planes. Cost: 3 bits per element and plane if z has
+        all planes, 1 round.
     """
     material = session.correlation(AndPair(planes=x.shape[0], second=z.shape[0], count=count))
     u, v, t = open_bits(session, x ^ material.p, y ^ material.g, z ^ material.q)
@@ -127,5 +130,5 @@ def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> t
 
 
 def and_pair_price(n: int, planes: int, second: int, parties: int) -> Cost:
-    """Price of `and_pair` of x and y of `planes` planes of n bits, and z of `second`: 1 round."""
+    """Price of `and_pair` where x and y have `planes` planes of n bits, and z has `second`: 1 round."""
     return cost.opening(parties, (2 * planes + second) * packed(n), 8 * (planes + second) * packed(n))

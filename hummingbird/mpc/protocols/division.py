@@ -1,9 +1,10 @@
-"""x // d for a public whole number d, in one round, exact to one unit for any number of parties.
+"""x // d for a public integer d in one round, exact to one unit for any number of parties.
 
-Truncation (truncation.py) with a divisor in place of the power of two. The dealer shares a mask a, uniform in
-Z_2^64, and its quotients. With s = x + O, O the largest multiple of d up to 2^62, the parties open e = s + a mod 2^64.
-s is not negative, so that e's top bit tells how to read both: as unsigned numbers if it is set (s + a did not
-overflow), as signed ones if not (if a's top bit is set, s + a overflowed). Then e = s + a holds in the integers, and
+This is truncation (truncation.py) with a divisor in place of the power of two. The dealer shares a mask a, uniform in
+Z_2^64, and its quotients. Let s = x + O, where O is the largest multiple of d up to 2^62. The parties open
+e = s + a mod 2^64. As s is not negative, the top bit of e says how to read e and a. If it is set, s + a did not
+overflow as a sum of unsigned numbers: read both as unsigned. If it is clear, read both as signed (if the top bit of a
+is set, s + a overflowed). Then e = s + a holds over the integers, and
 
     e // d - a // d = s // d + {0, 1} = x // d + O / d + {0, 1}      (// rounds down)
 
@@ -22,12 +23,12 @@ from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.protocols.truncation import OFFSET, Quotients, truncate_price
 from hummingbird.mpc.session.session import Session
 
-LARGEST = 1 << 28  # divisors that a dealer takes
+LARGEST = 1 << 28  # bound on the divisors that a dealer takes
 
 
 @dataclass(frozen=True)
 class Division(Quotients):
-    """a uniform; a // divisor, of a as an unsigned and as a signed number, rounded down."""
+    """Uniform a, and a // divisor rounded down, with a read as an unsigned and as a signed number."""
 
     kind = "divide"
     divisor: int = number(least=1)
@@ -38,10 +39,10 @@ class Division(Quotients):
 
 
 def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """words // divisor, read as unsigned and as signed 64-bit numbers and rounded down; divisor in 1..2^28."""
+    """words // divisor, rounded down, with words read as unsigned and as signed 64-bit numbers; divisor in 1..2^28."""
     signed = words.div(divisor, rounding_mode="floor")
     half = ((words >> 1) & (2**63 - 1)).div(divisor, rounding_mode="floor") << 1
-    # At most 2 divisor - 1 is left, below 2^29; a divisor of 1 leaves 0 or 1.
+    # The remainder is at most 2 divisor - 1, below 2^29; for a divisor of 1 it is 0 or 1.
     return half + (words - half * divisor >= divisor).long(), signed
 
 
@@ -66,13 +67,13 @@ def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
 
 
 def divide_price(n: int, parties: int) -> Cost:
-    """Price of `divide` on n values: that of a truncation."""
+    """Price of `divide` on n values: the price of a truncation."""
     return truncate_price(n, parties)
 
 
 @dataclass(frozen=True)
 class DividedBy(Operation):
-    """x, with 16 bits of fraction, divided by a public whole number."""
+    """x, with 16 bits of fraction, divided by a public integer."""
 
     divisor: int
 

@@ -1,18 +1,18 @@
-"""DReLU on a window of the shares: HummingBird's reduced ring, with the addition done as a carry tree on packed bits.
+"""DReLU on a window of the shares: HummingBird's reduced ring, where a carry tree adds the shares on packed bits.
 
 Party i cuts its share to s_i[k:m) = (s_i >> m) mod 2^w, locally. The cut shares add up, mod 2^w, to
 
     floor(x / 2^m) - c,   with a carry 0 <= c < N
 
 so for -2^(k-1) <= x < 2^(k-1) the top bit of their sum is the sign of x, except for 0 <= x < (N-1) * 2^m and within
-(N-1) * 2^m of the lower edge (Maeng and Suh, "HummingBird", 2023, section 4). Only that bit is computed:
+(N-1) * 2^m of the lower bound (Maeng and Suh, "HummingBird", 2023, section 4). Only that bit is computed:
 
     sign = p[w-1] xor carry,   carry = G over bits 0..w-2,   (G, P) o (G', P') = (G xor P G', P P')
 
-with generate g = a & b and propagate p = a xor b. Two parties: each operand of g has one owner, so g costs one bit
-per party; an inner node is two ANDs with a common operand, three bits instead of four, and the lowest node of a level
-needs no P. For N > 2 carry-save adders first bring the addends down to two. Published: 2w + 4w ceil(log2 w) bits;
-here 4w - 7 - ceil(log2(w - 1)).
+with generate g = a & b and propagate p = a xor b. With two parties, each operand of g has one owner, so g costs one bit
+per party. An inner node is two ANDs with a common operand, three bits instead of four, and the lowest node of a level
+needs no P. With N > 2 parties, carry-save adders first reduce the addends to two. The paper counts 2w + 4w ceil(log2 w)
+bits; this module sends 4w - 7 - ceil(log2(w - 1)).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from hummingbird.ring import SCALE
 
 
 class Gmw(Comparison):
-    """HummingBird's carry tree on a window of the whole ring's shares (protocol="gmw").
+    """HummingBird's carry tree on a window of the shares mod 2^64 (protocol="gmw").
 
-    The surplus fraction, and the lowest q bits of a window, are cut off in an opening of 64 bits (truncation.py), for
-    |x| < 2^62. The sign is decided before that.
+    The sign is decided first. Then one opening of 64 bits cuts off the surplus fraction and the lowest q bits of the
+    window (truncation.py), for |x| < 2^62.
     """
 
     name = "gmw"
@@ -52,12 +52,12 @@ class Gmw(Comparison):
 
     @property
     def reads(self) -> int | None:
-        # The opening is for |x| < 2^62, so that a window up to bit k reads a sign and one bit more.
+        # The opening needs |x| < 2^62, so that a window up to bit k < 64 reads a sign and one more bit.
         return None if self.window.k == 64 else self.window.k - SCALE + 1
 
     @property
     def undecided(self) -> float:
-        return 8 * super().undecided  # for each party but one: for up to nine
+        return 8 * super().undecided  # one unit for each party but one: enough for nine parties
 
     def needs(self, scale: int) -> int:
         return 64
@@ -91,10 +91,11 @@ class Gmw(Comparison):
 
 @dataclass(frozen=True)
 class GmwLaw(Law):
-    """d = r - u, u the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one; bit = [S(d) >= 0],
-    z = r, and with a q the multiple of 2^q below r + e, e uniform in [0, 2^q): the low bits of the opening's mask.
+    """d = r - u, bit = [S(d) >= 0], z = r. u is the sum of N - 1 uniform numbers in [0, 2^m).
 
-    between: whether the shares carry more than 16 bits of fraction, so that they are cut between the integers.
+    These numbers are the low bits of all shares but one. For a window with q, z is the multiple of 2^q below r + e,
+    where e, uniform in [0, 2^q), is the low bits of the opening's mask.
+    between: whether the shares have more than 16 bits of fraction, so that they are cut between the integers.
     """
 
     between: bool = False
@@ -119,11 +120,11 @@ class GmwLaw(Law):
         return (-half + self.slack + self.lower) * UNIT, (half - 1 + self.lower) * UNIT
 
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return r - u - self.turns(r - u) >= 0, r  # `rounded`, with numbers of its own
+        return r - u - self.turns(r - u) >= 0, r  # the opening rounds r later (`rounded`), with other random numbers
 
 
 def cut(window: BitWindow, extra: int) -> tuple[int, int]:
-    """(low, w) of a window on shares that carry `extra` more bits of fraction than the scale it is written for.
+    """(low, w) of a window on shares that have `extra` more bits of fraction than the window's scale.
 
     The window [64:0) on shares with 16 extra bits is [64:16): the dropped bits are below the resolution of the result.
     """
@@ -132,7 +133,7 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
 
 
 def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
-    """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x; z is a multiple of 2^q.
+    """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x. z is a multiple of 2^q.
 
     Cost: `relu_price`.
     """
@@ -141,7 +142,10 @@ def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tupl
 
 
 def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
-    """Price of `relu` with a window of w bits, on shares that still carry `shift` bits to be cut."""
+    """Price of `relu` on n values.
+
+    w: bits of the window. shift: bits of fraction that are still to be cut off the shares.
+    """
     if w == 0:
         return cost.FREE
     return drelu_price(n, w, parties) + select_price(n, shift, parties)
@@ -149,7 +153,7 @@ def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
 
 @dataclass(frozen=True)
 class PrivateAnd(And):
-    """a is party 0's alone, b is party 1's; shares of a & b: the first AND of a two-party sum."""
+    """The first AND of a two-party sum: shares of a & b, where party 0 alone knows a and party 1 alone knows b."""
 
     kind = "and_private"
 
@@ -159,7 +163,7 @@ class PrivateAnd(And):
 
 
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
-    """Xor share of [x >= 0], packed: uint8 (ceil(n/8),), from additive shares int64 (n,) and bits low..low+w-1 of them.
+    """Xor share of [x >= 0], packed: uint8 (ceil(n/8),), from bits low..low+w-1 of additive shares int64 (n,).
 
     Cost: `drelu_price`: for N = 2 4w - 7 - L bits in 1 + L rounds, L = ceil(log2(w - 1)).
     """
@@ -175,14 +179,14 @@ def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
 
 
 def _two_party_sign(session: Session, planes: Tensor, count: int) -> Tensor:
-    """Sign of the sum of two addends, each known to its party: generate bits from one-sided masks."""
+    """Sign of the sum of two addends, each known to one party: the generate bits need one mask per party."""
     width = planes.shape[0]
     if width == 1:
         return planes[0].clone()
     operand = planes[:-1]
     material = session.correlation(PrivateAnd(width - 1, count))
-    # Party 0 holds a and its mask, party 1 holds b and its own; each opens its operand: ab = c ^ b'(a^a') ^ a'(b^b')
-    # ^ (a^a')(b^b').
+    # Party 0 holds a and its mask a', party 1 holds b and its mask b'. Each opens its operand behind its mask, and
+    # ab = c ^ b'(a^a') ^ a'(b^b') ^ (a^a')(b^b').
     mask = material.a if session.rank == 0 else material.b
     mine = operand ^ mask
     (theirs,) = next(iter(session.channel.exchange(mine).values()))
@@ -201,11 +205,11 @@ def _sign(session: Session, a: Tensor, b: Tensor, count: int) -> Tensor:
 
 
 def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) -> Tensor:
-    """Carry out of all positions, lowest first: pairs are merged level by level, an odd one out waits at the top."""
+    """Carry out of all bit positions, lowest first: pairs merge level by level, an odd one waits for the next level."""
     while generate.shape[0] > 1:
         pairs = generate.shape[0] // 2
         low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        # The lowest position's propagate bit is never used: there is no carry into it.
+        # The propagate bit of the lowest position is not used, since no carry goes into it.
         up, through = and_pair(session, propagate[high], generate[low], propagate[low][1:], count)
         generate = torch.cat([generate[high] ^ up, generate[2 * pairs :]])
         propagate = torch.cat([propagate[high][:1], through, propagate[2 * pairs :]])
@@ -213,7 +217,7 @@ def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) ->
 
 
 def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Xor shares of two addends with the same sum mod 2^w as the N parties' own ones (carry-save adders, 3 to 2)."""
+    """Xor shares of two addends whose sum mod 2^w is that of the N parties' addends (carry-save adders, 3 to 2)."""
     zero = torch.zeros_like(planes)
     addends = [planes if party == session.rank else zero for party in range(session.parties)]
     width = planes.shape[0]
@@ -223,7 +227,7 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
         kept = addends[3 * triples :]
         sums = x ^ y ^ z
         carries = torch.zeros_like(sums)
-        if width > 1:  # majority = ((x ^ z) & (y ^ z)) ^ z, moved up one place; the top carry leaves the ring
+        if width > 1:  # majority = ((x ^ z) & (y ^ z)) ^ z, moved up by one bit; the top carry leaves the ring
             left, right = ((t ^ z)[:, :-1].reshape(triples * (width - 1), -1) for t in (x, y))
             product = and_(session, left, right, count).view(triples, width - 1, -1)
             carries[:, 1:] = product ^ z[:, :-1]
@@ -234,8 +238,9 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
 def drelu_price(n: int, w: int, parties: int) -> Cost:
     """Price of `drelu`, the sign bit of a sum of N window shares of w bits.
 
-    N = 2: w-1 bits and one round for the first ANDs (each operand has one owner), then the tree: 4w - 7 - L bits and
-    1 + L rounds in all, L = ceil(log2(w-1)). N > 2: carry-save adders first, one AND per bit and removed addend.
+    N = 2: the first ANDs take w-1 bits and one round (each operand has one owner), then the tree follows: 4w - 7 - L
+    bits and 1 + L rounds in all, L = ceil(log2(w-1)). N > 2: carry-save adders first, with one AND per bit and removed
+    addend.
     """
     if w <= 1:
         return cost.FREE
@@ -254,8 +259,9 @@ def drelu_price(n: int, w: int, parties: int) -> Cost:
 
 
 def carry_price(n: int, leaves: int, parties: int) -> Cost:
-    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds, about 3 bits per inner
-    node.
+    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds.
+
+    It takes about 3 bits per inner node of the tree, for each of n values.
     """
     total, left = cost.FREE, leaves
     while left > 1:
@@ -266,5 +272,5 @@ def carry_price(n: int, leaves: int, parties: int) -> Cost:
 
 
 def published_bits(w: int) -> int:
-    """HummingBird's own count of bits for one ReLU with a window of w bits, for each of two parties."""
+    """The HummingBird paper's count of bits for one ReLU with a window of w bits, for each of two parties."""
     return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129

@@ -1,18 +1,19 @@
-"""From a small ring to a larger one in one round: x mod 2^k, known to be small, opened behind a mask of k bits.
+"""From a small ring to a larger one in one round: x mod 2^k, known to be small, is opened behind a mask of k bits.
 
 The dealer draws lambda in Z_2^k as a sum of the low k bits of the parties' words l_i, and deals the carry of that sum,
 sum of l_i = lambda + 2^k carry. The parties cut the surplus fraction off their own shares (local), and open
 
     e = u + lambda  mod 2^k,       u = z + 2^(k-2)
 
-For |z| < 2^(k-2) u lies below 2^(k-1), so that the sum has left the ring if and only if lambda has its top bit t and e
-has not (the argument of protocols/truncation.py, in the small ring). Over the integers
+For |z| < 2^(k-2), u is below 2^(k-1), so the sum has left the ring if and only if the top bit t of lambda is 1 and that
+of e is 0 (the argument of protocols/truncation.py, in the small ring). Over the integers
 
     z = e - 2^(k-2) - sum of l_i + 2^k (carry + t [e < 2^(k-1)])
 
-in which e is public, and carry and carry + t are dealt, in as many bits as the larger ring has beyond k: each party
-takes the one that e tells. That top bits tell a wrap is from Escudero et al. 2020, section 5; the small ring and the
-dealt carry are derived here. Beyond its range z comes out wrong by 2^k: a unit beyond, for 2 of the 2^k masks.
+where e is public. carry and carry + t are dealt, in as many bits as the larger ring has beyond k, and e tells which of
+the two each party uses. To detect a wrap by top bits is from Escudero et al. 2020, section 5; the small ring and the
+dealt carry are derived here. For z outside the range the result may be wrong by 2^k: one unit outside, for 2 of the 2^k
+masks.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from hummingbird.mpc.session.session import Session
 
 
 class LiftingShares(NamedTuple):
-    """A party's part of a lift, (count,) each.
+    """A party's shares for a lift, (count,) each; int32 if they have at most 32 bits, else int64.
 
-    mask: its summand of lambda in the low k bits. carry: its share of (sum of the summands - lambda) / 2^k. wrapped:
-    that of the same and lambda's top bit. int32 where at most 32 bits count, else int64.
+    mask: its summand of lambda, in the low k bits.
+    carry: its share of (sum of the summands - lambda) / 2^k.
+    wrapped: its share of that number plus the top bit of lambda.
     """
 
     mask: Tensor
@@ -45,7 +47,7 @@ class LiftingShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Lifting(Request[LiftingShares]):
-    """`count` masks lambda, uniform mod 2^k; results are wanted mod 2^ring, k <= ring <= 64."""
+    """`count` masks lambda, uniform mod 2^k, for results mod 2^ring, k <= ring <= 64."""
 
     kind = "lift"
     count: int = number()
@@ -67,7 +69,7 @@ class Lifting(Request[LiftingShares]):
     def derive(self, mask: list[Tensor]) -> dict[str, Tensor]:
         low = (1 << self.k) - 1 if self.k < 64 else -1
         total = sum((summand.long() & low for summand in mask[1:]), mask[0].long() & low)
-        # Of the carry 64 - k bits are right, and of those ring - k count: none for k = 64.
+        # The carry is right mod 2^(64 - k), and only ring - k of its bits are dealt: none for k = 64.
         carry = total >> self.k if self.k < 64 else total
         return {"carry": carry, "wrapped": carry + ((total >> (self.k - 1)) & 1)}
 
@@ -78,8 +80,9 @@ class Lifting(Request[LiftingShares]):
 def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
     """Shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
 
-    z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
-    share: int64 (n,). |z| < 2^(k-2). 2 <= k <= ring <= 64. Cost: `lift_price`: k bits, 1 round.
+    share: int64 (n,), of |z| < 2^(k-2); 2 <= k <= ring <= 64.
+    Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
+    Cost: `lift_price`: k bits, 1 round.
     """
     count, first = share.numel(), session.rank == 0
     material = session.correlation(Lifting(count, k, ring))

@@ -1,19 +1,21 @@
-"""Matrix products of values that are known to be small, in one round, neither of them lifted before.
+"""Matrix products of values that are known to be small, in one round, without a lift of either value first.
 
-As lifted_product.py: z = e' - A and v = d' - B, with masks A and B of two forms of which e' and d' tell. Of
+As in lifted_product.py: z = e' - A and v = d' - B, where the masks A and B have two forms, and e' and d' tell which
+form applies. In
 
     sum over j of z v = sum of (e' - A) d' - sum of e' B + sum of A B
 
-all but the sums of A B is local matrix products, and what A B is made of is dealt:
+all but the sum of A B is local matrix products. The terms of A B are dealt:
 
     sum of A B = sum of lambda mu - 2^k sum of w t mu - 2^K sum of w' lambda s + 2^(k+K) sum of w w' t s
 
-w and w' being 1 where a word tells the signed mask. The result is right mod 2^R, R the bits that are read of it.
+where w and w' are 1 if an opened word selects the signed mask. The result is right mod 2^R, where R is the number of
+bits that are read of it.
 
-*What is dealt.* The masks lambda (i, j) and mu (j, l) are those of lifted_product.py, and so is what a product of two
-of them has in each form. Of a sum over j the opened words choose a form for every term: lambda mu is dealt as it is
-summed, what has a top bit for every i, j and l, in as many bits as are left of R when it is moved up, and not at all
-where none is.
+*The dealt shares.* The masks lambda (i, j) and mu (j, l), and the fields for each form of a product of two masks, are
+those of lifted_product.py. In a sum over j the opened words select a form for every term. So lambda mu is dealt as a
+sum over j; a product with a top bit is dealt for every i, j and l, mod 2^(R-k), 2^(R-K) or 2^(R-k-K), and not at all if
+no bit remains.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from hummingbird.mpc.session.session import Session
 
 
 def batch_of(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions before a product's matrices."""
+    """The dimensions before the matrices of a product, broadcast."""
     return tuple(torch.broadcast_shapes(tuple(size0[:-2]), tuple(size1[:-2])))
 
 
@@ -48,8 +50,9 @@ def terms(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LiftedMatMul(Request[LiftedShares]):
-    """lambda uniform in Z_2^value, of shape size0, mu in Z_2^factor, of size1, and what their matrix product mod
-    2^product is made of.
+    """Masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
+
+    The derived fields are the terms of their matrix product mod 2^product.
     """
 
     kind = "lifted_matmul"
@@ -105,10 +108,12 @@ class LiftedMatMul(Request[LiftedShares]):
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
-    """A share of the matrix product z v mod 2^bits, with anything above, batches broadcast; and the result of a look-up
-    beside it: one round for both.
+    """A share of the matrix product z v mod 2^bits, and the result of a look-up, both in one round.
 
-    x, y: int64 (..., i, j) and (..., j, l), rounded as in `lifted_product.product`. |z| < 2^(k-2), unless k = bits.
+    x, y: int64 (..., i, j) and (..., j, l), rounded as in `lifted_product.product`; batches are broadcast.
+        |z| < 2^(k-2), unless k = bits; the same for v and K.
+    bits: how many low bits of the product are right; those above are arbitrary.
+    beside: the look-up whose message is sent together with the product's.
     Cost: `price`.
     """
     request = LiftedMatMul(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits)
@@ -131,6 +136,6 @@ def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp)
 
 
 def price(request: LiftedMatMul, beside: LookUpPrice, parties: int) -> Cost:
-    """Price of `product` beside a look-up."""
+    """Price of `product` together with its look-up."""
     sent = packed(math.prod(request.size0) * request.value) + packed(math.prod(request.size1) * request.factor)
     return cost.opening(parties, sent + beside.payload, request.correction_bits + beside.offline_bits)

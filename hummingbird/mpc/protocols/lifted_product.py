@@ -1,34 +1,38 @@
-"""Products of values that are known to be small, in one round, neither of them lifted before.
+"""Products of values that are known to be small, in one round, without a lift of either value first.
 
-A lift (lift.py) opens e = z + 2^(k-2) + lambda mod 2^k, and with e' = e - 2^(k-2) over the integers
+A lift (lift.py) opens e = z + 2^(k-2) + lambda mod 2^k. With e' = e - 2^(k-2) and the top bit t of lambda, over the
+integers
 
-    z = e' - A,        A = lambda where e has its top bit, lambda - 2^k t where not
+    z = e' - A,        A = lambda if e has its top bit, else lambda - 2^k t
 
-with the top bit t of lambda. That is an opening of z behind a mask that has two forms, of which e tells which: so with
-v = d' - B, opened the same way in K bits behind mu,
+So z is opened behind a mask A of two forms, and e tells which form applies. With v = d' - B, opened the same way in K
+bits behind mu,
 
     z v = (e' - A) d' - e' B + A B
 
-all but A B is local, and A B is dealt, in all forms. z v is right mod 2^R, R the bits that are read of it, though no
-more than k and K bits were opened. For k = R nothing needs to be known of z: every form of its mask is the same mod
-2^R, and for k = K = R this is Beaver's product (beaver.py).
+All but A B is local, and A B is dealt in all forms. z v is right mod 2^R, where R is the number of bits that are read
+of it, although only k and K bits were opened. For k = R, z may be any number: all forms of its mask are equal mod 2^R.
+For k = K = R this is Beaver's product (beaver.py).
 
-*What is dealt*, with s the top bit of mu, mod 2^R:
+*The dealt shares*, with s the top bit of mu, mod 2^R:
 
     (lambda - 2^k t) (mu - 2^K s) = lambda mu - 2^k t mu - 2^K lambda s + 2^(k+K) t s
 
-each term in as many bits as are left of R when it is moved up, and none where none is: for k = R nothing is lifted.
+The factor of 2^k, 2^K or 2^(k+K) is dealt mod 2^(R-k), 2^(R-K) or 2^(R-k-K), and not at all if no bit remains: for
+k = R nothing is lifted.
 
-*Cut.* z v / 2^f is right mod 2^R if z v is mod 2^(R + f), more than a word. With f <= k and f <= K, and A = a - 2^k c,
-B = b - 2^K c', a and b the summands of lambda and mu in a party's low k and K bits, every share is
+*Cut.* z v / 2^f is right mod 2^R if z v is right mod 2^(R + f), which may be more than a word. Let f <= k and f <= K,
+and A = a - 2^k c, B = b - 2^K c', where a and b are the summands of lambda and mu in a party's low k and K bits. Every
+share is
 
     [e' - a] d' - e' b  +  2^k c d' + 2^K e' c' + A B        [e']: at party 0 alone
 
-of which only (e' - a) d' - e' b, k + K + 2 bits, and lambda mu in A B are no multiples of 2^f: each party rounds the
-former, the dealer the latter, and c, c' and products with top bits are dealt in f bits more. z v / 2^f is right to
-(N + 1)/2 units. So a product takes no message to lose the fraction that it has gained.
+Of these terms only (e' - a) d' - e' b, of k + K + 2 bits, and lambda mu in A B are not multiples of 2^f. Each party
+rounds the former, the dealer rounds the latter, and c, c' and the products with top bits are dealt in f more bits. The
+error of z v / 2^f is at most (N + 1)/2 units. So no message is needed to cut off the fraction that a product gains.
 
-That top bits tell a wrap is from Escudero et al. 2020, section 5; the merger of lift, product and cut is derived here.
+To detect a wrap by top bits is from Escudero et al. 2020, section 5; the merger of lift, product and cut is derived
+here.
 """
 
 from __future__ import annotations
@@ -52,10 +56,13 @@ from hummingbird.mpc.session.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedShares:
-    """A party's part. mask, factor: its summands of lambda and mu in the low k and K bits; all others are additive.
+    """A party's shares for a product. `mask` and `factor` are summands; the others are additive shares.
 
-    carry, wrapped: (sum of the summands - lambda) / 2^k, and the same and t; factor_carry, factor_wrapped: of mu.
-    product, top, factor_top, tops: lambda mu, t mu, lambda s, t s. None where no bit counts.
+    mask, factor: this party's summands of lambda and mu, in the low k and K bits.
+    carry, wrapped: (sum of the summands of lambda - lambda) / 2^k, and that number plus t.
+    factor_carry, factor_wrapped: the same for mu, K and s.
+    product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
+    Fields with a default are None if no bit of them is needed.
     """
 
     mask: Tensor
@@ -74,7 +81,7 @@ LARGEST_CUT = 40  # bits
 
 
 def check_widths(value: int, factor: int, product: int, cut: int) -> None:
-    """Raise ValueError for widths that a product mod 2^product, less its lowest `cut` bits, cannot have."""
+    """Raise ValueError for widths that a product mod 2^product, without its lowest `cut` bits, cannot have."""
     whole = product + cut
     narrow = cut > min(value, factor) or whole - min(value, factor) > 64 or value + factor > 61
     if max(value, factor) > whole or (cut and narrow):
@@ -83,8 +90,9 @@ def check_widths(value: int, factor: int, product: int, cut: int) -> None:
 
 @dataclass(frozen=True)
 class LiftedProduct(Request[LiftedShares]):
-    """lambda uniform in Z_2^value, of shape size0, mu in Z_2^factor, of size1, and products less their lowest `cut`
-    bits mod 2^product, of the shape that torch broadcasts them to.
+    """Masks lambda, uniform in Z_2^value, of shape size0, mu, uniform in Z_2^factor, of size1, and their products.
+
+    The products lose their lowest `cut` bits and are wanted mod 2^product, in the shape that torch broadcasts them to.
     """
 
     kind = "lifted_product"
@@ -114,7 +122,7 @@ class LiftedProduct(Request[LiftedShares]):
 
 
 def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fields:
-    """The masks of values and of factors."""
+    """The masks of values (k bits each) and of factors (`factor` bits each)."""
     return {
         "mask": Field("ring", tuple(size0), width=k, apart=True),
         "factor": Field("ring", tuple(size1), width=factor, apart=True),
@@ -124,8 +132,10 @@ def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fi
 def dealt_fields(
     size0: Sequence[int], size1: Sequence[int], k: int, factor: int, bits: int, whole: int, cut: int
 ) -> Fields:
-    """The fields that are dealt for products mod 2^bits, of which the lowest `cut` are not wanted, where the masks of
-    values count mod 2^whole, if that is more.
+    """The fields that are dealt for products mod 2^bits, whose lowest `cut` bits are not needed.
+
+    k, factor: bits of the masks of values and of factors.
+    whole: the masks of values are needed mod 2^whole, if that is more than `bits`; else 0.
     """
     left, right, out = tuple(size0), tuple(size1), tuple(torch.broadcast_shapes(size0, size1))
     fields = {
@@ -141,7 +151,7 @@ def dealt_fields(
 
 @dataclass(frozen=True)
 class MaskValues:
-    """The dealer's knowledge of masks of k bits: values, carries of their summands mod 2^(64 - k), and top bits."""
+    """Masks of k bits as the dealer knows them: values, carries of their summands mod 2^(64 - k), and top bits."""
 
     value: Tensor
     carry: Tensor
@@ -149,15 +159,15 @@ class MaskValues:
 
 
 def read(summands: list[Tensor], k: int) -> MaskValues:
-    """The masks whose summands, in the low k bits, the parties have."""
+    """The masks, from the parties' summands in the low k bits."""
     low = (1 << k) - 1 if k < 64 else -1
     total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
-    # Of a sum mod 2^64 the bits from k on are right mod 2^(64 - k), and nobody asks for those of 64.
+    # The sum is mod 2^64, so its carry is right mod 2^(64 - k); for k = 64 the carry is not used.
     return MaskValues(total & low, total >> min(k, 63), (total >> (k - 1)) & 1)
 
 
 def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
-    """The values of those of `dealt_fields` that are among the fields."""
+    """Those values of `dealt_fields` that `fields` names."""
     values = {
         "carry": lambda: a.carry,
         "wrapped": lambda: a.carry + a.top,
@@ -172,7 +182,7 @@ def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> di
 
 
 class Operand(NamedTuple):
-    """A share of x, int64 of any shape, right mod 2^(k + shift): z = x / 2^shift is opened, in k bits."""
+    """A share of x to open: int64 of any shape, right mod 2^(k + shift). z = x / 2^shift is opened, in k bits."""
 
     share: Tensor
     shift: int
@@ -180,14 +190,14 @@ class Operand(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A value as all parties see it: e', and 1 where the mask to subtract from it is the signed one, else 0."""
+    """An opened value, public: e', and 1 if the signed mask lambda - 2^k t must be subtracted from e', else 0."""
 
     word: Tensor
     wraps: Tensor
 
 
 class Mask(NamedTuple):
-    """A share of the mask to subtract, low - 2^k carry; no carry where k bits are all that count."""
+    """A share of the mask to subtract, low - 2^k carry. carry is None if only k bits are needed."""
 
     low: Tensor
     carry: Tensor | None
@@ -195,16 +205,16 @@ class Mask(NamedTuple):
 
     @property
     def share(self) -> Tensor:
-        """The share, in as many bits as the carry has, and k more."""
+        """The share, right in k bits more than the carry has."""
         return self.low if self.carry is None else self.low - (self.carry << self.k)
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -> Tensor:
-    """A share of z v / 2^cut mod 2^bits, with anything above, torch's broadcasting: one round.
+    """A share of z v / 2^cut mod 2^bits, in torch's broadcast shape: one round. The bits above are arbitrary.
 
-    Each of x and y is rounded by every party on its own, within N/2 units, and exact if shares are multiples of
-    2^shift. |z| < 2^(k-2), unless k = bits + cut; k <= bits + cut. The result is exact for cut = 0, else within
-    (N + 1)/2 units. Cost: `price`.
+    x, y: operands for z and v. |z| < 2^(k-2), unless k = bits + cut; k <= bits + cut; the same for v and K.
+    Every party rounds its own shares of x and y: within N/2 units, and exact if the shares are multiples of 2^shift.
+    The product is exact for cut = 0, else within (N + 1)/2 units. Cost: `price`.
     """
     shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut))
     left, right = opened(session, (x, shares.mask), (y, shares.factor))
@@ -213,14 +223,14 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
-    """The openings of operands behind masks, of which parties have summands: one round."""
+    """Open operands behind masks, given as the party's summands: one round."""
     mine = [masked(session, operand, mask) for operand, mask in pairs]
     frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)
     return [seen(parts, operand) for parts, (operand, _) in zip(frames, pairs, strict=True)]
 
 
 def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
-    """A party's part of an opening, as it is sent."""
+    """This party's message of an opening: its share plus its summand of the mask, packed."""
     share, shift, k = operand
     flat = share.reshape(-1)
     moved = flat + (1 << (k - 2 + shift)) if session.rank == 0 else flat
@@ -228,14 +238,14 @@ def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
 
 
 def seen(parts: Sequence[Tensor], operand: Operand) -> Opening:
-    """The opening that all parties' parts are."""
+    """The opening, from the messages of all parties."""
     share, _, k = operand
     words = kernels.open_words(list(parts), share.numel(), k).view(share.shape)
     return Opening(words - (1 << (k - 2)), 1 - ((words >> (k - 1)) & 1))
 
 
 def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wraps: Tensor, k: int) -> Mask:
-    """The mask to subtract from a value as it is opened."""
+    """The mask to subtract from an opened value, in the form that `wraps` selects."""
     low = summand.long() & ((1 << k) - 1 if k < 64 else -1)
     if carry is None or wrapped is None:
         return Mask(low, None, k)
@@ -245,7 +255,10 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
 def multiplied(
     shares: LiftedShares, left: Opening, mask: Mask, right: Opening, factor: int, first: bool, cut: int = 0
 ) -> Tensor:
-    """A share of z v / 2^cut from both openings and the mask of z; factor: K; first: whether this is party 0."""
+    """A share of z v / 2^cut from both openings and the mask of z.
+
+    factor: K. first: whether this is party 0.
+    """
     k, e, d = mask.k, left.word, right.word
     its = remaining(shares.factor, shares.factor_carry, shares.factor_wrapped, right.wraps, factor)
     fine = (e - mask.low if first else -mask.low) * d - e * its.low  # below 2^(k + K + 2), or right mod 2^64
@@ -264,8 +277,11 @@ def multiplied(
 
 
 def price(left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int, cut: int = 0) -> Cost:
-    """Price of `product` of `left` values and `right` factors, opened in `value` and `factor` bits, for `out` results
-    mod 2^bits, less their lowest `cut` bits: 1 round.
+    """Price of `product`, 1 round.
+
+    left, right, out: numbers of values, factors and results.
+    value, factor: bits in which values and factors are opened.
+    bits, cut: the results are mod 2^bits, without their lowest `cut` bits.
     """
     masks = 2 * packed(left * (bits + cut - value))
     offline = masks + dealt_bytes(right, out, value, factor, bits + cut, cut)
@@ -273,15 +289,17 @@ def price(left: int, right: int, out: int, value: int, factor: int, bits: int, p
 
 
 def dealt_bytes(right: int, out: int, value: int, factor: int, bits: int, cut: int) -> int:
-    """Bytes that are dealt of the masks of `right` factors, and of the products with them."""
+    """Bytes that are dealt for the masks of `right` factors, and for `out` products with them."""
     of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
     return 2 * packed(right * (bits - factor)) + sum(packed(out * width) for width in of_products)
 
 
 @dataclass(frozen=True)
 class LiftedTimes(Operation):
-    """x with `shift` fewer bits of fraction, times y, with broadcasting, both known to be small: opened in `value` and
-    `factor` bits, two of them above their magnitudes. Of shares of the result `bits` low bits are read.
+    """x, with `shift` bits of fraction cut off, times y, with broadcasting; both are known to be small.
+
+    value, factor: bits in which x and y are opened, two more than their magnitudes have.
+    bits: how many low bits of the result's shares are read.
     """
 
     shift: int

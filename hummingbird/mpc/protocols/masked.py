@@ -4,29 +4,30 @@ The dealer draws lambda in Z_2^k. The parties cut the surplus fraction off their
 
     x^ = x + lambda  mod 2^k,      X = x^ >> m,   L = lambda >> m,   w = k - m bits,   h = 2^(w-1)
 
-X is public, L is the dealer's. Two comparisons of L with public numbers decide everything, for |x| < 2^(k-1) - 2^m:
+X is public, and only the dealer knows L. For |x| < 2^(k-1) - 2^m, two comparisons of L with public numbers suffice:
 
     s = [L <= X xor h]        b = [L < X] xor s xor [X < h]  =  [1 <= X - L < h]          (differences mod 2^w)
     x = x^ - lambda + 2^k ([X < h] - s)          relu(x) = b x^ - b lambda + 2^k [X < h] (1 - s)
 
-over Z_2^64: both are lifted out of the small ring. b is [x > 0] for |x| >= 2^m, 0 or 1 for 0 <= x < 2^m, and 0 for
-every negative x; m = 0 is exact.
+over Z_2^64: x and relu(x) are lifted out of the small ring. b is [x > 0] for |x| >= 2^m, 0 or 1 for 0 <= x < 2^m, and 0
+for every negative x; m = 0 is exact.
 
-A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both for c bits of L: two local look-ups of one
-secret step, where one-time truth tables for b and for the wrap would take twice the bits. A window of up to 8 bits is
-one table at most. A wider one, or one for which fewer bits count for more than fewer rounds
-(mpc/protocols/table_choice.py), is several tables below a tree, ceil(log2(number of tables)) rounds more
-(step_tables.py).
+A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both comparisons for c bits of L by two local
+look-ups of one secret step. One-time truth tables for b and for the wrap would take twice the bits. One table serves a
+window of up to 8 bits. A wider window takes several tables below a tree (step_tables.py), with ceil(log2(number of
+tables)) more rounds; so does a narrower one if fewer bits matter more than fewer rounds
+(mpc/protocols/table_choice.py).
 
-Then one opening of c_b = b xor r_b and c_s = s xor r_s; with dealt shares of r_b, r_s, lambda and r_b lambda the rest
-is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. lambda is the sum of the
-low k bits of the parties' words, and the parties hold these as integers, not mod 2^k: shares of lambda cost the dealer
-only the carry of its summands, in as many bits as the ring has beyond k; and nothing where the parties' shares of x are
-right in all bits that are wanted (`whole`), as those of an input are: [lambda] = x^ - [x] + 2^k ([X < h] - [s]), and z
-is x. Of an x outside the window, for which the right side is off by x - x', x' in [-2^(k-1), 2^(k-1)), y is
-b x' + c_b (x - x') then.
+The second round opens c_b = b xor r_b and c_s = s xor r_s. With dealt shares of r_b, r_s, lambda and r_b lambda the
+rest is local: [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda].
 
-Comparisons of a value with several public numbers take one opening: thresholds.py.
+lambda is the sum mod 2^k of the low k bits of the parties' words. As the parties hold these as integers, the dealer
+makes shares of lambda by dealing only the carry of that sum, in as many bits as the ring has beyond k. Even the carry
+is not needed if the parties' shares of x are right in all bits that are wanted (`whole`), as those of an input are:
+then [lambda] = x^ - [x] + 2^k ([X < h] - [s]), and z is x. For x outside the window the right side is then off by
+x - x', with x' in [-2^(k-1), 2^(k-1)), and y is b x' + c_b (x - x').
+
+One opening serves comparisons of a value with several public numbers: thresholds.py.
 
 Sources: masked wires with dealt functions of the mask, Boyle, Gilboa, Ishai 2019; tables as one-time truth tables,
 Ishai, Kushilevitz, Meldgaard, Orlandi, Paskin-Cherniavsky 2013; the step table, the double look-up and the lift of x
@@ -61,12 +62,14 @@ from hummingbird.ring import SCALE
 
 
 class MaskedShares(NamedTuple):
-    """A party's part of a masked opening.
+    """A party's shares for a masked opening. choice, wrap, product and carry are additive, (count,).
 
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,). choice_bits, wrap_bits: xor shares of r_b
-    and r_s, uint8 (ceil(count/8),). choice, wrap: r_b and r_s as numbers.
-    product: r_b lambda. tables: xor shares of the step tables, lowest first, uint8 (ceil(count 2^c / 8),). carry: (sum
-    of the summands - lambda) / 2^k, unless the parties' shares of x are whole.
+    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
+    choice_bits, wrap_bits: xor shares of r_b and r_s, uint8 (ceil(count/8),).
+    choice, wrap: r_b and r_s as numbers.
+    product: r_b lambda.
+    tables: xor shares of the step tables, lowest bits first, uint8 (ceil(count 2^c / 8),) each.
+    carry: (sum of the summands - lambda) / 2^k; None if the parties' shares of x are whole.
     """
 
     mask: Words
@@ -81,9 +84,9 @@ class MaskedShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedOpening(Request[MaskedShares]):
-    """`count` masks for a window [k:m) that is cut into `tables`; results are wanted mod 2^ring, k <= ring <= 64.
+    """`count` masks for a window [k:m) that is cut into `tables` parts; results mod 2^ring, k <= ring <= 64.
 
-    whole: 1 if the parties' shares of what is compared are right mod 2^ring, so that no carry is dealt; else 0.
+    whole: 1 if the parties' shares of the compared values are right mod 2^ring, so that no carry is dealt; else 0.
     """
 
     kind = "masked"
@@ -100,7 +103,7 @@ class MaskedOpening(Request[MaskedShares]):
 
     @property
     def sizes(self) -> list[int]:
-        """Bits of the window that each table covers, lowest first."""
+        """Bits of the window that each table covers, lowest bits first."""
         return step_tables.chunks(self.k - self.m, self.tables)
 
     @cached_property
@@ -112,7 +115,7 @@ class MaskedOpening(Request[MaskedShares]):
     @cached_property
     def derived(self) -> Fields:
         whole = Field("ring", (self.count,), width=self.ring, left=True)
-        high = Field("ring", (self.count,), width=self.ring - self.k, left=True)  # is used times 2^k
+        high = Field("ring", (self.count,), width=self.ring - self.k, left=True)  # used times 2^k
         tables = {
             f"table_{place}": Field("packed", (packed(self.count << c),), left=True)
             for place, c in enumerate(self.sizes)
@@ -149,9 +152,10 @@ def relu(
 ) -> tuple[Tensor, Tensor]:
     """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
 
-    z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
-    share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. tables: of at most 8 bits, that the window is cut into;
-        None: as few rounds as possible. whole: whether the shares are of x mod 2^(ring + shift).
+    Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
+    share: int64 (n,), of |z| < 2^(k-1) - 2^m; k <= ring <= 64.
+    tables: how many tables, of at most 8 bits each, the window is cut into; None: for the fewest rounds.
+    whole: whether the shares are of x mod 2^(ring + shift).
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """
     count, tables = share.numel(), tables or table_choice.fewest_rounds(k - m)
@@ -182,17 +186,17 @@ def _compare(
 
 
 def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False) -> Cost:
-    """Price of `relu` on n values: k + 2 bits for each, in 2 rounds for one table; with `whole` no carry is dealt."""
+    """Price of `relu` on n values: k + 2 bits each, in 2 rounds for one table. With `whole` no carry is dealt."""
     price = thresholds.relus_price(n, k, m, ring, parties, tables)
     return replace(price, offline_bits=price.offline_bits - 8 * packed(n * (ring - k))) if whole else price
 
 
 @dataclass(frozen=True)
 class MaskedLaw(Law):
-    """d = r + u, u uniform in [0, 2^m): the low bits of the mask, and below those what two shares' rounding adds;
-    bit = [S(d) >= 2^m], z = floor(r + u mod 2^q) + S(d) - d, floor to a multiple of 2^q.
+    """d = r + u, bit = [S(d) >= 2^m], z = floor(r + u mod 2^q) + S(d) - d, floor to a multiple of 2^q.
 
-    With floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) and the mask's part of u.
+    u is uniform in [0, 2^m): the low bits of the mask, and below them what the rounding of two shares adds. With
+    floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) plus the mask's part of u.
     """
 
     rounds_apart = False
@@ -221,11 +225,12 @@ class MaskedLaw(Law):
 
 
 class Masked(Comparison):
-    """The masked opening of k bits of what is left of the shares when every party has cut its own (protocol="masked").
+    """A ReLU by the masked opening of k bits of the shares, which every party has cut (protocol="masked").
 
-    Cutting f bits off each share is right up to a rounding and to multiples of 2^(64 - f), which vanish mod 2^k as long
-    as k <= 64 - f: the surplus fraction costs no message. Nor do the lowest q bits of a window, which are cut off with
-    it: k - q bits are opened, and the results move up by q again, so that they are right in q bits more than are dealt.
+    Cutting f bits off each share changes the sum by a rounding error and by multiples of 2^(64 - f), which
+    vanish mod 2^k if k <= 64 - f: cutting the surplus fraction off costs no message. The same cut removes the lowest q
+    bits of a window: k - q bits are opened, and the results move up by q again, so that q more of their bits are right
+    than are dealt.
     """
 
     name = "masked"
@@ -235,7 +240,7 @@ class Masked(Comparison):
     gives_squares = True
 
     def k(self, scale: int) -> int:
-        """The upper end of what is opened: the window's, cut off at the bits that are valid."""
+        """The upper bound of the opened bits: the window's k, or less if fewer bits of the shares are valid."""
         return min(self.window.k, self.valid - (scale - SCALE))
 
     @property
@@ -244,7 +249,7 @@ class Masked(Comparison):
 
     @property
     def reach(self) -> int:
-        # A value is known mod 2^k alone; if `whole` by more, where nobody relies on this.
+        # A result is a number mod 2^k; of `whole` shares it may be larger, but then no layer relies on this bound.
         return self.window.k - SCALE - 1
 
     def needs(self, scale: int) -> int:
@@ -267,11 +272,11 @@ class Masked(Comparison):
         return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q, whole=self.whole)
 
     def width(self, scale: int) -> int:
-        """Bits that decide."""
+        """How many bits decide."""
         return self.k(scale) - self.window.low
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
-        """How many tables the aim takes for the window, of which so many comparisons of a value are looked up."""
+        """How many tables the aim chooses for the window, if each value is compared with `knots` knots."""
         return self.aim.tables(self.width(scale), parties, knots)
 
     def variant(self, scale: int, parties: int) -> str:
@@ -281,7 +286,7 @@ class Masked(Comparison):
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
     def _bits(self, scale: int) -> tuple[int, int, int]:
-        """Bits that are opened, how many of them do not decide, and bits of the result, which moves up by q."""
+        """How many bits are opened, how many of these do not decide, and how many the result has before it moves up."""
         k, q = self.k(scale), self.window.q
         return k - q, self.window.low - q, max(self.ring, k) - q
 
@@ -289,7 +294,7 @@ class Masked(Comparison):
         q, shift = self.window.q, scale - SCALE
         bits = *self._bits(scale), self.tables(scale, session.parties, len(knots))
         if len(knots) > 1:
-            # To the multiples of 2^q next to them: what is opened has no lower bits.
+            # Rounded to multiples of 2^q, since the opened words have no lower bits.
             near = [knot + (1 << q >> 1) >> q for knot in knots]
             y, z = thresholds.relus(session, share, near, shift + q, *bits)
         else:
@@ -319,7 +324,7 @@ class Masked(Comparison):
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
-        """k and m of the window in units of 2^-fraction, two bits wide at least, and how many tables it takes."""
+        """k and m of the window in units of 2^-fraction, at least two bits wide, and how many tables it takes."""
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)
         m = min(k - 2, max(0, self.window.low - dropped))

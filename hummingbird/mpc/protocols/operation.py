@@ -1,8 +1,9 @@
-"""An operation that the formulas of layers use, as one record: what it computes, how parties run it, and its price.
+"""An operation for the formulas of layers, as one record: what it computes, how parties run it, and its price.
 
-A formula says `n.apply(DividedBy(9), x)`, on the numbers `n` of mpc/layers/arithmetic.py. On real numbers, as in a
-simulation, that is `plain`; on shares it is `run`, which sends messages; and a plan adds up `price`. So an operation is
-complete with such a record beside its request and its function: no layer, plan or simulation has a list of them.
+A formula calls `n.apply(DividedBy(9), x)`, where `n` is a kind of numbers of mpc/layers/arithmetic.py. For real
+numbers, as in a simulation, this calls `plain`; for shares it calls `run`, which sends messages; for a plan it adds up
+`price`. So an operation is complete with this record beside its request and its function: layers, plans and simulations
+hold no list of operations.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ from hummingbird.mpc.session.session import Session
 
 
 class Operation(ABC):
-    """One operation with its public parameters, which are the fields of a dataclass. A subclass names the values that
-    it takes.
-    """
+    """One operation. The fields of the dataclass are its public parameters; a subclass names its values."""
 
     @abstractmethod
     def plain(self, *values: Any, **options: Any) -> Any:
-        """The result for real values, of any floating-point type; of values without data their shapes are right."""
+        """The result for real values of any floating-point type. Meta tensors are allowed, for the shape alone."""
 
     @abstractmethod
     def run(self, session: Session, *shares: Any, **options: Any) -> Any:
-        """A party's share of the result, from its shares of the values, int64."""
+        """This party's share of the result, int64, from its shares of the values."""
 
     @abstractmethod
     def price(self, parties: int, *values: Any, **options: Any) -> Cost:
-        """Cost of `run` on values of these shapes: tensors without data."""
+        """Cost of `run` on values of these shapes (meta tensors)."""

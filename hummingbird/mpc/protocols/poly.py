@@ -1,22 +1,23 @@
-"""A smooth function in one round: a masked opening whose answer is a polynomial with dealt coefficients.
+"""A smooth function in one round: one masked opening selects a polynomial whose coefficients are dealt.
 
 The parties cut the surplus fraction off their own shares (local), and open
 
     x^ = x + lambda  mod 2^k,      X = x^ >> m,   v = x^ mod 2^m,   L, l the same of lambda,   w = k - m bits
 
-For D = X - L mod 2^w, with its sign, and u = v - l, exactly x = 2^m D + u, where |u| < 2^m, for every x from -2^(k-1)
-to 2^(k-1) - 2^m. For every X the dealer knows D and l. It deals additive shares of the coefficients T_j[X] of
-P_D(u / 2^m) as a polynomial in v, of which X, that is public, chooses one row:
+For D = X - L mod 2^w, as a signed number, and u = v - l, exactly x = 2^m D + u, where |u| < 2^m, for every x from
+-2^(k-1) to 2^(k-1) - 2^m. For every X the dealer knows D and l. Let P_D be the polynomial of piece D, with coefficients
+c_i(D). The dealer writes P_D(u / 2^m) as a polynomial in v and deals additive shares of its coefficients T_j[X], for
+every X; the public X selects one row:
 
-    T_j[X] = sum over i >= j of binomial(i, j) (-l / 2^m)^(i - j) c_i(D)        c_i(D): the coefficients of P_D
+    T_j[X] = sum over i >= j of binomial(i, j) (-l / 2^m)^(i - j) c_i(D)
       f(x) ~ sum over j of T_j[X] (v / 2^m)^j
 
-Every party computes this of its own shares. T_j has `scale` + GUARD bits of fraction, so that the sum in units of the
-highest power has shift = GUARD + degree m bits more than the result, which each party cuts off its share: of a sum that
-is right mod 2^R the result is right mod 2^(R - shift). T_j itself is dealt mod 2^(R - (degree - j) m), no more.
+Every party evaluates this with its own shares. T_j has `scale` + GUARD bits of fraction. So the sum, in units of the
+highest power, has shift = GUARD + degree m more bits than the result, and each party cuts them off its share: if the
+sum is right mod 2^R, the result is right mod 2^(R - shift). For this, T_j itself is dealt mod 2^(R - (degree - j) m).
 
-k bits and one round, no product of private values. Source: as masked.py's, one-time truth tables of a function of a
-masked wire; polynomials in the mask's remainder are derived here.
+It takes k bits and one round, and no product of private values. Source: as for masked.py, one-time truth tables of a
+function of a masked wire; polynomials in the mask's remainder are derived here.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable
 from hummingbird.mpc.session.session import Session
 
-_MOVED_AT_ONCE = 1 << 16  # coefficients of one power that the dealer moves at a time: they stay in a core's cache
+_MOVED_AT_ONCE = 1 << 16  # coefficients of one power that `moved` computes at a time: they stay in a core's cache
 
 
 class PolynomialShares(NamedTuple):
-    """A party's part of a look-up.
+    """A party's shares for a look-up.
 
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,). coefficients: additive shares of T_j, lowest
-    power first, int32 or int64 (count 2^w,), each mod 2^(width of its power).
+    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
+    coefficients: additive shares of T_j, lowest power first, int32 or int64 (count 2^w,), each mod 2^(width of its
+        power).
     """
 
     mask: Words
@@ -56,7 +58,7 @@ class PolynomialShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Polynomial(Request[PolynomialShares]):
-    """`count` masks and tables of a function (`polynomials.Table`); results are wanted mod 2^bits."""
+    """`count` masks and tables of a function (`polynomials.PolynomialTable`), for results mod 2^bits."""
 
     kind = "poly"
     count: int = number()
@@ -78,14 +80,14 @@ class Polynomial(Request[PolynomialShares]):
 
     @property
     def table(self) -> PolynomialTable:
-        """The table that is looked up."""
+        """The function's table."""
         return PolynomialTable(
             self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain, self.stretch
         )
 
     @property
     def widths(self) -> list[int]:
-        """Bits of the coefficients' shares, lowest power first."""
+        """Bits of the shares of the coefficients, lowest power first."""
         return self.table.widths(self.bits)
 
     @cached_property
@@ -109,10 +111,11 @@ class Polynomial(Request[PolynomialShares]):
 
 
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
-    """T_j[X] for every X, int64 (n 2^w,) for each power, lowest first, from lambda, int64 (n,), in 0 .. 2^k - 1.
+    """T_j[X] for every X, for each power j, lowest first: int64 (n 2^w,) each.
 
-    Binomials by repeated Horner steps, in float64: a coefficient stays below 2^(scale + GUARD + degree + the bits of
-    the function's largest value), 2^50, and is rounded once, at the end.
+    lambda_: int64 (n,), in 0 .. 2^k - 1. Repeated Horner steps in float64 compute the binomial sums. A coefficient
+    stays below 2^(scale + GUARD + degree + the bits of the function's largest value), 2^50, and is rounded only once,
+    at the end.
     """
     upper = torch.arange(1 << table.w, device=lambda_.device)
     piece = (upper - (lambda_ >> table.m)[:, None]) & ((1 << table.w) - 1)
@@ -125,15 +128,16 @@ def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
     return [column.round_().long().view(-1) for column in found]
 
 
-AT_ONCE = 1 << 24  # coefficients of one power that are dealt at a time, 128 MiB
-TOGETHER = 2  # times as many are looked up by one message: what is dealt for them is held until it has come
+AT_ONCE = 1 << 24  # coefficients of one power in one request, 128 MiB
+TOGETHER = 2  # requests that one message serves: their shares stay in memory until the message has come
 
 
 def evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
-    """Shares mod 2^bits of the table's function, at `table.scale`, int64 of any shape, from shares of x at `scale`.
+    """Shares mod 2^bits of the table's function of x, scale `table.scale`, from shares of x at `scale`; int64.
 
-    |x| <= table.most, and shares are right mod 2^(table.k + scale - table.fraction). Errors: `PolynomialTable.error`.
-    Cost: `price`, table.k bits and 1 round for up to TOGETHER (AT_ONCE >> w) values.
+    share: of any shape, right mod 2^(table.k + scale - table.fraction), of |x| <= table.most.
+    Errors: `PolynomialTable.error`.
+    Cost: `price`, table.k bits per value and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """
     parts = share.reshape(-1).split(TOGETHER * (AT_ONCE >> table.w))
     return torch.cat([_evaluate(session, part, table, scale, bits) for part in parts]).view(share.shape)
@@ -145,8 +149,10 @@ def _evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: in
 
 
 class LookUp:
-    """A look-up whose opening others share: `words` is this party's part of the message, and `result` takes the parts
-    of all parties. Arguments as of `evaluate`; cost: `LookUpPrice`, however many values.
+    """A look-up whose opening travels with other messages.
+
+    words: this party's part of the message. `result` takes the parts of all parties.
+    The arguments are those of `evaluate`. Cost: `LookUpPrice`, for any number of values.
     """
 
     def __init__(self, session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> None:
@@ -159,7 +165,7 @@ class LookUp:
         self.words = [kernels.mask_words(part, own.mask, shift, table.k) for part, own in pairs]
 
     def result(self, frames: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Shares of the result, of the values' shape."""
+        """Shares of the result, in the shape of the values. frames: for each of `words`, the parts of all parties."""
         out = []
         for words, count in zip(frames, self._counts, strict=True):
             opened = kernels.open_words(list(words), count, self._table.k)
@@ -168,14 +174,14 @@ class LookUp:
 
 
 class LookUpPrice(NamedTuple):
-    """The price of a `LookUp`: bytes that it sends to another party, and bits that are dealt for it."""
+    """The price of a `LookUp`: payload bytes to each other party, and bits that are dealt for it."""
 
     payload: int
     offline_bits: int
 
     @classmethod
     def of(cls, n: int, table: PolynomialTable, bits: int, parties: int) -> LookUpPrice:
-        """For n values."""
+        """The price for n values."""
         most = AT_ONCE >> table.w
         sizes = [most] * (n // most) + [n % most] * (n % most > 0 or not n)
         dealt = (8 * dealt_bytes(size, table.w, table.widths(bits)) for size in sizes)
@@ -201,5 +207,5 @@ def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:
 
 
 def dealt_bytes(n: int, w: int, widths: Sequence[int]) -> int:
-    """Bytes that are dealt for n values: 2^w coefficients of each power, of these widths in bits."""
+    """Bytes that are dealt for n values: 2^w coefficients of each power. widths: their bits, by power."""
     return sum(packed((n << w) * width) for width in widths)

@@ -1,4 +1,4 @@
-"""The protocols that decide signs, by the name that users give: `convert_model(net, protocol="masked")`."""
+"""The protocols that decide signs, by the name that users write: `convert_model(net, protocol="masked")`."""
 
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -9,7 +9,7 @@ PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
 
 
 def named(protocol: str) -> type[Comparison]:
-    """The comparison of a protocol; ConfigError if there is none of this name."""
+    """The comparison of the protocol with this name. Raises ConfigError if there is none."""
     if protocol not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[protocol]

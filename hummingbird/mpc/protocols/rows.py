@@ -1,20 +1,19 @@
-"""Rows of private values that are lifted, squared and multiplied: one message for each value, one for each row.
+"""Rows of private values, lifted, squared and multiplied: one message opens the values, one the row's factors.
 
-A value z is opened as e', and what is left to subtract is a mask A of two forms, of which e' tells which
-(lifted_product.py). So of
+A value z is opened as e', and the mask A to subtract has two forms; e' tells which form applies (lifted_product.py). In
 
     z^2 = e'^2 - 2 e' A + A^2
 
-all but A^2, summed over a row, is local; that is dealt, in both forms. The same opening serves the product
-with the factor of a row, which is opened when it is known. An element is opened once, in the k bits that it may have,
-and neither it nor the factor takes a message to be lifted before.
+all but the row sum of A^2 is local; that sum is dealt, in both forms. The same opening serves the product with the
+row's factor, which is opened once it is known. So a value is opened once, in the k bits that it may have, and no
+message is needed to lift values or factors first.
 
-*What is dealt.* The masks lambda and mu of a value and of the factor of its row, and what products have of them, are
-those of lifted_product.py. The square of lambda as a signed number, with its top bit t, has a term more:
+*The dealt shares.* The masks lambda and mu of a value and of its row's factor, and the fields for their products, are
+those of lifted_product.py. The square of lambda as a signed number, with its top bit t, has one more term:
 
     (lambda - 2^k t)^2 = lambda^2 + 2^(k+1) t (2^(k-1) - lambda)
 
-which is dealt for each value, and lambda^2 for each row.
+The factor t (2^(k-1) - lambda) is dealt for each value, and the sum of lambda^2 for each row.
 """
 
 from __future__ import annotations
@@ -51,8 +50,11 @@ from hummingbird.mpc.session.session import Session
 
 
 class RowWidths(NamedTuple):
-    """Bits of rows: of a value and of the factor of a row as they are opened, and of what is read of the sum of a row's
-    squares, and of a product, of which the lowest `cut` are not wanted.
+    """Bits of the values and results of rows.
+
+    value, factor: bits in which a value and a row's factor are opened.
+    sums: how many bits of the sum of a row's squares are read.
+    product: how many bits of a product are read, after its lowest `cut` bits are cut off.
     """
 
     value: int
@@ -64,8 +66,10 @@ class RowWidths(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedRowShares(LiftedShares):
-    """A party's part of products with a row's factor, and of squares: `squares`, the sums of each row's lambda^2, and
-    `turned`, t (2^(k-1) - lambda).
+    """A party's shares for products with a row's factor, and for squares.
+
+    squares: the sum of lambda^2 over each row.
+    turned: t (2^(k-1) - lambda), for each value.
     """
 
     squares: Tensor
@@ -74,8 +78,9 @@ class LiftedRowShares(LiftedShares):
 
 @dataclass(frozen=True)
 class LiftedRows(Request[LiftedRowShares]):
-    """lambda uniform in Z_2^value, of this shape, mu in Z_2^factor for each row, the last dimension; as in
-    `RowWidths`.
+    """Masks lambda, uniform in Z_2^value, of this shape, and mu, uniform in Z_2^factor, for each row.
+
+    A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
     """
 
     kind = "lifted_rows"
@@ -123,10 +128,10 @@ class LiftedRows(Request[LiftedRowShares]):
 
 
 class RowOpening:
-    """Rows z = x / 2^shift, rounded by every party on its own, within N/2 units: opened at once, one round.
+    """Rows z = x / 2^shift, opened in one round. Every party rounds its own share: within N/2 units.
 
-    x: int64 (..., length), right mod 2^(widths.value + shift). |z| < 2^(widths.value - 2). Cost: `lifted_rows_price`,
-    with the product.
+    x: int64 (..., length), right mod 2^(widths.value + shift), of |z| < 2^(widths.value - 2).
+    Cost: `lifted_rows_price`, which includes the product.
     """
 
     def __init__(self, session: Session, x: Tensor, shift: int, widths: RowWidths) -> None:
@@ -136,7 +141,7 @@ class RowOpening:
         self._mask = remaining(shares.mask, shares.carry, shares.wrapped, self._opened.wraps, widths.value)
 
     def squares(self) -> Tensor:
-        """A share of the sum of each row's squares mod 2^sums, with anything above, (..., 1)."""
+        """A share of the sum of each row's squares mod 2^sums, (..., 1). The bits above are arbitrary."""
         e, wraps = self._opened
         mask = self._mask.share
         factor = e - 2 * mask if self._session.rank == 0 else -2 * mask
@@ -144,9 +149,10 @@ class RowOpening:
         return (e * factor).sum(-1, keepdim=True) + self._shares.squares + (turned << (self._widths.value + 1))
 
     def times(self, v: Tensor) -> Tensor:
-        """A share of z v / 2^cut mod 2^product, with anything above, from one of v mod 2^factor, (..., 1): one round.
+        """A share of z v / 2^cut mod 2^product from a share of v: one round. The bits above are arbitrary.
 
-        |v| < 2^(factor - 2). The result is exact for cut = 0, else within (N + 1)/2 units.
+        v: (..., 1), right mod 2^factor, |v| < 2^(factor - 2). The result is exact for cut = 0, else within (N + 1)/2
+            units.
         """
         first, widths = self._session.rank == 0, self._widths
         (factor,) = opened(self._session, (Operand(v, 0, widths.factor), self._shares.factor))
@@ -156,8 +162,9 @@ class RowOpening:
 def lifted_rows_price(
     n: int, rows: int, value: int, factor: int, sums: int, product: int, cut: int, parties: int
 ) -> Cost:
-    """Price of a `RowOpening` of n values in so many rows, with its squares and one product; widths as in `RowWidths`:
-    2 rounds.
+    """Price of a `RowOpening` with its squares and one product: 2 rounds.
+
+    n: values. rows: rows that they form. The widths are those of `RowWidths`.
     """
     masks = 2 * packed(n * (max(sums, product + cut) - value))
     squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)
@@ -167,8 +174,9 @@ def lifted_rows_price(
 
 @dataclass(frozen=True)
 class LiftedSquaredRows(Operation):
-    """`beaver.SquaredRows` of x with `shift` fewer bits of fraction; `widths`: bits of x, of the factors, and of what
-    is read of sums and products. Neither x nor the factors need to be in the whole ring.
+    """`beaver.SquaredRows` of x with `shift` bits of fraction cut off. x and the factors may be shares of a small ring.
+
+    widths: bits of x, of the factors, and of the sums and products that are read.
     """
 
     shift: int

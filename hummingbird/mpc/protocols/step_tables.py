@@ -1,12 +1,12 @@
-"""Comparisons of a secret L with public numbers, from xor-shared step tables of it (masked.py has the use).
+"""Comparisons of a secret L with public numbers, from xor-shared step tables of L (used by masked.py).
 
-A step table T[v] = [L <= v] of 2^c bits answers every comparison of c bits of L by a local look-up, and as often as one
-likes: what is looked up, and where, is public or shared. Wider numbers are cut into chunks with a table each, below a
-tree; one level of it is one round, for however many comparisons:
+A step table T[v] = [L <= v] of 2^c bits answers any number of comparisons of c bits of L by local look-ups, since the
+index of a look-up is public and its result stays shared. Wider numbers are cut into chunks with one table each, below a
+tree. One level of the tree takes one round, for any number of comparisons:
 
     [L < v] = [Lh < vh] xor [Lh = vh] [Ll < vl]          the same for <=, and [Lh = vh] = [Lh < vh] xor [Lh <= vh]
 
-Two ANDs with a common operand for each inner node: 3 bits. The top table is looked up twice, at X and at X xor h.
+An inner node is two ANDs with a common operand: 3 bits. The top table is looked up twice, at X and at X xor h.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from hummingbird.mpc.session.session import Session
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
     """Xor shares of b and of s (masked.py) for each of J openings with one mask, packed: uint8 (2, J, ceil(n/8)).
 
-    opened: int64 (n,) each, mod 2^k. tables: xor shares of the step tables of bits m..k-1 of the mask, lowest first.
-    Cost: nothing for one table; else ceil(log2(number of tables)) rounds.
+    opened: J tensors int64 (n,), mod 2^k.
+    tables: xor shares of the step tables of bits m..k-1 of the mask, lowest bits first.
+    Cost: nothing for one table, else ceil(log2(number of tables)) rounds.
     """
     looked = [_look_up(words, tables, k, m) for words in opened]
     less, wrap = _merge(session, [torch.cat(rows, 1) for rows in zip(*looked, strict=True)])
@@ -37,8 +38,9 @@ def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor]
 
 
 def price(n: int, count: int, parties: int) -> Cost:
-    """Price of `compare` on n comparisons with `count` tables: 3 bits for each inner node of the tree, twice along the
-    top, and 4 at the root.
+    """Price of `compare` on n comparisons with `count` tables.
+
+    An inner node of the tree takes 3 bits, or 6 along the top, which is evaluated twice; the root takes 4.
     """
     total, below = cost.FREE, count - 1
     while below > 1:
@@ -49,20 +51,22 @@ def price(n: int, count: int, parties: int) -> Cost:
 
 
 def chunks(w: int, tables: int) -> list[int]:
-    """Bits of a window of w bits that each of the tables covers, lowest first; the sizes differ by one at most."""
+    """Bits of a window of w bits that each of the tables covers, lowest bits first; the sizes differ by at most one."""
     if not 0 < tables <= w or -(-w // tables) > 8:
         raise ValueError(f"{tables} tables of at most 8 bits do not cover a window of {w} bits")
     return [w // tables + (place < w % tables) for place in range(tables)]
 
 
 def dealt_bytes(n: int, w: int, tables: int) -> int:
-    """Bytes that are dealt of the tables of n masks, for a window of w bits that is cut into so many."""
+    """Bytes that are dealt for the tables of n masks, for a window of w bits that is cut into `tables` chunks."""
     return sum(packed(n << size) for size in chunks(w, tables))
 
 
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
-    """Answers of each table on its bits of X, lowest first: uint8 (2, ceil(n/8)), [L < v] and [L <= v]; four rows of
-    the top table, or the first and the last of these if it is alone.
+    """Answers of each table at its bits of X, lowest table first: uint8 (rows, ceil(n/8)).
+
+    The rows are [L < v] and [L <= v]. The top table has them at X and at X xor h, four rows; if it is the only table,
+    just the first and the last.
     """
     low, looked = m, []
     for place, (size, table) in enumerate(zip(chunks(k - m, len(tables)), tables, strict=True)):
@@ -73,7 +77,7 @@ def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[T
 
 
 def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """[L < X] and [L <= X xor h], from what the tables say, lowest first; a level of the tree is one round."""
+    """[L < X] and [L <= X xor h] from the tables' answers, lowest table first. One level of the tree is one round."""
     if len(looked) == 1:
         return looked[0][0], looked[0][1]
     count = 8 * looked[0].shape[1]
@@ -83,7 +87,7 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
         pairs, odd = divmod(less.shape[0], 2)
         low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
         under, over = [less[low], most[low]], [less[high], most[high]]
-        if odd:  # the highest of them goes below the top, which is there twice
+        if odd:  # the highest one merges with the top, which has answers at X and at X xor h
             under = [torch.cat([u, rest[-1:].expand(2, -1)]) for u, rest in zip(under, (less, most), strict=True)]
             over = [torch.cat([o, top]) for o, top in zip(over, (top_less, top_most), strict=True)]
         first, second = and_pair(session, over[0] ^ over[1], under[0], under[1], count)
@@ -91,6 +95,6 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
         less, most = merged[0][:pairs], merged[1][:pairs]
         if odd:
             top_less, top_most = merged[0][pairs:], merged[1][pairs:]
-    # Of the two comparisons at the top, one answer of each is wanted.
+    # Only [L < X] at X, and [L <= X xor h] at X xor h, are needed.
     product = and_(session, top_less ^ top_most, torch.cat([less, most]), count)
     return top_less[0] ^ product[0], top_less[1] ^ product[1]

@@ -1,8 +1,9 @@
-"""Aims of a net's comparison tables: the fewest rounds, or the fewest bits of parties and dealer in all.
+"""The number of comparison tables, by aim: the fewest rounds, or the fewest bits of parties and dealer together.
 
-A masked ReLU looks its sign up in one table of 2^w bits, or in several small ones below a tree: rounds and bits more
-between the parties, far fewer from the dealer (protocols/masked.py). Dealt in advance, material costs no time of a
-run, and few rounds are best; streamed, it comes over a link too, and is most of what a run moves.
+A masked ReLU looks its sign up in one table of 2^w bits, or in several small tables below a tree. The tree takes more
+rounds and bits between the parties, and far fewer bits from the dealer (protocols/masked.py). Material that is dealt in
+advance costs no time during a run, so the fewest rounds are best. Material that the dealer streams during the run is
+most of what a run sends, so the fewest bits are best.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols import step_tables
 
 AIMS = ("latency", "throughput")
-TABLE_BITS = 256  # of all step tables of one ReLU: what one table for a window of 8 bits takes
-ROUND_BITS = 8  # of a value, that a round counts for beside its bits: 0.1 ms at 10 Gb/s, for 125,000 values at once
+TABLE_BITS = 256  # bound on the bits of all step tables of one ReLU: those of one table for a window of 8 bits
+ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for 125,000 values at once
 
 
 @dataclass(frozen=True)
 class TableChoice:
-    """name: of `AIMS`. dealer: what a bit of the dealer counts for beside one of a party, for "throughput": the
-    bandwidth of the parties' links over that of the dealer's.
+    """An aim, and the price of the dealer's bits.
+
+    name: one of `AIMS`.
+    dealer: for "throughput", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the parties' links
+        divided by that of the dealer's.
     """
 
     name: str
@@ -30,7 +34,7 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """The aim that `str` gives back, "latency", "throughput" or "throughput:28.4"; ConfigError for other values."""
+        """The aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other values."""
         name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
         hint = '"latency", "throughput", or "throughput:RATIO", the bandwidth of the parties\' links over the dealer\'s'
         if name not in AIMS or (colon and name == "latency"):
@@ -47,7 +51,7 @@ class TableChoice:
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
 
     def tables(self, w: int, parties: int, knots: int = 1) -> int:
-        """How many tables a window of w bits is looked up in, for comparisons of a value with so many knots."""
+        """How many tables a window of w bits is cut into, if each value is compared with `knots` knots."""
         if self.name == "latency":
             return fewest_rounds(w, knots)
         return fewest_bits(w, parties, self.dealer, knots)
@@ -60,8 +64,8 @@ LATENCY = TableChoice("latency")
 def fewest_rounds(w: int, knots: int = 1) -> int:
     """How many step tables a window of w bits is cut into: fewest rounds first, then fewest bits, online and offline.
 
-    knots: comparisons of a value that the tables serve. They take at most `TABLE_BITS` for each, beyond which the
-    dealer's bits outweigh a round.
+    knots: how many comparisons of a value the tables serve. The tables have at most `TABLE_BITS` bits per comparison;
+        beyond that, the dealer's bits outweigh a round.
     """
     fitting = [n for n in _splits(w) if sum(1 << size for size in step_tables.chunks(w, n)) <= TABLE_BITS * knots]
 
@@ -76,10 +80,10 @@ def fewest_rounds(w: int, knots: int = 1) -> int:
 def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -> int:
     """How many step tables a window of w bits is cut into: fewest bits of all parties and the dealer together.
 
-    dealer: what one of the dealer's bits counts for. knots: comparisons of a value that the tables serve. A round
-    counts for `ROUND_BITS` of a value's bits.
+    dealer: the price of a dealer's bit, if a party's bit costs 1.
+    knots: how many comparisons of a value the tables serve. A round costs as much as `ROUND_BITS` bits of each value.
     """
-    n = 1 << 20  # values: the headers of frames decide nothing
+    n = 1 << 20  # so many values that the headers of frames do not matter
 
     def price(count: int) -> tuple[float, int]:
         tree = step_tables.price(knots * n, count, parties)
@@ -90,5 +94,5 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
 
 
 def _splits(w: int) -> list[int]:
-    """Numbers of tables, of at most 8 bits each, that a window of w bits can be cut into."""
+    """The possible numbers of tables, of at most 8 bits each, for a window of w bits."""
     return [n for n in range(1, w + 1) if -(-w // n) <= 8]

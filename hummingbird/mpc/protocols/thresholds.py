@@ -4,23 +4,23 @@ The parties open x^ = x + lambda mod 2^k once (masked.py). For every public t
 
     x^ - t = (x - t) + lambda  mod 2^k
 
-is the opening of x - t under the same mask, and the equations of masked.py hold for it as they stand: one lambda, one
-carry and one step table of its upper bits serve all J comparisons. Only what hides a comparison's two results is dealt
-for each, r_b, r_s and r_b lambda: 3R - k bits for each t, and the table and R - k bits for all of them. t need be no
-multiple of 2^m. A comparison is right where x - t lies in the window, |x - t| < 2^(k-1) - 2^m; which small values it
-prunes is decided by the same low bits of lambda for all t.
+is the opening of x - t under the same mask, and the equations of masked.py hold for it unchanged: one lambda, one carry
+and one step table of its upper bits serve all J comparisons. Only the fields that hide a comparison's two results are
+dealt for each t, r_b, r_s and r_b lambda: 3R - k bits. The table and the carry, of R - k bits, are dealt once. t need
+not be a multiple of 2^m. A comparison is right if x - t is in the window, |x - t| < 2^(k-1) - 2^m. The same low bits of
+lambda decide for every t which small values become 0.
 
-*Squares.* With e = (x^ - t) - lambda and p = [X < h] (1 - s), relu(x - t) is b e + 2^k p, and p = 1 has b = 1, so that
+*Squares.* With e = (x^ - t) - lambda and p = [X < h] (1 - s), relu(x - t) is b e + 2^k p. p = 1 implies b = 1, so that
 
     relu(x - t)^2 = b e^2 + 2^(k+1) p e + 2^(2k) p
     b e^2 = b (x^ - t)^2 - 2 (x^ - t) b lambda + b lambda^2         p e = [X < h] ((1 - s) (x^ - t) - lambda + s lambda)
 
-is local too, from shares of lambda^2, r_b lambda^2 and r_s lambda: no product, no bit and no round more.
+is local too, from shares of lambda^2, r_b lambda^2 and r_s lambda: no private product, and no more bits or rounds.
 
-*What is seen*: x^ and, for each t, b xor r_b and s xor r_s. lambda is uniform, drawn for this value alone, and every
-pair of bits r_b, r_s is uniform and independent of it and of the others: all that is seen is uniform and independent,
-whatever x is. A table may be looked up at many public places because nothing of a look-up is opened: a place is a
-function of x^ and t, what stands there is xor-shared, and it is opened behind a bit of its own.
+*What the parties see*: x^ and, for each t, b xor r_b and s xor r_s. lambda is uniform and drawn for this value alone,
+and every pair of bits r_b, r_s is uniform and independent of lambda and of the other pairs. So all that they see is
+uniform and independent, whatever x is. A table may be looked up at many public indices because no look-up is opened by
+itself: the index is a function of x^ and t, the entry is xor-shared, and the result is opened behind a bit of its own.
 
 Source: derived here.
 """
@@ -47,12 +47,16 @@ from hummingbird.mpc.session.session import Session
 
 
 class ThresholdShares(NamedTuple):
-    """A party's part of an opening that is compared with J numbers.
+    """A party's shares for an opening that is compared with J numbers. (count,) and (J, count) fields are additive.
 
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,). bits: xor shares of r_b and r_s for each
-    number, uint8 (J, 2, ceil(count/8)). carry: (sum of the summands - lambda) / 2^k. choice, wrap: r_b and r_s as
-    numbers, (J, count). product: r_b lambda. tables: xor shares of the step tables, lowest first. Where squares are
-    wanted, square: lambda^2, (count,); choice_square, wrap_product: r_b lambda^2 and r_s lambda, (J, count).
+    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
+    bits: xor shares of r_b and r_s for each number, uint8 (J, 2, ceil(count/8)).
+    carry: (sum of the summands - lambda) / 2^k, (count,).
+    choice, wrap: r_b and r_s as numbers, (J, count).
+    product: r_b lambda, (J, count).
+    tables: xor shares of the step tables, lowest bits first.
+    square: lambda^2, (count,); None without squares.
+    choice_square, wrap_product: r_b lambda^2 and r_s lambda, (J, count); None without squares.
     """
 
     mask: Words
@@ -69,8 +73,10 @@ class ThresholdShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedThresholds(Request[ThresholdShares]):
-    """`count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value; results are
-    wanted mod 2^ring, k <= ring <= 64. squares: 1 if the squares of the ReLUs are wanted, for k < ring; else 0.
+    """`count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value.
+
+    Results are mod 2^ring, k <= ring <= 64.
+    squares: 1 for the squares of the ReLUs, with k < ring; else 0.
     """
 
     kind = "masked_thresholds"
@@ -88,7 +94,7 @@ class MaskedThresholds(Request[ThresholdShares]):
 
     @property
     def sizes(self) -> list[int]:
-        """Bits of the window that each table covers, lowest first."""
+        """Bits of the window that each table covers, lowest bits first."""
         return step_tables.chunks(self.k - self.m, self.tables)
 
     @cached_property
@@ -105,7 +111,7 @@ class MaskedThresholds(Request[ThresholdShares]):
         if not self.squares:
             return relus
         square = Field("ring", (self.count,), width=self.ring)
-        product = Field("ring", (self.knots, self.count), width=self.ring - self.k - 1)  # is used times 2^(k + 1)
+        product = Field("ring", (self.knots, self.count), width=self.ring - self.k - 1)  # used times 2^(k + 1)
         return {**relus, "square": square, "choice_square": whole, "wrap_product": product}
 
     def derive(self, mask: list[Tensor], bits: Tensor) -> dict[str, Tensor]:
@@ -136,8 +142,8 @@ def relus(
 ) -> tuple[Tensor, Tensor]:
     """Shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,), z = x / 2^shift.
 
-    share, shift, k, m, ring, tables: as for `masked.relu`. knots: J whole numbers; |z - t| < 2^(k-1) - 2^m for each.
-    Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
+    knots: J integers, with |z - t| < 2^(k-1) - 2^m for each.
+    The other arguments are those of `masked.relu`. Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
     own = plain(material.mask), plain(material.carry)
@@ -160,7 +166,7 @@ def squares(
 ) -> tuple[Tensor, Tensor]:
     """Shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each, z = x / 2^shift.
 
-    As `relus`, for k < 64. Cost: `squares_price`: the bits and rounds of `relus`.
+    Arguments as for `relus`, with k < 64. Cost: `squares_price`: the bits and rounds of `relus`.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, 64, tables, True)
     first = int(session.rank == 0)
@@ -184,7 +190,7 @@ def squares(
 
 
 def _chosen(c: Tensor, value: Tensor | int, product: Tensor) -> Tensor:
-    """Share of (c xor r) v from those of v and of r v."""
+    """Share of (c xor r) v from shares of v and of r v. c: public bits."""
     return c * value + (1 - 2 * c) * product
 
 
@@ -199,7 +205,7 @@ def _compared(
     tables: int | None,
     squared: bool,
 ) -> tuple[ThresholdShares, list[Tensor], Tensor]:
-    """The material, x^ - t mod 2^k for each knot, int64 (n,), and its public c_b and c_s, uint8 (J, 2, ceil(n/8))."""
+    """The material, x^ - t mod 2^k for each knot, int64 (n,), and the public c_b and c_s, uint8 (J, 2, ceil(n/8))."""
     count, many = share.numel(), len(knots)
     tables = tables or table_choice.fewest_rounds(k - m, many)
     material = session.correlation(MaskedThresholds(count, many, k, m, tables, ring, int(squared)))
@@ -213,7 +219,7 @@ def _compared(
 
 
 def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
-    """Price of `relus` on n values and so many knots: k + 2J bits for each value, in 2 rounds for one table."""
+    """Price of `relus` on n values and J knots: k + 2J bits for each value, in 2 rounds for one table."""
     tables = tables or table_choice.fewest_rounds(k - m, knots)
     words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
     dealt = sum(packed(n * width) for width in words) + step_tables.dealt_bytes(n, k - m, tables)
@@ -223,7 +229,7 @@ def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | N
 
 
 def squares_price(n: int, k: int, m: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
-    """Price of `squares`: `relus` mod 2^64 and what is dealt for the squares, not a bit more between the parties."""
+    """Price of `squares`: `relus` mod 2^64, and the shares dealt for the squares. The parties send no more."""
     words = [64, *(knots * width for width in (64, 64 - k - 1))]
     dealt = Cost(offline_bits=8 * sum(packed(n * width) for width in words))
     return relus_price(n, k, m, 64, parties, tables, knots) + dealt

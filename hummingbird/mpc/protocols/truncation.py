@@ -1,19 +1,19 @@
-"""bit * (x >> f) in one round: conversion of the bit, multiplication and exact truncation in a single opening.
+"""bit * (x >> f) in one round: one opening converts the bit, multiplies, and truncates exactly.
 
 The dealer shares a mask a (uniform in Z_2^64), a bit r, and products. The parties open
 
     e = x + 2^62 + a  mod 2^64      c = b xor r
 
-With |x| < 2^62 the sum x + 2^62 has its top bit clear, so it overflowed if and only if a's top bit is set and e's is
-not. Hence
+With |x| < 2^62 the top bit of x + 2^62 is 0. So x + 2^62 + a overflowed if and only if the top bit of a is 1 and that
+of e is 0. Hence
 
-    (e >> f) - A = ((x + 2^62) >> f) + {0, 1},    A = a >> f, zeros drawn in if e's top bit is set, else a's sign
+    (e >> f) - A = ((x + 2^62) >> f) + {0, 1},    A = a >> f, filled with zeros if e's top bit is 1, else with a's sign
 
-(drawing in the sign subtracts 2^(64-f), the wrap). Both versions of A come shared, e is public, so every party picks
-one: the truncation is exact to one unit for any N, where cutting each share on its own is wrong by 2^(64-f) once in
-2^62/|x|. And b * z = c z + (1 - 2c) r z needs only [r], [r A]. 65 bits and 1 round, where B2A and a Beaver product
-take 129 bits and 2 rounds, and a truncation among three parties one more (wrap from the top bits: Escudero et al.
-2020, section 5; merged with the product here).
+(filling with the sign subtracts 2^(64-f), the wrap). The dealer shares both versions of A, and e is public, so every
+party picks one. The truncation is exact to one unit for any N, while cutting each share by itself is wrong by 2^(64-f)
+once in 2^62/|x|. And b * z = c z + (1 - 2c) r z needs only [r] and [r A]. This takes 65 bits and 1 round; B2A and a
+Beaver product take 129 bits and 2 rounds, and a truncation among three parties takes one more (wrap from the top bits:
+Escudero et al. 2020, section 5; merged with the product here).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ OFFSET = 1 << 62  # makes every value within +-2^62 non-negative
 
 
 class SelectionShares(NamedTuple):
-    """Shares of a bit r, packed and as a number (`flag`), of a mask and its quotients, and of r times both quotients.
+    """Shares of a bit r, of a mask and its two quotients, and of r times both quotients.
 
-    bit: xor shares, uint8 (1, ceil(count/8)); all others are additive, int64 (count,).
+    bit: xor shares of r, packed uint8 (1, ceil(count/8)).
+    flag: r as a number. All fields but `bit` are additive, int64 (count,).
     """
 
     bit: Tensor
@@ -51,7 +52,7 @@ class SelectionShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection(Request[SelectionShares]):
-    """a and a bit r uniform; r as a number, a >> shift with zeros and with sign drawn in, and r times both.
+    """Uniform a and bit r; r as a number; a >> shift filled with zeros and with the sign; and r times both quotients.
 
     Without a shift, the mask is its own quotient, and r a is dealt once.
     """
@@ -85,10 +86,11 @@ class Selection(Request[SelectionShares]):
 
 
 def select(session: Session, x: Tensor, bit: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """Shares of bit * z and of z, z = x >> shift (shift > 0: plus 0 or 1 unit), both int64 (n,).
+    """Shares of bit * z and of z, both int64 (n,), with z = x >> shift (plus 0 or 1 unit if shift > 0).
 
-    x: additive shares int64 (n,), |x| < 2^62; bit: xor shares, packed uint8 (ceil(n/8),). Cost: `select_price`: 65 n
-        bits, 1 round.
+    x: additive shares int64 (n,), |x| < 2^62.
+    bit: xor shares, packed uint8 (ceil(n/8),).
+    Cost: `select_price`: 65 n bits, 1 round.
     """
     material = session.correlation(Selection(x.numel(), shift))
     opened, choice = x + material.mask, bit ^ material.bit.view(-1)
@@ -113,7 +115,7 @@ def select_price(n: int, shift: int, parties: int) -> Cost:
 
 
 class QuotientShares(NamedTuple):
-    """Additive shares of a mask and of its two quotients, rounded down; int64 (count,)."""
+    """Additive shares of a mask and of its two quotients, rounded down; int64 (count,) each."""
 
     mask: Tensor
     unsigned: Tensor
@@ -122,9 +124,7 @@ class QuotientShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotients(Request[QuotientShares]):
-    """A mask a, uniform, and two versions of its quotient: of a as an unsigned and as a signed 64-bit number. Which one
-    is right, the opened value tells.
-    """
+    """A uniform mask a and its quotients as an unsigned and as a signed 64-bit number; the opened value selects one."""
 
     count: int = number()
 
@@ -142,7 +142,7 @@ class Quotients(Request[QuotientShares]):
 
 @dataclass(frozen=True)
 class Truncation(Quotients):
-    """a uniform; a >> shift, with zeros and with copies of the top bit drawn in."""
+    """Uniform a; a >> shift filled with zeros, and filled with copies of the top bit."""
 
     kind = "truncate"
     shift: int = number(most=62)
@@ -153,8 +153,9 @@ class Truncation(Quotients):
 
 
 def truncate(session: Session, x: Tensor, shift: int) -> Tensor:
-    """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62. Cost: `truncate_price`: 64 n
-    bits, 1 round.
+    """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62.
+
+    Cost: `truncate_price`: 64 n bits, 1 round.
     """
     material = session.correlation(Truncation(x.numel(), shift))
     opened = x + material.mask
@@ -168,13 +169,13 @@ def truncate_price(n: int, parties: int) -> Cost:
 
 
 def shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """mask >> shift with zeros, and with copies of the top bit, drawn in."""
+    """mask >> shift, filled with zeros, and filled with copies of the top bit."""
     signed = mask >> shift
     return (signed & ((1 << (64 - shift)) - 1) if shift else signed), signed
 
 
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:
-    """Turn the party's summands into e and its xor shares into c, in place: one round."""
+    """Turn this party's summands into e and its xor shares into c, in place: one round."""
     if session.rank == 0:
         masked += OFFSET
     for theirs in session.channel.exchange(masked, *bits).values():

@@ -1,15 +1,15 @@
-"""Private weights: opened once behind a mask that stays; from then on a product opens its input only.
+"""Private weights: opened once behind a mask that stays, so that each product opens only its input.
 
 The dealer shares B, uniform and the same for as long as the weights W are used, and the parties open d = W - B once.
 For every product it shares a fresh uniform a and c = op(a, B), and the parties open e = x + a:
 
     op(x, W) = op(x, d) + op(e, B) - c          since op is linear in both operands, and W = d + B, x = e - a
 
-each party with its own shares of x, B and c. a, e and c have as many bits as are read of the result. This is Beaver's
-product (CRYPTO 1991) with one mask kept, as in SecureML (Mohassel and Zhang, S&P 2017, section IV-A). d is uniform,
-and so is every e, whatever W and x are; but two weights behind one mask would show their difference. So every weight
-of a session has a key of its own, and a dealer that hands out the same masks in a later run, a store, is told first
-what they will hide (`bind`).
+where each party uses its own shares of x, B and c. a, e and c have as many bits as are read of the result. This is
+Beaver's product (CRYPTO 1991) with one mask kept, as in SecureML (Mohassel and Zhang, S&P 2017, section IV-A). d and
+every e are uniform, whatever W and x are. But two weights behind one mask would show their difference. So every weight
+of a session has a key of its own, and `bind` tells a store, which deals the same masks in a later run, the digest of
+the weights before the parties use them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """b uniform, the same whenever the key is."""
+    """Uniform b, the same in all requests with the same key."""
 
     kind = "fixed"
     shape: tuple[int, ...] = shape()
@@ -57,7 +57,7 @@ class FixedMask(Request[FixedMaskShares]):
 
 
 class FixedTripleShares(NamedTuple):
-    """Shares of a fresh mask a, and of c = op(a, b) with the b that the parties have."""
+    """Shares of a fresh mask a, and of c = op(a, b), where the parties already have b."""
 
     a: Tensor
     c: Tensor
@@ -65,7 +65,7 @@ class FixedTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedTriple(DealtProduct[FixedTripleShares]):
-    """a uniform; c = op(a, b, **kwargs) with the b of `FixedMask`, of the same key."""
+    """Uniform a, and c = op(a, b, **kwargs), where b is that of the `FixedMask` with the same key."""
 
     kind = "linear"
     key: int = number()
@@ -80,9 +80,9 @@ class FixedTriple(DealtProduct[FixedTripleShares]):
 
 
 class FixedWeight(nn.Module):
-    """One weight of party `owner`; `product` works once `open_weights` has been called.
+    """One weight of party `owner`. Call `open_weights` before `product`.
 
-    code: int64, the encoded weight at its owner, anything of that shape elsewhere.
+    code: int64, the encoded weight at its owner; any values of that shape elsewhere.
     """
 
     code: Tensor | None
@@ -97,7 +97,7 @@ class FixedWeight(nn.Module):
         self.register_buffer("difference", None)
 
     def cover(self, session: Session) -> Tensor:
-        """This party's summand of d; the weight itself is forgotten."""
+        """This party's summand of d. The weight itself is deleted."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
@@ -114,9 +114,9 @@ class FixedWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product.
+        """Share of op(x, W, **options) mod 2^bits from a share of x, int64.
 
-        Cost: `product_price`, `bits` bits per element of x, 1 round.
+        view: shape of W in this product. Cost: `product_price`, `bits` bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         view = self.shape if view is None else view
@@ -132,20 +132,21 @@ class FixedWeight(nn.Module):
 
 
 def product_price(left: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """Price of a product with an opened weight, from `left` elements of the input to `out` results mod 2^bits: 1
-    round.
+    """Price of a product with an opened weight: 1 round.
+
+    left, out: numbers of elements of the input and of the result. bits: the result is mod 2^bits.
     """
     return cost.opening(parties, packed(bits * left), 8 * packed(bits * out))
 
 
 def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
-    """Cost of `open_weights`: 64 bits per weight, 1 round, for any number of weights."""
+    """Cost of `open_weights`: 64 bits per element, 1 round for all weights together."""
     count = sum(torch.Size(weight.shape).numel() for weight in weights)
     return cost.opening(parties, 8 * count) if weights else cost.FREE
 
 
 def _digest(owned: Sequence[FixedWeight]) -> bytes:
-    """Digest of these weights, 32 bytes; no bytes for no weights."""
+    """Digest of these weights, 32 bytes; empty if there are none."""
     state = hashlib.blake2b(digest_size=32, person=b"hb weights")
     for weight in owned:
         assert weight.code is not None
@@ -155,9 +156,9 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
 
 
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
-    """Open all differences at once; the same weights in the same order at all parties.
+    """Open the differences of all weights at once. All parties pass the same weights in the same order.
 
-    DealerError, before anything is sent, if the masks are known to have hidden other weights.
+    Raises DealerError, before anything is sent, if the masks are known to have hidden other weights.
     """
     digest = _digest([weight for weight in weights if weight.owner == session.rank])
     summands = [weight.cover(session) for weight in weights]
