@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.support.paths import ROOT
-from tests.test_floors import tracked
+from tests.test_rules import tracked
 
 
 def stated(name: str, pattern: str) -> tuple[int, int]:
