@@ -1,4 +1,4 @@
-"""Facts that all parties must have in common, compared before anything is computed."""
+"""Facts that must be the same at all parties: they compare them before they compute."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME)
 
 
 def text_of(facts: dict[str, str]) -> str:
-    """Facts as they are sent."""
+    """Facts as the text that parties exchange."""
     return json.dumps(facts)
 
 
 def _around(text: str, place: int) -> str:
-    """A long text, cut to what surrounds a place in it."""
+    """A long text, cut to the surroundings of the index `place`."""
     first, last = max(0, place - 60), place + 40
     return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
 
 
 def _facts(text: str) -> dict[str, str]:
-    """The facts in another party's message; a message that holds none becomes a fact that differs from all."""
+    """The facts in another party's message; for a malformed message a fact that differs from all others."""
     try:
         facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
     except InputError:
