@@ -28,9 +28,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """JSON text of numbers, strings, sizes, and lists and dictionaries of them. Raises InputError unless it reads back
-    as
-    the same object."""
+    """JSON text of numbers, strings, sizes, and lists and dictionaries of them.
+
+    Raises InputError for an object that does not read back the same.
+    """
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:
         text = json.dumps(obj)
@@ -122,9 +123,7 @@ class PartyCommunicator:
     print_communication_stats = get_communication_stats = reset_communication_stats = _no_statistics
 
     def _party(self, rank: Any, name: str, other: bool = False) -> int:
-        """Check a rank before anything is sent. Raises InputError unless it is a party's; with `other`, another
-        party's.
-        """
+        """Check a rank before anything is sent: InputError unless it is a party's, with `other` another party's."""
         if not isinstance(rank, int) or not 0 <= rank < self.channel.parties or (other and rank == self.channel.rank):
             whom = f"no {'other ' if other else ''}party of {self.channel.parties}"
             raise InputError(f"{name}={rank} names {whom}", where=f"party {self.channel.rank}", hint="ranks begin at 0")
@@ -196,9 +195,10 @@ class PartyCommunicator:
         return [received[rank][0] if rank in received else tensor.clone() for rank in range(self.channel.parties)]
 
     def scatter(self, scatter_list: Any, src: int, size: Any = None, device: Any = None) -> Tensor:
-        """Party `src` sends each party one tensor of `scatter_list`. Other parties pass a list of the same shapes, or
-        the
-        `size` of their tensor, int64."""
+        """Send each party its tensor of party `src`'s `scatter_list`.
+
+        Other parties pass a list of the same shapes, or the `size` of their own tensor, which is then int64.
+        """
         rank = self.channel.rank
         if self._party(src, "src") == rank or size is None:
             if not isinstance(scatter_list, (list, tuple)) or len(scatter_list) != self.channel.parties:

@@ -82,9 +82,7 @@ def _plain(x: Any) -> Tensor:
 
 
 def _encode(self: Any, x: Any, device: Any = None) -> Any:
-    """Ring elements round(x * 2^bits). For an encoder without bits of fraction, int64 values are ring elements
-    already.
-    """
+    """Ring elements round(x * 2^bits). Without bits of fraction, any int64 is a ring element already."""
     if hasattr(x, "get_plain_text"):
         return x
     code = _encoded(_plain(x), scale_of_encoder(self))
@@ -226,9 +224,7 @@ def _mul_(self: Any, y: Any) -> Any:
 
 
 def _div(self: Any, y: Any) -> Any:
-    """Quotient by a public number or tensor: exact to a unit for integers up to 2^28, otherwise a product with 1 /
-    y.
-    """
+    """Quotient by a public number or tensor: exact to a unit for an integer up to 2^28, else a product with 1 / y."""
     y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
         raise InputError(

@@ -154,9 +154,7 @@ def _batch_norm(
 
 
 def _dropout(dimensions: int | None) -> Any:
-    """A dropout of entries along the first `dimensions` (None: all): the same at every party, from the shared
-    stream.
-    """
+    """A dropout along the first `dimensions` (None: all), by the shared stream: the same at every party."""
 
     def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if not training:
@@ -271,9 +269,7 @@ def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
 
 
 def _erf(self: Any) -> Any:
-    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)) of x clamped to +-4: it errs by up to 4e-4. CrypTen's series diverges
-    at 2.
-    """
+    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), x clamped to +-4: errs by 4e-4 at most. CrypTen's diverges at 2."""
     x = self.hardtanh(-4, 4)
     return (x * (x.square() * (11 / 123) + 1) * (2 / math.sqrt(math.pi))).tanh()
 

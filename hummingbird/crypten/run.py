@@ -25,9 +25,7 @@ def start(session: Session, local: bytes) -> None:
 
 @contextlib.contextmanager
 def lent(session: Session) -> Iterator[None]:
-    """Make CrypTen's functions run in this session within this block, with public seeds: for sessions without
-    secrets.
-    """
+    """`start` within this block, with seeds that are zero: for a session without secrets."""
     _repair()
     with adapter.lent(session.channel, session.zeros or ZeroSharing.of_zeros(), bytes(SEED_BYTES)):
         yield

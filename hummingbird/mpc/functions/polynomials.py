@@ -1,5 +1,4 @@
-"""Smooth functions as tables of polynomials, for the protocol that looks up a polynomial in one round
-(protocols/poly.py).
+"""Smooth functions as tables of polynomials, for protocols that look them up in one round (protocols/poly.py).
 
 A value with `fraction` bits of fraction is an integer z of k bits, whose upper w bits choose a piece. With m = k - w,
 piece D is a polynomial in t = z / 2^m - D that approximates the function for all -1 < t < 1. So pieces overlap, since
@@ -75,8 +74,7 @@ def reciprocal_at(span: int) -> float:
 
 
 def root_at(spread: int) -> float:
-    """The number that "root-SPREAD" adds to its argument, which gives u: the function is u^(-1/2) for u in [2^-spread,
-    1).
+    """The number that "root-SPREAD" adds to its argument: for the sum u in [2^-spread, 1) it is u^(-1/2).
 
     At u = 0 it is below 2.34 2^(spread / 2): a table has room for the parties' rounding there.
     """

@@ -83,9 +83,7 @@ class Curve(NamedTuple):
 
     @property
     def line(self) -> list[int]:
-        """Coefficients of the same in b (u - t_0) + sum_j d_j (center - (t_j - t_0)) r_j, in units of
-        2^-(16 + FRACTION).
-        """
+        """The same in b (u - t_0) + sum_j d_j (center - (t_j - t_0)) r_j; in units of 2^-(16 + FRACTION)."""
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]
         own[0] += self.slope

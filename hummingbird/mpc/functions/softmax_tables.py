@@ -76,7 +76,8 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
 def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
     """The table of 1/x on [1 - 2^-8, most] with `bits` right bits, and its span; None if no table fits.
 
-    scale: bits of fraction of results."""
+    scale: bits of fraction of results.
+    """
     for span in SPANS:
         middle = reciprocal_at(span)
         reach = max(middle - 1 + 2.0**-8, most - middle)

@@ -37,7 +37,8 @@ class LayerTable(NamedTuple):
     """How a layer computes its function.
 
     bits: how many bits of the table's results must be right.
-    clamped: whether x is clamped first."""
+    clamped: whether x is clamped first.
+    """
 
     table: PolynomialTable
     bits: int

@@ -63,9 +63,7 @@ class LeakyReLU(Comparing):
 
 
 class PReLU(Comparing):
-    """x for x >= 0, and x times the slope of its channel (dimension 1) below. Private slopes add 64 bits and one
-    round.
-    """
+    """x for x >= 0, else x times the slope of its channel (dimension 1). Private slopes add 64 bits and a round."""
 
     weight: PublicWeight | FixedWeight
 
@@ -224,8 +222,6 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """The comparison for |x|, which is at rest and right in all 64 bits; as wide as the comparison of x at
-        `scale`.
-        """
+        """The comparison for |x|, at rest and right in all 64 bits: as wide as the comparison of x at `scale`."""
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

@@ -38,7 +38,8 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 class Arithmetic(ABC):
     """The operations of formulas, for one kind of numbers.
 
-    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits."""
+    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits.
+    """
 
     scale: int = SCALE
     undecided: float = 0.0  # `Comparison.undecided`: formulas leave room for values that it lets through
@@ -57,7 +58,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
-        """y = relu(x - t) for every public knot t, with `fraction` <= 16 bits of fraction, and y^2 with twice as many.
+        """y = relu(x - t) with `fraction` <= 16 bits of fraction, and y^2 with 2 `fraction`, for every public knot t.
 
         For comparisons that have squares (`Comparison.gives_squares`). y is coarser than in `above`, so that y^2 fits.
         """
@@ -76,7 +77,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:
-        """A public real number, encoded to be added to values with `fraction` bits of fraction beside 16."""
+        """A public real number, encoded to be added to values with 16 + `fraction` bits of fraction."""
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
@@ -88,9 +89,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
-        """start + sum of values[j] numbers[j] 2^-fraction. The result has `fraction` more bits of fraction than
-        values.
-        """
+        """start + sum of values[j] numbers[j] 2^-fraction, with `fraction` more bits of fraction than values have."""
 
     @abstractmethod
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
@@ -102,10 +101,9 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        """[x >= t] for every public number t: integers 1 or 0, without bits of fraction, in the rounds of one
-        comparison.
+        """[x >= t] for every public number t: 1 or 0, without bits of fraction. It takes the rounds of one comparison.
 
-        x: with `fraction` bits of fraction beside 16, below 2^62 in units of the last bit.
+        x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
         """
 
     @abstractmethod
@@ -130,7 +128,7 @@ class Arithmetic(ABC):
         """The values, each below 2^top in the ring, with `bits` fewer bits of fraction: one opening for all of them."""
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
-        """x in a floating-point type that holds sums with `fraction` bits of fraction beside 16 whose terms cancel."""
+        """x in a floating-point type that is precise to 16 + `fraction` bits of fraction in sums whose terms cancel."""
         return x
 
 

@@ -20,8 +20,7 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class MatMul(Layer):
-    """torch.matmul of two private values. 1 round; for each element of an operand, as many bits as later layers read of
-    the result.
+    """torch.matmul of two private values. 1 round; each element costs the bits that later layers read of the result.
 
     rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, operands of any scale
         are cut to 16 bits of fraction as they are opened, or to fewer next to a softmax of rows in a known range

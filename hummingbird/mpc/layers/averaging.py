@@ -35,8 +35,7 @@ def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 class AvgPool(Layer):
-    """Mean over pooling windows with the options of torch's `avg_pool`: sums of shares, times a reciprocal as in
-    `Scale`.
+    """torch's average pooling, with all its options: sums of shares, times a reciprocal as in `Scale`.
 
     A window of 2^s elements needs no multiplication and adds s bits of fraction. Sums over other sizes, and at borders
     without counted padding, are multiplied by encoded reciprocals.
@@ -201,9 +200,9 @@ _FEWEST_PLACES = 16  # log2, 256 x 256: a lift for fewer elements would exclude 
 
 
 class AdaptiveAvgPool(_Averaging):
-    """torch's adaptive average pooling: mean over `output_size` windows for each dimension. Lengths of windows differ
-    by
-    one where `output_size` does not divide the input's length.
+    """torch's adaptive average pooling: mean over `output_size` windows for each dimension.
+
+    Windows have different lengths where `output_size` does not divide the input's length.
     """
 
     def __init__(self, output_size: Sequence[int | None]) -> None:

@@ -161,7 +161,7 @@ class CostTensor(Arithmetic):
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         n = x.numel()
         self._paid.append(poly.price(n, table, bits, self.parties))
-        self._compared.append(n << max(0, table.w - 2))  # as many comparisons would take the memory of the coefficients
+        self._compared.append(n << max(0, table.w - 2))  # coefficients take the memory of that many comparisons
         if whole:
             self._paid.append(lift_price(n, bits, 64, self.parties))
         return x
@@ -173,13 +173,11 @@ class CostTensor(Arithmetic):
 
 
 class Comparing(Layer):
-    """Base of the layers with a window. A window without bits (w = 0) replaces the formula by `dropped`, the
-    identity.
-    """
+    """Base of layers with a window. With a window without bits (w = 0) the layer computes `dropped`, the identity."""
 
     comparison: Comparison
     input_limit = MAX_SCALE
-    fraction = 0  # bits of fraction of the result beside 16
+    fraction = 0  # the result has 16 + this many bits of fraction
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__()

@@ -56,8 +56,7 @@ class SharePublic(_Public):
 
 
 class Embedding(_Public):
-    """Rows of a table (rows, values), selected by public indices, int64 (...): private values (..., values), scale
-    2^16.
+    """Rows of a table (rows, values) at public indices, int64 (...): private values (..., values) of scale 2^16.
 
     owner: None for a public table.
     """

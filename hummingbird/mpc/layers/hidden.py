@@ -75,7 +75,8 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 def filled(values: Tensor, places: Tensor | None) -> Tensor:
     """Rows along dimension 0 whose hidden values are replaced by the row's first shown one.
 
-    places: true where a value is shown; None for everywhere."""
+    places: true where a value is shown; None for everywhere.
+    """
     if places is None:
         return values
     return torch.where(places, values, values.gather(0, places.to(torch.int8).argmax(0, keepdim=True)))

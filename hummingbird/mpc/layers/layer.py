@@ -154,9 +154,7 @@ class Layer(nn.Module):
         return later
 
     def weight_scale(self, later: int) -> int:
-        """How many bits of fraction the weights of earlier layers need, if the layers after this one ask for
-        `later`.
-        """
+        """How many bits of fraction the weights of earlier layers need, if later layers ask for `later`."""
         return WEIGHT_SCALE
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
@@ -226,8 +224,8 @@ class Lift(Layer):
     """x, of any scale, brought to scale 2^target and made right in all 64 bits. Requires |x| < 2^(low - 2) in the ring.
 
     low: how many low bits of the input's shares are read.
-    One round: a party sends `low` bits for each value, less the bits of fraction cut and the low bits that are zero in
-    every share.
+    One round: a party sends `low` bits for each value, without the bits of fraction cut and the low bits that are zero
+    in every share.
     """
 
     input_limit = 62
@@ -259,8 +257,8 @@ class Lift(Layer):
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Three numbers of bits: bits of fraction cut before the opening, bits opened, bits of the lifted number that
-        later layers read.
+        """Bits of fraction cut before the opening, bits opened, and bits that later layers read of the lifted
+        number.
         """
         up = self._up(scale)
         shift = scale - self.target + up

@@ -77,9 +77,7 @@ class Linear(Layer):
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """The layer with weights of `scale` bits of fraction, or of more if rounding would err by more than 2^-10 of
-        the
-        largest weight.
+        """The layer with weights of `scale` bits of fraction, or of more to keep 2^-10 of the largest weight.
 
         It is the same layer if `scale` is 20 or more, or if weights are private or have doubled columns. Otherwise it
         rounds the encoded weights a second time, halves upwards.

@@ -52,10 +52,10 @@ from hummingbird.ring import SCALE
 TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
 FLAT = 2.0**-20  # the least variance that thresholds distinguish
 LONGEST = 1 << 20  # values in a row
-FRACTION = 30  # bits of fraction of a result beside 16
+FRACTION = 30  # a result has 16 + FRACTION bits of fraction
 _TOLERANCE = 2.0**-14  # relative error of the spline or table
 _BITS = SCALE + 3 + MARGIN  # bits of the table's results
-_ROOT = 14  # bits of fraction beside 16 of a row's factor, which is below 2^11
+_ROOT = 14  # a row's factor, below 2^11, has 16 + _ROOT bits of fraction
 
 
 class Thresholds(NamedTuple):
@@ -66,9 +66,7 @@ class Thresholds(NamedTuple):
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Thresholds for rows of `length` values: T_0 is at most `length` * max(eps, 2^-20). Raises InputError if none
-    fit.
-    """
+    """Thresholds for rows of `length` values, T_0 <= length max(eps, 2^-20). Raises InputError if none fit."""
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:
         raise InputError(f"a norm over {length} values with eps={eps:g}", hint=f"their product is at most 2^{TOP - 4}")
@@ -89,9 +87,7 @@ def root(length: int) -> splines.Fit:
 
 @functools.cache
 def looked_up() -> PolynomialTable:
-    """The table of u^(-1/2), with pieces of relative error 2^-15; below u = 1/4 it stays below u^(-1/2) and below
-    2^3.
-    """
+    """The table of u^(-1/2), with pieces of relative error 2^-15; below 1/4 it is below u^(-1/2) and 2^3."""
     found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0)
     assert found is not None and found.k == 19, "so much of a number of scale 62 is right in the ring"
     return found
@@ -100,7 +96,7 @@ def looked_up() -> PolynomialTable:
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
     """Norm of the rows of x, (..., length).
 
-    On shares the result has FRACTION bits of fraction beside 16, and `read` right low bits.
+    On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
     length = x.shape[-1]
     centered = x - n.apply(DividedBy(length), x.sum(-1, keepdim=True)) if center else x
@@ -120,7 +116,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
 
 
 def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
-    """sqrt(length / u) with 16 bits of fraction beside 16, from u with SCALE + TOP bits beside 16."""
+    """sqrt(length / u) with 32 bits of fraction, from u with 32 + TOP."""
     if not exact.looks_up:
         # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
         (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))

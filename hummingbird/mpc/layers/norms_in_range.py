@@ -44,7 +44,7 @@ FLATTEST, STEEPEST = -24, 16  # log2 of the variances that are served
 _BELOW = 14  # bits of fraction of u beyond the D of its least value
 _FULL = 0.96  # the largest u: tables of 2^5 pieces or more reach it
 _SLACK = 2.0**-10  # of S: the parties' rounding changes S by N 2^-16 of it
-FRACTION = 2  # bits of fraction of a result beside 16
+FRACTION = 2  # a result has 16 + FRACTION bits of fraction
 _UNITS = 16  # of z and of v: rounding by N/2 units, for up to 32 parties
 _STEPS = 3  # bits of q after its first
 _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
@@ -53,7 +53,8 @@ _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 class NormSizes(NamedTuple):
     """The numbers of a norm over rows of one length.
 
-    In the order of the fields: q, L, f, k, P, the table, D, K, and the bits of fraction cut off z v."""
+    In the order of the fields: q, L, f, k, P, the table, D, K, and the bits of fraction cut off z v.
+    """
 
     factor: int
     spread: int
@@ -119,7 +120,7 @@ def needed(found: NormSizes, scale: int) -> int:
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64) -> Tensor:
     """Norm of the rows of x, (..., length).
 
-    On shares the result has FRACTION bits of fraction beside 16, and `read` right low bits.
+    On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
     length = x.shape[-1]
     found = sizes(length, center, rows)

@@ -84,8 +84,9 @@ class MaxPool(_MaxPooling):
 
 
 class AdaptiveMaxPool(MaxPool):
-    """Maximum over `output_size` windows for each dimension. Where their lengths differ, a shorter one has an element
-    twice.
+    """torch's adaptive max pooling: maximum over `output_size` windows for each dimension.
+
+    Where windows differ in length, a shorter one repeats an element.
     """
 
     def __init__(self, output_size: Sequence[int | None], comparison: Comparison) -> None:

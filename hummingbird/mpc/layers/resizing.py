@@ -24,7 +24,8 @@ _BITS = 13  # of weights that few bits do not hold: for two axes together those 
 class Resize(Layer):
     """torch's interpolate (nearest, linear, bilinear, bicubic).
 
-    Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most."""
+    Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most.
+    """
 
     def __init__(self, attrs: dict[str, Any]) -> None:
         super().__init__()
@@ -77,9 +78,7 @@ def _along(share: Tensor, matrix: Tensor, dim: int) -> Tensor:
 
 
 def _whole(matrix: Tensor, bits: int) -> Tensor:
-    """Entries in units of 2^-bits, int64. The largest entry of a row makes up for the rounding error of the row's
-    sum.
-    """
+    """Entries in units of 2^-bits, int64. The largest entry of each row corrects the rounding error of its sum."""
     units = (matrix * 2.0**bits).round()
     missing = (matrix.sum(1) * 2.0**bits).round() - units.sum(1)
     return units.scatter_add(1, units.abs().argmax(1, keepdim=True), missing[:, None]).long()

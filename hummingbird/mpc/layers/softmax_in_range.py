@@ -87,16 +87,12 @@ class SoftmaxSizes(NamedTuple):
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """The bounds of c that the table covers: those of `rows`, or a larger upper one if their middle would be too
-    low.
-    """
+    """The bounds of c in the table: those of `rows`, with a larger upper one if their middle is too low."""
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
 
 def most_sum(rows: Rows) -> float:
-    """The largest u: `rows.sum`, or the u of a row that has only the values least and most. As e^x is convex, no row
-    has
-    a larger u."""
+    """The largest u: `rows.sum`; or, as e^x is convex, the u of a row that has only the values least and most."""
     if rows.sum is not None:
         return rows.sum
     part = -rows.least / (rows.most - rows.least)  # the part of values at the upper bound, for a mean of 0

@@ -52,7 +52,8 @@ class WeightedMeanWidths(NamedTuple):
     """Numbers of bits in a weighted mean.
 
     value, mean: bits opened of y and of M.
-    shift: how many more bits of fraction the sum of E y has than M."""
+    shift: how many more bits of fraction the sum of E y has than M.
+    """
 
     value: int
     mean: int

@@ -22,8 +22,7 @@ from hummingbird.ring import WEIGHT_SCALE
 
 @dataclass(frozen=True)
 class WeightOwner:
-    """The party that owns private weights and constants. Other parties hold tensors of the same shapes, with any
-    values.
+    """The party that owns private weights and constants. Other parties hold arbitrary tensors of the same shapes.
 
     rank: of the owner.
     known: whether this process has the values: it is the owner, or there is no session yet and it may become the owner.

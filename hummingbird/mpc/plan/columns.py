@@ -71,9 +71,7 @@ def kept(steps: Sequence[Step]) -> list[Step]:
 
 
 def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
-    """The steps of a net with private weights. Those of `measured` get the attribute "fraction", bits of their
-    weights.
-    """
+    """The steps of a net with private weights: those of `measured` get the attribute "fraction" (`private_bits`)."""
     reading, bits = measured(steps), private_bits(config)
     return [
         replace(step, attrs=step.attrs | {"fraction": bits}) if number in reading else step
@@ -232,9 +230,7 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """x divided by a power of two for every column. It adds as many bits of fraction as the largest power has. Nothing
-    is
-    sent.
+    """x divided by a power of two for every column; adds the bits of fraction of the largest power. Sends nothing.
 
     scale: the reciprocals of the powers, one per column.
     last: they are for the last dimensions, not for channels.

@@ -33,7 +33,8 @@ class DryRun:
     """The requests of a net, in order.
 
     setup: the requests that it makes once, to share private weights.
-    batch: the requests of every slice."""
+    batch: the requests of every slice.
+    """
 
     setup: list[Request[Any]]
     batch: list[Request[Any]]

@@ -42,7 +42,8 @@ def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
     """Slices of a batch of this shape, of equal size but for the last, within `SLICE_BYTES`.
 
     largest: the breadth of the batch's largest layer, in values.
-    most: the most images in a slice; None for no limit."""
+    most: the most images in a slice; None for no limit.
+    """
     fitting = max(1, min(SLICE_BYTES * shape[0] // max(1, largest * ELEMENT_BYTES), most or shape[0]))
     size = -(-shape[0] // -(-shape[0] // fitting))
     starts = range(0, shape[0], size)

@@ -186,9 +186,7 @@ class PrivateNet(nn.Module):
         return self._rowwise[shape]
 
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """The shape that `costs` takes for private inputs of these shapes. Several inputs are packed into (batch,
-        values).
-        """
+        """The shape that `costs` takes for private inputs of these shapes: (batch, values) if there are several."""
         return calls.packed_shape(shapes)
 
     @property
@@ -197,9 +195,8 @@ class PrivateNet(nn.Module):
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-        """The structure of the net's result (hummingbird/structure.py) for an input of this shape, and name and shape
-        of
-        each tensor in it.
+        """The result for an input of this shape: its structure (hummingbird/structure.py), and each tensor's name and
+        shape.
         """
         return calls.named_results(self._graph, input_shape)
 
@@ -374,8 +371,7 @@ class PrivateNet(nn.Module):
         self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Slices of the shape that a store has material for, or else of a size that fits in memory; one slice if images
-        depend on each other."""
+        """Slices of the shape that a store has material for, or that fit in memory; one if images depend on others."""
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
@@ -468,9 +464,7 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _from_registered(step: PlanStep, value: Any) -> Shared:
-    """The share of a registered module's result. Raises InputError unless it is a CrypTen tensor of the planned
-    scale.
-    """
+    """The share of a registered module's result; InputError unless it is a CrypTen tensor of the planned scale."""
     if tensors.is_tensor(value) and (shared := tensors.shared(value)).scale == step.scale:
         return shared
     got = f"a tensor of scale 2^{tensors.shared(value).scale}" if tensors.is_tensor(value) else type(value).__name__

@@ -28,15 +28,15 @@ from hummingbird.mpc.protocols.registry import named
 class Rewritten(NamedTuple):
     """The rewritten steps of a net.
 
-    passed: for each max pooling, by name, the ReLUs before which it has moved."""
+    passed: for each max pooling, by name, the ReLUs before which it has moved.
+    """
 
     steps: list[Step]
     passed: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
-        """Rewrite the steps for a protocol. For "gmw" poolings and norms stay: a moved pooling would need a rescaling
-        first.
+        """Rewrite the steps for a protocol. "gmw" keeps poolings and norms: a moved pooling would need a rescaling.
 
         private: the configuration of the conversion if weights are private, else None.
         """

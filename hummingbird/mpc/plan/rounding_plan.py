@@ -68,15 +68,14 @@ _NO_TENSOR = frozenset(
 class Planner:
     """Makes plan steps from graph steps.
 
-    build: returns the layer of a graph step (builders.py)."""
+    build: returns the layer of a graph step (builders.py).
+    """
 
     def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
         self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
-        """The plan of a net. Raises ConfigError, with the layer's name, for a window or a constant that does not
-        fit.
-        """
+        """The plan of a net. Raises ConfigError, which names the layer, if a window or a constant does not fit."""
         self._steps = steps
         self._built = [self.build(step) for step in steps]
         self._introduce()
@@ -99,9 +98,7 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Set for each product whether a softmax of rows in a known range comes before or after it
-        (`MatMul.beside`).
-        """
+        """Call `MatMul.beside`: note the products before or after a softmax of rows in a known range."""
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
         for number, step in enumerate(self._steps):
@@ -117,7 +114,8 @@ class Planner:
     def _join(self) -> None:
         """Replace softmax and product by `WeightedMean`, which divides after the product, where this is possible.
 
-        The softmax has rows in a known range, the product is its only reader, and the values have a known bound."""
+        The softmax has rows in a known range, the product is its only reader, and the values have a known bound.
+        """
         readers = [0] * len(self._steps)
         for step in self._steps:
             for ref in refs(step.inputs):
@@ -250,7 +248,8 @@ class Planner:
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
         """Scale, valid bits and grain of a step's result for this form of its inputs.
 
-        Sets the layer's `given`, and raises ConfigError if its window does not fit."""
+        Sets the layer's `given`, and raises ConfigError if its window does not fit.
+        """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
             return SCALE, 64, 0

@@ -34,10 +34,9 @@ _numbers = itertools.count()  # numbers of tallies: the same at all lanes, which
 
 
 def part(place: LanePosition, count: int) -> slice:
-    """This lane's part of `count` images. Parts are in the order of lanes; if sizes differ, the first have one image
-    more.
+    """This lane's part of `count` images, in the order of lanes.
 
-    Raises InputError unless `count` is an integer of 0 or more.
+    If parts differ in size, the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
     """
     if type(count) is not int or count < 0:
         raise InputError(
@@ -152,8 +151,7 @@ class Gathering:
             raise _lost(self.place, error) from None
 
     def tensors(self, tensor: Tensor) -> list[Tensor]:
-        """Gather the tensors of all lanes at lane 0, by lane; other lanes get an empty list. Waits for the slowest
-        lane.
+        """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
 
         tensor: of 1 to 8 dimensions. Those of other lanes are returned on the same device.
         Raises InputError for anything else than such a tensor, and PeerError if a lane is lost.

@@ -80,9 +80,7 @@ def environment(lanes: int | None = None) -> LanePosition:
 
 
 def lanes_of(lanes: Any = None) -> int:
-    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. Raises ConfigError unless it is a positive
-    integer.
-    """
+    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. ConfigError unless it is a positive integer."""
     where, value = "lanes", lanes
     if lanes is None:
         where, value = VARIABLE, os.environ.get(VARIABLE, "1")
@@ -94,9 +92,7 @@ def lanes_of(lanes: Any = None) -> int:
 
 
 def variable(name: str, default: int | None) -> int:
-    """The value of one of torchrun's variables. Raises EnvironmentProblem if it is no number, or missing without
-    default.
-    """
+    """A number from torchrun's variables. Raises EnvironmentProblem if it is no number, or has no value nor default."""
     try:
         return int(os.environ.get(name, "" if default is None else str(default)))
     except ValueError:

@@ -70,8 +70,7 @@ class LaneNotes:
         self._ask(lambda: self._store.compare_set("failure", "", reason))
 
     def first_failure(self, seconds: float, seen: Callable[[], str] = str) -> str | None:
-        """Why the first failed lane has failed: the first line of its reason, or None if none is noted within
-        `seconds`.
+        """The first line of the first failed lane's reason; None if none is noted within `seconds`.
 
         seen: returns the text of a failure that this lane sees itself, or ""; the text is then noted.
         """
@@ -316,9 +315,7 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's text for other parties: the full text of our own errors, the type of others, whose text may have
-    data.
-    """
+    """An error's text for other parties: our own errors in full, others by type, since their text may contain data."""
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 

@@ -25,7 +25,8 @@ class Listener:
     """Where a party listens.
 
     listen: host and port; None: the address of the interface that leads to MASTER_ADDR, and a free port.
-    address: host and port that other parties are told; None: those of `listen`."""
+    address: host and port that other parties are told; None: those of `listen`.
+    """
 
     listen: Address | None = None
     address: Address | None = None
@@ -78,9 +79,7 @@ def several_hosts(world: int) -> bool:
 
 
 def own_address(world: int) -> str:
-    """The address of the interface that leads to MASTER_ADDR. Raises EnvironmentProblem if other hosts cannot reach
-    it.
-    """
+    """The address of the interface that leads to MASTER_ADDR; EnvironmentProblem if other hosts cannot reach it."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     family, kind, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

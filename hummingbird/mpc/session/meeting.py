@@ -60,7 +60,8 @@ class Roll:
 
     cards: those of all processes, by rank.
     token: of the run.
-    dealer: address of the dealer that rank 0 has started, or ""."""
+    dealer: address of the dealer that rank 0 has started, or "".
+    """
 
     cards: tuple[Card, ...] = field(records.many(records.record(Card), 1 << 12))
     token: bytes = field(records.hexadecimal(SEED_BYTES))

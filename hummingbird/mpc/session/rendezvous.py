@@ -116,9 +116,7 @@ def _not_met(error: Exception, place: LanePosition, deadline: float, timeout: fl
 
 
 def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.Store:
-    """The run's store. Clients connect anew for every meeting, since the host that serves the store may have
-    restarted.
-    """
+    """The run's store. Clients connect anew for every meeting: the store's host may have restarted."""
     if _served:
         return _served[0]
     store = run_store(place.rank, place.world, deadline, timeout)
@@ -132,7 +130,8 @@ def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | Non
 
     ends: from `meet`.
     timeout: seconds.
-    Raises PeerError, AgreementError, and InputError for wrong certificates."""
+    Raises PeerError, AgreementError, and InputError for wrong certificates.
+    """
     try:
         mates = [card.endpoint for card in meeting.cards[:: place.lanes]]
         contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
@@ -157,8 +156,7 @@ def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> No
 
 
 def beside(session: Session, tls: Tls | None) -> Channel:
-    """A second channel between the same parties, authenticated in the same way, for other threads: 1 round over the
-    first.
+    """A second channel between the same parties, authenticated likewise, for other threads. 1 round over the first.
 
     For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
     """

@@ -34,9 +34,7 @@ class Supply(Protocol):
 
 
 class Dealer(Protocol):
-    """A party's source of correlated randomness: a client of a dealer, a store, or the local dealer of a single
-    party.
-    """
+    """A party's source of correlated randomness: a dealer's client, a store, or a single party's local dealer."""
 
     @property
     def slice_shape(self) -> tuple[int, ...] | None:
@@ -49,9 +47,7 @@ class Dealer(Protocol):
         """The material of a net's next slice. requests: None if they are not known yet."""
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Bind the material `name` to the secret with this digest: a mask that outlives a run must not hide two
-        secrets.
-        """
+        """Bind material to the secret with this digest: a mask that outlives a run must not hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise DealerError unless there is material for a net with these facts, on slices of these shapes."""
@@ -205,9 +201,7 @@ def begin(session: Session | None) -> None:
 
 @contextlib.contextmanager
 def entered(session: Session) -> Iterator[None]:
-    """Make this the session that `current` returns within this block, in this computation (channel/interleave.py)
-    only.
-    """
+    """Make `current` return this session within this block, in this computation only (channel/interleave.py)."""
     here = interleave.computation()
     before, here.session = here.session, session
     try:
@@ -217,9 +211,7 @@ def entered(session: Session) -> Iterator[None]:
 
 
 def current() -> Session:
-    """The session that this computation has entered, otherwise that of `init`. Raises EnvironmentProblem if there is
-    none.
-    """
+    """The session that this computation has entered, or else that of `init`. EnvironmentProblem without one."""
     session: Session | None = interleave.computation().entered()
     if session is None:
         raise EnvironmentProblem("no session", hint="call hummingbird.init() first")
