@@ -9,9 +9,8 @@ CrypTen 0.4.1 returns wrong values here, without an error:
 * tensors of different scales are joined without rescaling: in `cat([x, x > y])` a 1 becomes 2^-16;
 * a small constant keeps few bits: `x * 1e-5` and `x / 1e5` are 0.
 
-Here encoding rounds and checks numbers. Every result has the larger scale of its operands. A constant below 1 is
-encoded
-with more bits, as many as its magnitude leaves free. Every division is an opening under a mask
+Here encoding rounds and checks numbers. Every result has the larger scale of its operands. A constant below 1 has more
+bits of fraction, as many as its magnitude leaves free. Every division is an opening under a mask
 (protocols/truncation.py, mpc/protocols/division.py): exact to a unit for any number of parties.
 """
 

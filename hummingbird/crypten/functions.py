@@ -216,7 +216,7 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 # Approximations -----------------------------------------------------------------------------------------------------
 
-_LOWEST = -256.0  # below -11, e^x rounds to 0 at scale 2^-16; below -512, (1 + x / 256)^256 grows again
+_LOWEST = -256.0  # below -11, e^x is 0 at scale 2^16; below -512, (1 + x / 256)^256 grows again
 _exp, _reciprocal = MPCTensor.exp, MPCTensor.reciprocal
 
 

@@ -63,7 +63,7 @@ class Curve(NamedTuple):
 
     @property
     def fraction(self) -> int:
-        """Bits of fraction of the result beside 16: one if it rises, since the slope 1/2 adds a bit."""
+        """Bits of fraction of the result in addition to 16: one if it rises, for the slope 1/2."""
         return 1 if self.rises else 0
 
     @property

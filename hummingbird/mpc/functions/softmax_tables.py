@@ -4,14 +4,16 @@ For a row of n values minus their maximum, e^x may err by 2^-9 max(e^x, 1/n). x 
 comparison; e^-13.98 is below 2^-10 / n for up to 256 values. Undecided comparisons may miss the maximum, so that x
 exceeds 0: the same opening then clamps x to at most 3/4. If the window holds only |x| < 8, no clamp is needed.
 
-    e^x      0.6 2^-10 of pieces, and of roundings 2^-12 of itself and 2^-11 / n for two parties: s = 12 + log2(n)
-             bits of fraction of the result, 12 of x; besides, what is clamped: 0.3 2^-10 / n
-    1/x      2^-10 of pieces, and 2^-12 of roundings for two parties, all of itself: 13 bits of fraction of x
+Errors, with rounding for two parties:
 
-The first row lists errors of e^x, the second relative errors of 1/x. The sum of n results of e^x is looked up without
-an opening before. Pieces of 1/x have width 1/4: at most 2,048 pieces for lengths up to 256, for one look-up in a row;
-one round, and 700 to 1,800 bits of the dealer for an element. Normalizing the sum first, as norms do, would take one
-more comparison and two more products. Longer rows use splines, which cost fewer bits than tables would.
+    e^x      pieces 0.6 2^-10; rounding 2^-12 e^x + 2^-11 / n, for 12 bits of fraction of x and s = 12 + log2(n) of the
+             result; clamp 0.3 2^-10 / n
+    1/x      relative: pieces 2^-10; rounding 2^-12, for 13 bits of fraction of x
+
+The sum of n results of e^x is looked up without an opening before. Pieces of 1/x have width 1/4: at most 2,048 pieces
+for lengths up to 256, and one look-up for a row. This takes one round, and 700 to 1,800 bits of the dealer for an
+element. Normalizing the sum first, as norms do, would take one more comparison and two more products. Longer rows use
+splines, which cost fewer bits than tables would.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 
 
 def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
-    """The steps, with masks moved into the softmaxes that read them: attribute "causal", attribute "hidden" (a
-    constant,
-    true where a logit is hidden), and a second input for a mask of each call. What a mask adds to shown logits stays.
+    """The steps, with masks moved into the softmaxes that read them.
+
+    A softmax then has the attribute "causal", the attribute "hidden" (a constant, true where a logit is hidden), or a
+    second input for a mask of each call. What a mask adds to shown logits stays.
     """
     count = Counter(ref.index for step in steps for ref in refs(step.inputs))
     out = list(steps)

@@ -30,7 +30,7 @@ these bits are zero. A "forward" attribute follows from the inputs, a "backward"
     weight_scale   bits of fraction of weights   backward    layer
     read           low bits of shares            backward    planner
     cost           rounds and bits of a party    for shapes  layer
-    breadth        values side by side           for shapes  layer
+    breadth        values at once                for shapes  layer
     constants      integers                      fixed       layer
 """
 
@@ -54,7 +54,7 @@ MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: for values with 
 FLOOR = 20  # every value of a net may reach 2^20, unless a smaller bound is known
 MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(low-2) (Lift)
 EXCESS = 2.0**-4  # undecided comparisons may let a value exceed its bound by this part of the bound
-FINER = 12  # a net's result keeps FLOOR - bound bits of fraction beside 16, at most this many
+FINER = 12  # a net's result with a known bound keeps 16 + min(FINER, FLOOR - bound) bits of fraction
 
 
 def room(bound: int) -> int:
@@ -257,9 +257,7 @@ class Lift(Layer):
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Bits of fraction cut before the opening, bits opened, and bits that later layers read of the lifted
-        number.
-        """
+        """Bits of fraction cut before the opening, bits opened, and bits of the lifted number that are read."""
         up = self._up(scale)
         shift = scale - self.target + up
         k = self.low - shift

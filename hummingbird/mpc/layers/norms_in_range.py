@@ -107,7 +107,7 @@ def sizes(length: int, center: bool, rows: Rows) -> NormSizes:
     allowed = 3 * 2.0**-16
     table = choose(f"root-{depth}", reach, depth + _BELOW, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain)
     assert table is not None and table.k == table.fraction, "see WIDEST: u fills the table"
-    cut = exponent - FRACTION  # z v has E bits of fraction beside the 16 of v
+    cut = exponent - FRACTION  # z v has 16 + E bits of fraction
     assert 0 <= cut <= min(value, opened) and value + opened <= 61 and top <= 62, "see `serves`"
     return NormSizes(-factor, spread, fine, value, top, table, depth, opened, cut)
 

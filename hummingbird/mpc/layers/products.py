@@ -75,8 +75,7 @@ class Multiply(Layer):
         return [shift + bits for shift, bits in self._opened(later)]
 
     def reads(self, later: int | None) -> int | None:
-        # As many low bits as later layers read of the result, which has up to 16 more bits of fraction than the
-        # operand.
+        # As many low bits as of the result, which has up to 16 more bits of fraction than the operand.
         return None if later is None else later + SCALE if self.rounds else later
 
     def bound(self, bounds: Sequence[int]) -> int:

@@ -160,8 +160,8 @@ class LogSoftmax(Softmax):
     """x - max - log(S) along `dim`, with S = sum of exp(x - max): a maximum tree, exp and a spline.
 
     The error is below 2^-7. S >= 1 errs by 2^-9 S + 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of
-    the logarithm by 2^-11.
-    Without comparisons the layer is the identity, as Softmax is. Raises InputError for more than 2^17 values.
+    the logarithm by 2^-11. Without comparisons the layer is the identity, as Softmax is. Raises InputError for more
+    than 2^17 values.
     """
 
     fraction = 0

@@ -9,7 +9,8 @@ y = (n x - sum of x) 2^-a, which is (n / 2^a) c exactly. E = e^c (2^a / n) 2^-t 
 the middle of its range. The table stretches its argument by 2^a / n and multiplies its results by a gain in [1, 2); the
 integer t makes up for the rest of the factor.
 
-*Sum.* The sum of E over a row is u 2^(a - t), with right shares: it is the argument of a second table, v = 1/u.
+*Sum.* The sum of E over a row is u 2^(a - t). Its shares are right in enough bits to be the argument of a second
+table, v = 1/u, without an opening in between.
 
 *Product.* A result is E v 2^(t - a). E is opened in the bits that e^most needs, v in the bits that 1 needs
 (protocols/lifted_product.py).
@@ -54,7 +55,7 @@ _WIDEST = POWER_TO - 1  # the largest half of the range of y
 _LOWEST = -7.0  # the lowest middle of the range: below it E would have no bits of fraction
 FRACTION = 12  # bits of fraction of y, and of E 2^t
 SUM_FRACTION = 13  # of u, as the argument of its table
-_BELOW = 13  # bits of fraction of v beyond the log2 of 1/v
+_BELOW = 13  # bits of fraction of v beyond the log2 of the largest u
 _PIECES = 0.6 * 2.0**-10
 _SLACK = 2.0**-6  # of y: room for the parties' rounding of the range and of its middle
 

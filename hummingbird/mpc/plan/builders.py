@@ -45,8 +45,8 @@ from hummingbird.ring import SCALE
 # spline (smooth.py) on masked comparisons takes about 24 step tables and a product: more bits of the parties, about
 # five more rounds, and often less than half of all bits. With aim "throughput" the cheaper form is taken, by the price
 # of a layer between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided, even if the
-# window is coarser. The spline's error is the square of that, below 2^-15: splines are at least as exact as tables,
-# which the simulation computes with (docs/limits.md).
+# window is coarser. The square of that enters the spline, below 2^-15: splines are at least as exact as tables, with
+# which the simulation computes (docs/limits.md).
 
 FINE = 8  # the highest value of m for a spline's window
 _PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all parties must make the same plan

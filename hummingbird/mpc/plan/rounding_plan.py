@@ -98,7 +98,7 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Call `MatMul.beside`: note the products before or after a softmax of rows in a known range."""
+        """Tell every product whether softmaxes of rows in a known range precede or follow it (`MatMul.beside`)."""
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
         for number, step in enumerate(self._steps):
@@ -114,7 +114,8 @@ class Planner:
     def _join(self) -> None:
         """Replace softmax and product by `WeightedMean`, which divides after the product, where this is possible.
 
-        The softmax has rows in a known range, the product is its only reader, and the values have a known bound.
+        Conditions: the softmax's rows are in a known range, the product is its only reader, and the values that it
+        averages have a known bound.
         """
         readers = [0] * len(self._steps)
         for step in self._steps:

@@ -50,10 +50,8 @@ from hummingbird.rpc.signals import Stop
 from hummingbird.version import VERSION
 
 # Notes between the lanes of all parties, in torchrun's store: why a run has failed, and which lanes have finished.
-#
-# A channel connects only lane g of all parties. When a lane dies, the launcher stops the other lanes of its host
-# without
-# a reason. So the lane that first sees a failure notes the reason here, and stopped lanes report it.
+# A channel connects only lane g of all parties. When a lane dies, the launcher stops other lanes of its host without a
+# reason. So the lane that first sees a failure notes the reason here, and stopped lanes report it.
 
 _POLL = 0.05  # seconds between two polls of the store
 _ANSWER = 2.0  # seconds for the store to answer

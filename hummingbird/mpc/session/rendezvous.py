@@ -45,9 +45,8 @@ _served: list[dist.Store] = []  # the run's store, if this process serves it: it
 class Sockets(NamedTuple):
     """Where this process takes connections.
 
-    server: the party's listening socket at lane 0; None at other lanes.
-    links: Unix sockets to the party's other lanes, by lane, with the lane's token; at other lanes only that to lane
-    0.
+    server: the party's listening socket at lane 0; None at other lanes. links: at lane 0, Unix sockets to the party's
+    other lanes, by lane, with the lane's token; at others, that to 0.
     """
 
     server: socket.socket | None
