@@ -32,8 +32,10 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class ReLU(Comparing):
-    """max(x, 0). Cost: k + 2 bits in 2 rounds for "masked" with one table; 4w + 58 - L bits in 2 + L rounds,
-    L = ceil(log2(w - 1)), for "gmw" and N = 2.
+    """max(x, 0).
+
+    Cost for a window [k:m) of w bits: with "masked" and one table k + 2 bits in 2 rounds; with "gmw" and two parties
+    4w + 58 - L bits in 2 + L rounds, where L = ceil(log2(w - 1)).
     """
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
@@ -63,7 +65,11 @@ class LeakyReLU(Comparing):
 
 
 class PReLU(Comparing):
-    """x for x >= 0, else x times the slope of its channel (dimension 1). Private slopes add 64 bits and a round."""
+    """x for x >= 0, else x times the slope of its channel (dimension 1).
+
+    weight: real slopes, (channels,) or (1,).
+    owner: None for public slopes. Private slopes add 64 bits and a round.
+    """
 
     weight: PublicWeight | FixedWeight
 

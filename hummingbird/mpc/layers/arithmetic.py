@@ -54,7 +54,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        """relu(x - t) for every public knot t, in the rounds of one comparison, and x - t_0 itself; all at rest."""
+        """relu(x - t) for every public knot t, (knots, *shape), and x - t_0, at rest: the rounds of one comparison."""
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
@@ -64,7 +64,10 @@ class Arithmetic(ABC):
         """
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b): n - 1 comparisons for n values."""
+        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b).
+
+        x: (n, ...). It takes n - 1 comparisons, in the rounds of ceil(log2(n)) comparisons.
+        """
         while x.shape[0] > 1:
             pairs = x.shape[0] // 2
             a, b = x[:pairs], x[pairs : 2 * pairs]
@@ -93,7 +96,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
-        """x times the weight of its channel (dimension 1), which adds the weight's bits of fraction."""
+        """x times the weight of its channel (dimension 1). The result has the weight's bits of fraction in addition."""
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:

@@ -37,6 +37,8 @@ def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
 class AvgPool(Layer):
     """torch's average pooling, with all its options: sums of shares, times a reciprocal as in `Scale`.
 
+    kernel, stride, padding: one number for each spatial dimension.
+    divisor: torch's `divisor_override`.
     A window of 2^s elements needs no multiplication and adds s bits of fraction. Sums over other sizes, and at borders
     without counted padding, are multiplied by encoded reciprocals.
     """

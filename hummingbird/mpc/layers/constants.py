@@ -25,6 +25,7 @@ from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 class Scale(Layer):
     """x times a public number, whose bits of fraction the result has in addition: none for 3, two for 0.25.
 
+    factor: real. Raises InputError if it is too small for fixed-point numbers.
     terms: for a mean, how many values x is the sum of; the result's bound follows from it.
     """
 
@@ -59,7 +60,11 @@ class Scale(Layer):
 
 
 class Pad(Layer):
-    """torch's constant padding. pads: as in `torch.nn.functional.pad`, from the last dimension on."""
+    """torch's constant padding.
+
+    pads: as in `torch.nn.functional.pad`, from the last dimension on.
+    value: real, rounded to the scale of x.
+    """
 
     input_limit = MAX_SCALE
 

@@ -56,8 +56,9 @@ class SharePublic(_Public):
 
 
 class Embedding(_Public):
-    """Rows of a table (rows, values) at public indices, int64 (...): private values (..., values) of scale 2^16.
+    """Rows of a table at public indices, int64 (...): private values (..., values) of scale 2^16.
 
+    weight: the real table, (rows, values).
     owner: None for a public table.
     """
 

@@ -36,7 +36,10 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """Maximum over windows, one dimension after the other: fewer comparisons than over all dimensions at once."""
+    """torch's max pooling, one dimension after the other: fewer comparisons than over all dimensions at once.
+
+    kernel, stride, padding, dilation: one number for each spatial dimension.
+    """
 
     def __init__(
         self,

@@ -159,6 +159,7 @@ def numbers(length: int, rows: Rows) -> SoftmaxSizes:
 class SoftmaxInRange(Comparing):
     """exp(x) / sum along `dim` for rows in a known range.
 
+    rows: the range of a row's values minus their mean (`BitConfig.rows`).
     Three rounds: a look-up and an opening of every value, and a look-up and an opening for each row. Raises InputError
     for rows of more than `LONGEST` values.
     """

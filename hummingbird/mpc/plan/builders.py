@@ -53,7 +53,7 @@ _PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all p
 
 
 def smooth_layer(name: str, comparison: Comparison) -> Layer:
-    """The layer of "sigmoid", "tanh", "silu", "gelu-none" or "gelu-tanh"."""
+    """The layer of a smooth function, as a table or as a spline. name: sigmoid, tanh, silu, gelu-none or gelu-tanh."""
     window, aim = comparison.window, comparison.aim
     if not comparison.looks_up:
         return spline(name, comparison)
@@ -123,7 +123,13 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """A function that returns the layer or plain function of a step, and what it requires of its inputs."""
+    """A function that returns the layer or plain function of a step, and what it requires of its inputs.
+
+    protocol: "masked" or "gmw".
+    config: the windows, and the ranges of rows.
+    owner: the party with private weights; None for public weights.
+    aim: whether tables are for fewest rounds or fewest bytes.
+    """
     comparison = named(protocol)
 
     def build(step: Step) -> Built:

@@ -41,7 +41,7 @@ from hummingbird.version import VERSION
 
 
 def agree(session: Session, names: Sequence[str], values: Sequence[Tensor]) -> None:
-    """Compare public inputs with the other parties (1 round); AgreementError, at every party, names both sides."""
+    """Compare public inputs with the other parties: 1 round. Raises AgreementError, at every party, if they differ."""
     session.agree("public inputs", {name: _digest(x) for name, x in zip(names, values, strict=True)})
 
 
@@ -195,9 +195,7 @@ class PrivateNet(nn.Module):
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-        """The result for an input of this shape: its structure (hummingbird/structure.py), and each tensor's name and
-        shape.
-        """
+        """The result's structure (hummingbird/structure.py) for this input shape; names and shapes of its tensors."""
         return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:

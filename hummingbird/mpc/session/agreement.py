@@ -13,7 +13,12 @@ _SAME = "all parties must run the same program with the same arguments and files
 
 
 def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
-    """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
+    """Compare facts with all parties: 1 round.
+
+    what: the name of the operation in errors.
+    facts: text by name; all parties must have the same.
+    Raises AgreementError at every party if they differ. It names both sides.
+    """
     for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
         theirs = _facts(text)
         differences = []

@@ -135,7 +135,7 @@ class Session:
         return self.parties > 1 and self.dealer.slice_shape is None
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
-        """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
+        """Compare facts with all parties: 1 round. Raises AgreementError, at every party, if they differ."""
         agree(self.channel, what, facts)
 
     def __repr__(self) -> str:
