@@ -84,7 +84,7 @@ class Spec(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the planner knows of an input.
+    """An input as the planner knows it.
 
     scale: its bits of fraction.
     valid: how many low bits of its shares are right.

@@ -265,7 +265,7 @@ class Planner:
         return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
     def _in_form(self, index: int, built: Built, form: str) -> Given:
-        """What the planner knows of a graph step's value in this form."""
+        """A graph step's value in this form, as the planner knows it."""
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
         now = Given(step.scale, step.valid, step.grain, self._bounds[index])
