@@ -1,11 +1,11 @@
 """The adapter: the only module that imports CrypTen.
 
-CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. What it computes wrong is put
-right in fixed_point.py and functions.py, what cannot be had is refused in refusals.py. Four things are replaced before
-use, by `install`:
+CrypTen 0.4.1 provides `MPCTensor`, with functions such as sigmoid or matmul on shares. fixed_point.py and functions.py
+repair wrong results, refusals.py refuses unsafe functions. Before use, four parts of CrypTen are replaced, the first
+one at import, the others by `install`:
 
-* an import that current PyTorch lacks (`torch.onnx._internal.registration`) gets an empty stand-in: only CrypTen's
-  ONNX reader used it;
+* a module that current PyTorch lacks (`torch.onnx._internal.registration`), by an empty stand-in: only CrypTen's ONNX
+  reader used it;
 * its communicator, by one over our channel (communicator.py);
 * its randomness (Mersenne Twister words from 64-bit seeds, of which torch uses 32 bits on CPU), by prg.py;
 * its default provider, in which party 0 knows every triple and so learns every secret, by the dealer.
@@ -78,8 +78,8 @@ __all__ = [
 
 
 def _inside(x: MPCTensor) -> ArithmeticSharedTensor:
-    """The arithmetic shares that a tensor holds. CrypTen reads its settings whenever an attribute of `x` is asked for
-    by name, which takes longer than what a layer does with it.
+    """The arithmetic shares in a tensor. This avoids `x._tensor`: CrypTen reads its settings at every access to an
+    attribute, which takes longer than a layer's work.
     """
     return object.__getattribute__(x, "_tensor")
 
@@ -98,7 +98,7 @@ def scale_of(x: MPCTensor) -> int:
 def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
     """A CrypTen tensor from this party's share, int64, with `scale` bits of fraction.
 
-    As `MPCTensor.from_shares`, which first shares an empty tensor, and draws a sharing of zero for it.
+    As `MPCTensor.from_shares`, but without sharing an empty tensor first, which draws a sharing of zero.
     """
     x = MPCTensor.__new__(MPCTensor)
     x.requires_grad = False
@@ -111,7 +111,7 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
 
 
 class _EveryDevice(dict[Any, Stream]):
-    """CrypTen keeps a generator per device; here one stream serves all, and words move to the device."""
+    """One stream for all devices, in place of CrypTen's generator for each device; words move to the device."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -122,9 +122,9 @@ class _EveryDevice(dict[Any, Stream]):
 
 
 class _Global(dict[Any, Stream]):
-    """The stream that all parties share, for what is public among them: which elements a dropout drops.
+    """The stream that all parties share, for public choices, such as the elements that a dropout drops.
 
-    Its key is the xor of a key of every party's: 1 round, at the first use.
+    Its key is the xor of one key from each party, exchanged at the first use: 1 round.
     """
 
     def __init__(self, channel: Channel, size: int, device: torch.device | str) -> None:
@@ -171,7 +171,7 @@ def _refuse_first_party(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def refuse_validation(*args: Any) -> None:
-    """Raise TrustError in CrypTen's validation mode."""
+    """Raise TrustError if CrypTen's validation mode is on."""
     if crypten.cfg.debug.validation_mode:
         raise TrustError(
             "CrypTen's validation mode opens every value to all parties, to check results, and is not available",
@@ -181,9 +181,10 @@ def refuse_validation(*args: Any) -> None:
 
 
 def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.device | str = "cpu") -> None:
-    """Put our communicator and randomness in place of CrypTen's.
+    """Replace CrypTen's communicator and randomness by ours.
 
-    zeros: the streams that neighbouring parties share. local: the seed of this party's own stream.
+    zeros: the streams that neighbouring parties share.
+    local: the seed of this party's own stream.
     """
     sys.modules["crypten.debug"].validate_correctness = refuse_validation  # type: ignore[attr-defined]
     communicator.DistributedCommunicator = PartyCommunicator
@@ -203,7 +204,7 @@ def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.de
 
 @contextlib.contextmanager
 def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
-    """`install` for the time of this block; what was in place before, streams included, comes back as it was."""
+    """`install` within this block; afterwards the previous communicator and streams are back."""
     kept = PartyCommunicator.instance, dict(crypten.generators)
     install(channel, zeros, local)
     try:
@@ -214,5 +215,5 @@ def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
 
 
 def uninstall() -> None:
-    """End CrypTen's session; the weak parts stay replaced."""
+    """End CrypTen's session. The replacements stay."""
     PartyCommunicator.instance = None

@@ -1,7 +1,7 @@
-"""CrypTen's communicator over our channel: every wait bounded, no pickle, every bit counted.
+"""CrypTen's communicator over our channel: every wait has a limit, nothing is pickled, every bit is counted.
 
-It takes the place of CrypTen's class, function by function. Tensors travel as frames of known type and shape, objects
-as JSON text. A rank that names nobody, and an object that would need pickle, are refused before anything is sent.
+It has all functions of CrypTen's class. Tensors travel as frames of known type and shape, objects as JSON text. A
+wrong rank, or an object that would need pickle, is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import MAX_TEXT, Channel
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 
-_DEEPEST = 256  # lists and dictionaries in each other
+_DEEPEST = 256  # levels of nested lists and dictionaries
 
 
 def _plain(x: Any) -> Tensor:
@@ -28,7 +28,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """Numbers, strings, sizes, lists and dictionaries of them, as text that reads back as the same."""
+    """JSON text of numbers, strings, sizes, and lists and dictionaries of them.
+
+    Raises InputError for an object that does not read back the same.
+    """
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:
         text = json.dumps(obj)
@@ -49,14 +52,14 @@ def _to_json(obj: Any) -> str:
 
 
 class _Done:
-    """A request that has been served already."""
+    """A handle of a transfer that is complete."""
 
     def wait(self) -> None:
         return None
 
 
 class _Receipt:
-    """A tensor to be received when it is waited for, so that the sending can come first."""
+    """A handle of a tensor that `wait` receives, so that the party can send before it."""
 
     def __init__(self, receive: Callable[[], Tensor], into: Tensor) -> None:
         self._receive, self._into = receive, into
@@ -66,7 +69,7 @@ class _Receipt:
 
 
 class PartyCommunicator:
-    """CrypTen's communicator interface over a `Channel`; a collective is one round of frames, all to all."""
+    """CrypTen's communicator interface over a `Channel`. A collective is one round of frames, all to all."""
 
     instance: PartyCommunicator | None = None
 
@@ -120,7 +123,7 @@ class PartyCommunicator:
     print_communication_stats = get_communication_stats = reset_communication_stats = _no_statistics
 
     def _party(self, rank: Any, name: str, other: bool = False) -> int:
-        """InputError, before anything is sent, unless `rank` is a party's, and with `other` another one's."""
+        """Check a rank before anything is sent: InputError unless it is a party's, with `other` another party's."""
         if not isinstance(rank, int) or not 0 <= rank < self.channel.parties or (other and rank == self.channel.rank):
             whom = f"no {'other ' if other else ''}party of {self.channel.parties}"
             raise InputError(f"{name}={rank} names {whom}", where=f"party {self.channel.rank}", hint="ranks begin at 0")
@@ -145,7 +148,7 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """Openings by the user, outside every layer, are a row of their own in the meter."""
+        """A row of the meter for an opening by the user, outside of all layers."""
         if meter.current_layer():
             return contextlib.nullcontext()
         return meter.layer("opening", "open", cost_of(sum(t.numel() * t.element_size() for t in tensors)))
@@ -192,7 +195,10 @@ class PartyCommunicator:
         return [received[rank][0] if rank in received else tensor.clone() for rank in range(self.channel.parties)]
 
     def scatter(self, scatter_list: Any, src: int, size: Any = None, device: Any = None) -> Tensor:
-        """Party `src` gives a tensor for each party; the others such a list too, or the `size` of theirs, int64."""
+        """Send each party its tensor of party `src`'s `scatter_list`.
+
+        Other parties pass a list of the same shapes, or the `size` of their own tensor, which is then int64.
+        """
         rank = self.channel.rank
         if self._party(src, "src") == rank or size is None:
             if not isinstance(scatter_list, (list, tuple)) or len(scatter_list) != self.channel.parties:
@@ -210,7 +216,7 @@ class PartyCommunicator:
         return mine
 
     def broadcast(self, input: Any, src: int, group: Any = None, batched: bool = False) -> Any:
-        """Party `src`'s values, in place at the others."""
+        """Send party `src`'s values to all parties, which receive them in place."""
         self._party(src, "src")
         tensors = [_plain(t) for t in (input if batched else [input])]
         if self.channel.rank == src:
@@ -242,7 +248,7 @@ class PartyCommunicator:
         self.channel.exchange_text("barrier")
 
     def send_obj(self, obj: Any, dst: int, group: Any = None) -> None:
-        """An object as JSON text of at most 1 MiB."""
+        """Send an object to party `dst`, as JSON text of at most 1 MiB."""
         data = torch.frombuffer(bytearray(_to_json(obj).encode()), dtype=torch.uint8)
         self.send(torch.tensor(data.numel()), dst)
         self.send(data, dst)
@@ -255,7 +261,7 @@ class PartyCommunicator:
         return _from_json(self.recv(torch.empty(size, dtype=torch.uint8), src).numpy().tobytes(), src)
 
     def broadcast_obj(self, obj: Any, src: int, group: Any = None) -> Any:
-        """An object as JSON text of at most 1 MiB."""
+        """Send party `src`'s object to all parties, as JSON text of at most 1 MiB."""
         text = _to_json(obj) if self._party(src, "src") == self.channel.rank else "null"
         received = self.channel.exchange_text(text)
         return obj if self.channel.rank == src else _from_json(received[src].encode(), src)

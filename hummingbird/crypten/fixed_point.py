@@ -1,17 +1,17 @@
-"""Fixed point of CrypTen's tensors: CrypTen's functions keep their names, and these stand behind them.
+"""Fixed-point arithmetic of CrypTen's tensors: replacements for CrypTen's functions, under the same names.
 
-CrypTen 0.4.1 gives wrong values here, without a word:
+CrypTen 0.4.1 returns wrong values here, without an error:
 
-* `decode` divides negative words by 2^16 - 1: a value v < 0 comes out 1 too low with probability |v| / 2^16;
-* a product or quotient of two parties cuts each share: wrong by 2^48 once in 2^30 / |v|;
-* a tensor without a fraction, as comparisons return it, drops that of a number: `(x > y) * 0.5` and `(x > y).mean()`
-  are 0;
-* tensors of different scales are joined as they lie: in `cat([x, x > y])` a 1 becomes 2^-16;
+* `decode` divides negative words by 2^16 - 1: a value v < 0 is decoded 1 too low with probability |v| / 2^16;
+* a product or quotient of two parties truncates each share: wrong by 2^48 once in 2^30 / |v|;
+* a tensor without bits of fraction, such as a comparison's result, drops the fraction of a number: `(x > y) * 0.5` and
+  `(x > y).mean()` are 0;
+* tensors of different scales are joined without rescaling: in `cat([x, x > y])` a 1 becomes 2^-16;
 * a small constant keeps few bits: `x * 1e-5` and `x / 1e5` are 0.
 
-Here numbers are rounded and checked when they are encoded, every result has the larger scale of its operands, a
-constant below 1 is encoded with as many more bits as its power of two leaves free, and every division is opened under a
-mask (protocols/truncation.py, mpc/protocols/division.py): exact to a unit for any number of parties.
+Here encoding rounds and checks numbers. Every result has the larger scale of its operands. A constant below 1 has more
+bits of fraction, as many as its magnitude leaves free. Every division is an opening under a mask
+(protocols/truncation.py, mpc/protocols/division.py): exact to a unit for any number of parties.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from hummingbird.ring import MAX_INTEGER_BITS, SCALE
 
 Shared = ArithmeticSharedTensor
 
-_SMALLEST = 30  # a constant's further bits: x c < 2^-30 x is below 1, and at scale 16 + 16 + 30 below 2^62
+_SMALLEST = 30  # the most further bits of a constant c < 2^-30: x c is below 1, and at scale 16 + 16 + 30 below 2^62
 _PRECISION = {"encoder.precision_bits": SCALE}
 _PROTOCOL = {"mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_security": False, "debug.debug_mode": False}
 
 
 def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
-    """ConfigError if a setting of CrypTen asks for another protocol, trust or precision than what runs here."""
+    """Raise ConfigError if a setting of CrypTen asks for another protocol, trust or precision than ours."""
     for name, expected in settings.items():
         if (value := cfg[name]) != expected:
             raise ConfigError(
@@ -69,8 +69,9 @@ def _start(self: Any, precision_bits: int | None = None) -> None:
 
 
 def _plain(x: Any) -> Tensor:
-    """A public value as a tensor, float64 or int64, where it lies. A number is one of the CPU, which has no dimension:
-    a GPU takes such a tensor as a number, so that nothing is copied and nobody waits.
+    """A public value as a tensor, float64 or int64, on its own device.
+
+    A number becomes a CPU tensor without dimensions: operations on a GPU take it as a number, without copy or wait.
     """
     if isinstance(x, Tensor):
         return x.double() if x.is_floating_point() else x.long()
@@ -80,7 +81,7 @@ def _plain(x: Any) -> Tensor:
 
 
 def _encode(self: Any, x: Any, device: Any = None) -> Any:
-    """Ring elements round(x * 2^bits). Whole numbers in integers are ring elements: any int64 at scale 1."""
+    """Ring elements round(x * 2^bits). Without bits of fraction, any int64 is a ring element already."""
     if hasattr(x, "get_plain_text"):
         return x
     code = _encoded(_plain(x), scale_of_encoder(self))
@@ -88,7 +89,7 @@ def _encode(self: Any, x: Any, device: Any = None) -> Any:
 
 
 def _encoded(x: Tensor, bits: int) -> Tensor:
-    """Ring elements where x lies; it looks at the values."""
+    """Ring elements of x, on its device. It reads the values, to check them."""
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
             raise InputError(
@@ -118,7 +119,7 @@ def _decode(self: Any, x: Tensor | None) -> Tensor | None:
 
 
 def is_whole(x: Tensor) -> bool:
-    """Whether a public tensor holds whole numbers only."""
+    """Whether all values of a public tensor are integers."""
     return not x.is_floating_point() or bool((x == x.round()).all() and torch.isfinite(x).all())
 
 
@@ -131,13 +132,13 @@ def shared(share: Tensor, bits: int) -> Any:
 
 
 def raised(x: Any, bits: int) -> Any:
-    """The same value with at least `bits` of fraction; below 2^62 in the ring, as all that is opened."""
+    """The same value with at least `bits` of fraction; it must stay below 2^62 in the ring, as all opened values."""
     own = scale_of(x)
     return x if own >= bits else shared(x.share << (bits - own), bits)
 
 
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two tensors with one scale, the larger; a public one is shared by party 0."""
+    """Both tensors at the larger of their scales. Party 0 shares a public one."""
     if not isinstance(y, Shared):
         y = _plain(y)
         own = scale_of(x) if is_whole(y) else max(scale_of(x), SCALE)
@@ -152,7 +153,7 @@ def _become(x: Any, result: Any) -> Any:
 
 
 def _reduced(x: Any, bits: int) -> Any:
-    """The ring elements cut by `bits`, exact to a unit."""
+    """The value with `bits` fewer bits of fraction in its ring elements, exact to a unit."""
     return beaver.truncate(x, 1 << bits) if bits else x
 
 
@@ -192,7 +193,7 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
     target = bits if whole else max(bits, SCALE)
     if op in ("add", "sub"):
         x, code = raised(x, target), _beside(_encoded(y, target), x)
-        code = code if x.rank == 0 else torch.zeros_like(code)  # zeros: every share takes the sum's shape
+        code = code if x.rank == 0 else torch.zeros_like(code)  # not 0: every share has the sum's shape
         return shared(getattr(torch, op)(x.share, code), target)
     free = 0 if whole else _free_bits(y)
     extra = 0 if whole else SCALE + free
@@ -203,12 +204,12 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _beside(code: Tensor, x: Any) -> Tensor:
-    """Put public ring elements where the shares of x are; numbers may stay on the CPU."""
+    """Move public ring elements to the device of x's shares; numbers may stay on the CPU."""
     return put(code, x.device) if code.dim() else code
 
 
 def _free_bits(y: Tensor) -> int:
-    """How often the largest magnitude of y can be doubled and stay at most 1."""
+    """How often y can be doubled until its largest magnitude exceeds 1; at most 30."""
     largest = float(y.abs().max()) if y.numel() else 1.0
     return min(max(0, -math.frexp(largest)[1]), _SMALLEST) if math.isfinite(largest) and largest else 0
 
@@ -222,7 +223,7 @@ def _mul_(self: Any, y: Any) -> Any:
 
 
 def _div(self: Any, y: Any) -> Any:
-    """Quotient by a public number or tensor: exact to a unit for whole numbers up to 2^28, else times 1 / y."""
+    """Quotient by a public number or tensor: exact to a unit for an integer up to 2^28, else a product with 1 / y."""
     y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
         raise InputError(
@@ -241,7 +242,7 @@ def _div(self: Any, y: Any) -> Any:
 
 
 def _div_(self: Any, y: Any) -> Any:
-    refuse_validation()  # CrypTen's own looks at the mode by itself, and opens what it divides
+    refuse_validation()  # CrypTen's `div_` checks the mode by itself, and opens its operands
     return _become(self, _div(self, y))
 
 
@@ -267,7 +268,7 @@ def _join(function: Any) -> Any:
 
 
 def _placed(name: str) -> Any:
-    """`name`(dim, index, source) in place, at one scale."""
+    """An in-place method `name`(dim, index, source) that first brings both tensors to one scale."""
 
     def place(self: Any, dim: int, index: Tensor, source: Any) -> Any:
         x, y = _aligned(self, source)
@@ -293,7 +294,7 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """The other's values; in this tensor's memory where they have a place in its scale, so that views see them."""
+    """Copy another tensor's values, into this tensor's memory if its scale holds them, so that views change too."""
     if scale_of(other) <= scale_of(self):
         self.share.copy_(raised(other, scale_of(self)).share)
     elif self.share.shape != other.share.shape:
@@ -315,7 +316,7 @@ def _pad(self: Any, pad: Any, mode: str = "constant", value: Any = 0) -> Any:
 
 
 def install() -> None:
-    """Put these in place of CrypTen's, for this process."""
+    """Replace CrypTen's functions by these, for this process."""
     FixedPointEncoder.__init__, FixedPointEncoder.encode, FixedPointEncoder.decode = _start, _encode, _decode
     beaver.truncate = _truncate
     for name, function in {

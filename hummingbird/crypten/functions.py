@@ -1,16 +1,16 @@
-"""Functions of CrypTen's tensors that compute something else than torch's, in right form.
+"""Repairs of CrypTen's functions whose results differ from torch's.
 
-In CrypTen 0.4.1, without a word:
+In CrypTen 0.4.1, without an error:
 
-* `pow(5)` is the sixth power, `pow(7)` the ninth, and `erf` is made of them;
-* `var(unbiased=...)` means the opposite, and `var(dim=...)` forgets the dimension;
+* `pow(5)` is the sixth power, `pow(7)` the ninth, and `erf` is computed from them;
+* `var(unbiased=...)` does the opposite, and `var(dim=...)` ignores the dimension;
 * `max_pool2d` pads with -256 for each party, and swaps its two paddings;
 * a comparison of tensors with more than 16 bits of fraction is 0 everywhere;
-* `exp` of less than -512, hence `sigmoid` and `softmax` of large numbers, and `erf` of more than 2 are noise; so is a
-  `softmax` over more than 250 equal numbers.
+* `exp` below -512, hence `sigmoid` and `softmax` of large numbers, and `erf` above 2 are noise; so is a `softmax` over
+  more than 250 equal numbers.
 
-Values are private, so nobody can notice one outside of the range of an approximation. Those above hold for all values
-now. `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which docs/limits.md names.
+Values are private, so no party notices a value outside of an approximation's range. The functions above are now right
+for all values. `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` still have a range, which docs/limits.md gives.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _to(self: Any, kind: Any, precision: int | None = None, bits: int | None = N
 
 
 def _bit(words: Any) -> Any:
-    """Additive shares, without a fraction, of the lowest bit of xor-shared words."""
+    """Additive shares of the lowest bit of xor-shared words, without bits of fraction."""
     words.encoder = encoder(0)
     return words._to_ptype(ptype.arithmetic, precision=0, bits=1)
 
@@ -66,7 +66,7 @@ def _negative(self: Any) -> Any:
 
 
 def _equals_zero(self: Any) -> Any:
-    """For two parties: one share equals the other's negative."""
+    """For two parties: x is 0 where one share is the negative of the other."""
     mine = MPCTensor(self.share, src=0, ptype=ptype.binary)
     theirs = MPCTensor(-self.share, src=1, ptype=ptype.binary)
     mine._tensor = mine._tensor.eq(theirs._tensor)
@@ -77,7 +77,7 @@ def _equals_zero(self: Any) -> Any:
 
 
 def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
-    """The p-th power for a whole p, by squaring."""
+    """The p-th power for an integer p, by squaring."""
     if not isinstance(p, (int, float)) or int(p) != p:
         raise InputError(
             f"pow takes a whole exponent, got {p}", where="pow", hint="pos_pow takes any, of positive numbers"
@@ -94,7 +94,7 @@ def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
 
 
 def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
-    """Variance, mean (with the dimensions kept) and divisor."""
+    """Variance, mean (with its dimensions kept), and the variance's divisor."""
     total = x.sum() if dim is None else x.sum(dim, keepdim=True)
     count = x.nelement() // max(total.nelement(), 1)
     divisor = count - int(unbiased)
@@ -128,7 +128,7 @@ def _batch_norm(
     momentum: float = 0.1,
     inv_var: Any = None,
 ) -> Any:
-    """Batch norm over all dimensions but the second, as torch defines it."""
+    """Batch norm over all dimensions but the second, as in torch."""
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]
     if training:
@@ -154,7 +154,7 @@ def _batch_norm(
 
 
 def _dropout(dimensions: int | None) -> Any:
-    """A dropout that drops along the first dimensions (None: all), the same elements at every party, by our stream."""
+    """A dropout along the first `dimensions` (None: all), by the shared stream: the same at every party."""
 
     def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if not training:
@@ -165,7 +165,7 @@ def _dropout(dimensions: int | None) -> Any:
         chance = (crypten.generators["global"][x.device].words(*shape) & (2**53 - 1)).double() / 2**53
         factor = (chance >= p).to(x.device).double() / (1 - p if p < 1 else 1)
         factor = factor.view(*shape, *[1] * (x.dim() - len(shape))).expand(x.size())
-        ctx.save_multiple_for_backward([factor, 0.0])  # CrypTen's backward divides by 1 minus the second
+        ctx.save_multiple_for_backward([factor, 0.0])  # CrypTen's backward divides by 1 - the second
         return x.mul_(factor) if inplace else x.mul(factor)
 
     return staticmethod(forward)
@@ -187,7 +187,7 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Maxima of windows of the last two dimensions; the order of arguments is CrypTen's."""
+    """Maxima over windows of the last two dimensions, with CrypTen's order of arguments."""
     kernel, pads, gaps = _pair(kernel_size), _pair(padding), _pair(dilation)
     steps = kernel if stride is None else _pair(stride)
     if any(2 * pad > size for pad, size in zip(pads, kernel, strict=True)):
@@ -196,37 +196,37 @@ def _max_pool2d(
     margins = []
     for size, pad, step, span in zip(self.size()[-2:], pads, steps, spans, strict=True):
         surplus = (size + 2 * pad - span) % step
-        start = size + 2 * pad - span - surplus + step  # of one window more: none if it lies behind the image
+        start = size + 2 * pad - span - surplus + step  # start of a further window: none if it lies behind the image
         more = step - surplus if ceil_mode and surplus and start < size + pad else 0
         margins.append((pad, pad + more))
     # -2^30 at party 0: below every value, and differences stay below 2^47 in the ring.
     windows = self.pad((*margins[1], *margins[0]), value=-(2.0**MAX_INTEGER_BITS) + 1)
     share = windows.share
     for step, span, gap in zip(steps, spans, gaps, strict=True):
-        share = share.unfold(-2, span, step)[..., ::gap]  # rows, then columns: windows go behind, what is left moves up
+        share = share.unfold(-2, span, step)[..., ::gap]  # rows, then columns: unfold appends windows' dimensions
     windows.share = share.flatten(-2).contiguous()
     values, chosen = windows.max(dim=-1, one_hot=True)
     return (values, chosen.view(*values.size(), *kernel)) if return_indices else values
 
 
 def _set_item(self: Any, index: Any, value: Any) -> None:
-    """Set items; CrypTen's own copies a public value to the device, waits, and keeps 16 bits of fraction of it."""
+    """Set items. CrypTen's version copies a public value to the device, waits, and keeps only 16 bits of fraction."""
     self._tensor[index] = value._tensor if isinstance(value, MPCTensor) else value
 
 
 # Approximations -----------------------------------------------------------------------------------------------------
 
-_LOWEST = -256.0  # e^x is 0 at 2^-16 below -11; (1 + x / 256)^256 grows again below -512
+_LOWEST = -256.0  # below -11, e^x is 0 at scale 2^16; below -512, (1 + x / 256)^256 grows again
 _exp, _reciprocal = MPCTensor.exp, MPCTensor.reciprocal
 
 
 def _exponential(self: Any) -> Any:
-    """CrypTen's e^x, of max(x, -256)."""
+    """CrypTen's exp of max(x, -256)."""
     return _exp((self - _LOWEST).relu() + _LOWEST)
 
 
 def _inverse(self: Any, input_in_01: bool = False) -> Any:
-    """1 / x by Newton's y (2 - x y), which keeps y's precision: CrypTen's 2 y - y^2 x loses it in y^2."""
+    """1 / x by Newton's iteration y (2 - x y), which keeps y's precision; CrypTen's 2 y - y^2 x loses it in y^2."""
     options = crypten.cfg.functions
     if options.reciprocal_method != "NR":
         return _reciprocal(self, input_in_01=input_in_01)
@@ -239,14 +239,14 @@ def _inverse(self: Any, input_in_01: bool = False) -> Any:
 
 
 def _newton(x: Any, y: Any, steps: int) -> Any:
-    y = _exp(1 - 2 * x) * 3 + 0.003 if y is None else y  # CrypTen's guess
+    y = _exp(1 - 2 * x) * 3 + 0.003 if y is None else y  # CrypTen's initial value
     for _ in range(steps):
         y = (2 - x * y) * y
     return y
 
 
 def _weights(self: Any, dim: int) -> tuple[Any, Any]:
-    """Logits below their maximum, and the sum of their exponentials, from 1 to the dimension's length."""
+    """Logits minus their maximum, and their exponentials, whose sum lies between 1 and the dimension's length."""
     logits = self - self.max(dim, keepdim=True)[0]
     return logits, logits.exp()
 
@@ -256,7 +256,7 @@ def _softmax(self: Any, dim: int, **kwargs: Any) -> Any:
         return self.new(torch.ones(self.size(), device=self.device))
     length = self.size(dim)
     weights = _weights(self, dim)[1]
-    # From 1 / length on, every step squares the error 1 - sum / length: exp(-2^4) is left after log2(length) + 4.
+    # From 1 / length, each step squares the relative error 1 - sum / length: exp(-2^4) after log2(length) + 4 steps.
     return weights * _newton(weights.sum(dim, keepdim=True), 1 / length, length.bit_length() + 4)
 
 
@@ -264,12 +264,12 @@ def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
     if self.dim() == 0 or self.size(dim) == 1:
         return self.new(torch.zeros(self.size(), device=self.device))
     logits, weights = _weights(self, dim)
-    total, divisor = weights.sum(dim, keepdim=True), -(-self.size(dim) // 200)  # CrypTen's log takes numbers up to 250
+    total, divisor = weights.sum(dim, keepdim=True), -(-self.size(dim) // 200)  # CrypTen's log is for numbers up to 250
     return logits - (total.div(divisor).log() + math.log(divisor))
 
 
 def _erf(self: Any) -> Any:
-    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), 4e-4 beside erf at most, of x within 4: CrypTen's series diverges at 2."""
+    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), x clamped to +-4: errs by 4e-4 at most. CrypTen's diverges at 2."""
     x = self.hardtanh(-4, 4)
     return (x * (x.square() * (11 / 123) + 1) * (2 / math.sqrt(math.pi))).tanh()
 
@@ -278,7 +278,7 @@ def _erf(self: Any) -> Any:
 
 
 def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
-    """torch's take, or with a dimension its slices at the indices."""
+    """torch's take; with a dimension, the slices at these indices."""
     result = self.shallow_copy()
     if dimension is None or self.dim() == 0:
         result._tensor = self._tensor.take(index.long())
@@ -291,7 +291,7 @@ def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
 
 
 def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """torch's functions on shared tensors: cat, stack, and a public tensor on the left of +, - and *."""
+    """torch's functions on shared tensors: cat, stack, and +, - and * with a public tensor on the left."""
     name = getattr(function, "__name__", str(function)).strip("_")
     if name in ("cat", "stack"):
         return getattr(crypten, name)(list(args[0]), *args[1:], **(kwargs or {}))
@@ -308,7 +308,7 @@ def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any
 
 
 def install() -> None:
-    """Put these in place of CrypTen's, for this process."""
+    """Replace CrypTen's functions by these, for this process."""
     CrypTensor.__torch_function__ = classmethod(_with_torch)
     AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
     AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)

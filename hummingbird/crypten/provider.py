@@ -1,6 +1,4 @@
-"""CrypTen's provider interface on top of the dealer: triples, squares, B2A bits and wraps for CrypTen's own
-functions.
-"""
+"""CrypTen's provider interface over the dealer: triples, squares, B2A bits and wraps for CrypTen's own functions."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from hummingbird.mpc.session import session as sessions
 
 
 class DealerProvider(TupleProvider):
-    """CrypTen's words for what the running session asks of its dealer, or of the supply that it draws on."""
+    """CrypTen's provider: its methods make requests to the current session's dealer or supply."""
 
     NAME = "dealer"
 
@@ -33,25 +31,25 @@ class DealerProvider(TupleProvider):
     def generate_additive_triple(
         self, size0: Any, size1: Any, op: str, device: Any = None, *args: Any, **kwargs: Any
     ) -> list[ArithmeticSharedTensor]:
-        """Shares of a, b uniform and c = op(a, b, **kwargs) in Z_2^64; sizes as in torch."""
+        """Shares of uniform a and b, and of c = op(a, b, **kwargs), in Z_2^64. Sizes as in torch."""
         options = {name: _plain(value) for name, value in kwargs.items()}
         return _ring(sessions.current().correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
 
     def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
-        """Shares of r uniform and r^2."""
+        """Shares of a uniform r and of r^2."""
         return _ring(sessions.current().correlation(SquarePair(tuple(size))), device)
 
     def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
-        """Xor shares of words a, b uniform and a & b."""
+        """Xor shares of uniform words a and b, and of a & b."""
         shares = sessions.current().correlation(WordTriple(tuple(size0), tuple(size1)))
         return [_binary(share, device) for share in shares]
 
     def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
-        """Shares of r uniform, and of the number of wraps among them."""
+        """Shares of a uniform r, and of the number of wraps in the sum of r's shares."""
         return _ring(sessions.current().correlation(Wraps(tuple(size))), device)
 
     def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
-        """One random bit per element, additively and xor shared."""
+        """A random bit for each element, shared additively and by xor."""
         bit = sessions.current().correlation(SharedBit(tuple(size)))
         return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
 
@@ -69,11 +67,11 @@ def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]
 
 
 def _plain(value: Any) -> Any:
-    """Options of torch's convolutions as JSON values."""
+    """An option of torch's convolutions as a JSON value."""
     return [int(v) for v in value] if isinstance(value, (tuple, list)) else int(value)
 
 
 def install() -> None:
-    """Put this in place of CrypTen's provider, for this process."""
+    """Replace CrypTen's provider by this one, for this process."""
     provider = DealerProvider()
     crypten.mpc.get_default_provider = lambda: provider

@@ -1,4 +1,4 @@
-"""Functions of CrypTen that start sessions, read files or choose seeds: made safe, or refused with a reason."""
+"""Functions of CrypTen that start sessions, read files or choose seeds: a safe version, or a refusal with a reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NO_READER = EnvironmentProblem(
 
 
 def refuse_foreign_session() -> None:
-    """EnvironmentProblem if CrypTen runs a session of its own already."""
+    """Raise EnvironmentProblem if CrypTen runs a session of its own already."""
     if crypten.is_initialized() or getattr(communicator, "__use_threads"):
         raise EnvironmentProblem(
             "CrypTen runs already, with its own communicator and provider",
@@ -71,11 +71,11 @@ def _show(self: Any) -> str:
 
 
 def install() -> None:
-    """Put these in place of CrypTen's, for this process."""
+    """Replace CrypTen's functions by these, for this process."""
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
-        """CrypTen's, and then a round in which the parties compare what they have shared. A type of the caller's own
-        (`crypten.register_cryptensor`) is the caller's own matter.
+        """CrypTen's function, then a round in which the parties compare shape and source of the tensor. A type that the
+        caller registered (`crypten.register_cryptensor`) is not compared.
         """
         made = _make(*args, **kwargs)
         if not isinstance(made, MPCTensor):
@@ -92,7 +92,7 @@ def install() -> None:
         src: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """Share a tensor that party `src` has at hand."""
+        """Share a tensor that party `src` has in memory."""
         if encrypted or model_class is not None or f is not None:
             raise EnvironmentProblem(
                 "load_from_party takes preloaded=, a tensor: CrypTen reads files by pickle",

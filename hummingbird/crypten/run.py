@@ -1,4 +1,4 @@
-"""CrypTen's part of a run: it starts and ends with our session, and takes its channel and its randomness from it."""
+"""CrypTen's part of a session: it starts and ends with our session, and uses its channel and its randomness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refuse_other() -> None:
 
 
 def start(session: Session, local: bytes) -> None:
-    """Let CrypTen's functions run in this session. local: the seed of this party's own random numbers."""
+    """Make CrypTen's functions run in this session. local: the seed of this party's own random numbers."""
     assert session.zeros is not None, "CrypTen's functions share secrets"
     _repair()
     adapter.install(session.channel, session.zeros, local, session.device)
@@ -25,19 +25,19 @@ def start(session: Session, local: bytes) -> None:
 
 @contextlib.contextmanager
 def lent(session: Session) -> Iterator[None]:
-    """Let CrypTen's functions run in this session for the time of this block, without anything to hide."""
+    """`start` within this block, with seeds that are zero: for a session without secrets."""
     _repair()
     with adapter.lent(session.channel, session.zeros or ZeroSharing.of_zeros(), bytes(SEED_BYTES)):
         yield
 
 
 def stop() -> None:
-    """End CrypTen's part; the functions that are repaired stay so."""
+    """End CrypTen's part. Its functions stay repaired."""
     adapter.uninstall()
 
 
 def _repair() -> None:
-    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
+    """Install all repairs and refusals."""
     fixed_point.install()
     functions.install()
     provider.install()

@@ -1,6 +1,6 @@
-"""CrypTen's tensors at the public edge: `cryptensor` makes one, a private net takes them and gives them back.
+"""CrypTen's tensors in the public interface: `cryptensor` makes them, a private net takes and returns them.
 
-Inside, code works on `Shared` (mpc/session/sharing.py): a share and its bits of fraction.
+Code inside the package works on `Shared` (mpc/session/sharing.py): a share and its bits of fraction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hummingbird.mpc.session.sharing import Shared, share_secret
 
 
 def is_tensor(value: Any) -> TypeGuard[MPCTensor]:
-    """Whether a value is a tensor of CrypTen's on shares."""
+    """Whether a value is a shared tensor of CrypTen."""
     return isinstance(value, MPCTensor)
 
 
@@ -37,12 +37,12 @@ def tensor(x: Shared) -> MPCTensor:
 def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> MPCTensor:
     """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
 
-    x: real tensor at party `src`, of at most 8 dimensions. Other parties give None, or a tensor whose shape is checked.
-    limit: the largest |x| that the windows were made for, such as a private net's `input_range`: party `src` shares
-        nothing that has a larger value. None: 2^20, for which any net is right; a function of your own may be right for
-        up to 2^30.
-    Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
-    AgreementError.
+    x: real tensor at party `src`, of at most 8 dimensions. Other parties pass None, or a tensor of the expected shape.
+    src: rank of the party that has the tensor.
+    limit: the largest |x| for which the windows were found, such as a private net's `input_range`: party `src` refuses
+        larger values. None: 2^20, for which every net is right; a function of your own may be right up to 2^30.
+    Sends only the shape, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError for
+    wrong arguments and values, and AgreementError if a party expects another shape.
     """
     session = sessions.current()
     if type(src) is not int or not 0 <= src < session.parties:

@@ -1,13 +1,13 @@
-"""Smooth functions as tables of polynomials, for the protocol that looks one up in one round (protocols/poly.py).
+"""Smooth functions as tables of polynomials, for protocols that look them up in one round (protocols/poly.py).
 
-A value with `fraction` bits of fraction is a whole number z of k bits, its upper w bits say which piece it is in. With
-m = k - w, piece D is a polynomial in t = z / 2^m - D that serves all of -1 < t < 1: two segments, for a mask's low bits
-decide whether a z between two pieces meets the one or the other. Its coefficients are those through Chebyshev's places,
-in units of 2^-(scale + GUARD).
+A value with `fraction` bits of fraction is an integer z of k bits, whose upper w bits choose a piece. With m = k - w,
+piece D is a polynomial in t = z / 2^m - D that approximates the function for all -1 < t < 1. So pieces overlap, since
+a mask's low bits decide which of two neighboring pieces evaluates z. A piece interpolates the function at the Chebyshev
+nodes; its coefficients are in units of 2^-(scale + GUARD).
 
-How many pieces, of which degree, a bound of the error decides: of all that keep it, those of the fewest bits. Of an
-activation it bounds the error itself; of exp, 1/x and 1/sqrt(x), whose values differ by orders of magnitude, what the
-error is of the value.
+`choose` finds the number of pieces and their degree: of all tables that keep an error bound, that with the fewest bits.
+The bound is absolute for activations, and relative for exp, 1/x and 1/sqrt(x), whose values differ by orders of
+magnitude.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor
 
 from hummingbird.ring import SCALE
 
-GAIN = 1 << SCALE  # of results, and of values, that are the function's own
-GUARD = 2  # bits of a coefficient below the result's last one
+GAIN = 1 << SCALE  # the gain, and the stretch, that leave the function unchanged
+GUARD = 2  # bits of fraction that coefficients have beyond the result's
 WIDEST = 8  # bits of z that choose a piece: at most 256 pieces
-WIDEST_OF_ROWS = 12  # the same where there is one value for a row of many
+WIDEST_OF_ROWS = 12  # the same for functions of one value for each row
 DEGREES = (1, 2, 3)
-_SLACK = 16  # units of z that the roundings of parties, of which there are at most 2 of these, may take
-_PLACES = 65  # of each piece, where its error is measured: of a degree of at most 4, the largest within 2^-7 of it
+_SLACK = 16  # units of z for the parties' rounding, half a unit each, for up to 32 parties
+_PLACES = 65  # points of a piece at which errors are measured: up to degree 4 within 2^-7 of the largest error
 
 
 @dataclass(frozen=True)
 class Function:
-    """A smooth function of real numbers, and how steep it is at most."""
+    """A smooth function of real numbers. slope: its largest steepness."""
 
     of: Callable[[Tensor], Tensor]
     slope: float
@@ -41,9 +41,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Activation(Function):
-    """A function that is flat, or a line, far from 0.
+    """A function that is almost constant, or almost linear, far from 0.
 
-    end: it is within 2^-14 of 0, of 1 or of -1, or of x where it `rises`, beyond +-end.
+    end: beyond +-end the function is within 2^-14 of 0, 1 or -1, or of x if it rises.
+    rises: whether the function approaches x to the right.
     """
 
     end: float
@@ -58,25 +59,24 @@ ACTIVATIONS = {
     "gelu-tanh": Activation(functools.partial(torch.nn.functional.gelu, approximate="tanh"), 1.13, 6.0, True),
 }
 
-# Tables reach as far to the left of 0 as to the right: these functions are moved, so that what is needed of them does.
+# Tables are symmetric around 0. These functions are shifted so that the needed interval is symmetric, too.
 EXP_AT = 6.5  # "exp" is e^(x - this)
 POWER_TO = 13.0  # "power" is e^x up to this
 ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
-_FLAT = (
-    7 / 8
-)  # of the least number that u^(-1/2) is for: it goes on to the left as its Taylor cubic there, below itself
+_FLAT = 7 / 8  # left of this part of the least u, u^(-1/2) continues as its Taylor cubic, which is below it
 SPANS = range(1, WIDEST_OF_ROWS - 1)
 SPREADS = range(1, 10)
 
 
 def reciprocal_at(span: int) -> float:
-    """The number that "reciprocal-SPAN" adds to x: it is 1/x for values from 0.996 to 2^span + 0.43."""
+    """The number that "reciprocal-SPAN" adds to its argument: the sum lies in [0.996, 2^span + 0.43]."""
     return 2.0 ** (span - 1) + 11 / 16
 
 
 def root_at(spread: int) -> float:
-    """The number that "root-SPREAD" adds to x: it is u^(-1/2) for u from 2^-spread to almost 1, and at 0 still below
-    2.34 2^(spread / 2), so that a table of it has room there for what parties round.
+    """The number that "root-SPREAD" adds to its argument: for the sum u in [2^-spread, 1) it is u^(-1/2).
+
+    At u = 0 it is below 2.34 2^(spread / 2): a table has room for the parties' rounding there.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 
@@ -86,7 +86,7 @@ def _exp(x: Tensor) -> Tensor:
 
 
 def _power(x: Tensor) -> Tensor:
-    return x.clamp(max=POWER_TO + 1).exp()  # no value comes from beyond, where coefficients would grow
+    return x.clamp(max=POWER_TO + 1).exp()  # no value exceeds the bound; without it coefficients would grow
 
 
 def _reciprocal(span: int, x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def _reciprocal(span: int, x: Tensor) -> Tensor:
 
 def _root(spread: int, at: float, x: Tensor) -> Tensor:
     u, flat = x + at, _FLAT * 2.0**-spread
-    below = (1 - u / flat).clamp(0, 4)  # no value comes from beyond, where a cubic outgrows coefficients
+    below = (1 - u / flat).clamp(0, 4)  # no value exceeds the bound; without it the cubic would outgrow coefficients
     return torch.where(u > flat, u, flat).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
 
 
@@ -111,9 +111,14 @@ FUNCTIONS: dict[str, Function] = {
 
 @dataclass(frozen=True)
 class PolynomialTable:
-    """A function as 2^w polynomials of `degree` in z, which has k bits, `fraction` of them of fraction.
+    """A function as 2^w polynomials in z.
 
-    Results have `scale` bits of fraction, and are gain / GAIN times the function's of x stretch / GAIN.
+    name: a key of FUNCTIONS.
+    k, fraction: bits of z, and its bits of fraction.
+    w: bits of z that choose a piece.
+    degree: of the polynomials.
+    scale: bits of fraction of the result.
+    gain, stretch: the table's function is gain / GAIN f(x stretch / GAIN).
     """
 
     name: str
@@ -126,7 +131,7 @@ class PolynomialTable:
     stretch: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """The function that the table is of, gain and stretch included."""
+        """The table's function at real x, with gain and stretch."""
         return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
 
     @property
@@ -136,28 +141,28 @@ class PolynomialTable:
 
     @property
     def shift(self) -> int:
-        """Bits that are cut off a sum of terms."""
+        """How many bits are cut off the sum of all terms."""
         return GUARD + self.degree * self.m
 
     @property
     def shown(self) -> str:
-        """Pieces and degree, for people: "2^6 cubics"."""
+        """Pieces and degree as a text: "2^6 cubics"."""
         return f"2^{self.w} {('lines', 'parabolas', 'cubics')[self.degree - 1]}"
 
     @property
     def most(self) -> float:
-        """The table is for |x| up to this."""
+        """The largest |x| for which the table is right."""
         return ((1 << self.k - 1) - (1 << self.m) - _SLACK) * 2.0**-self.fraction
 
     def widths(self, bits: int) -> list[int]:
-        """Bits of the shares of each coefficient, lowest power first, where `bits` of the result's shares count."""
+        """Bits of the shares of each coefficient, lowest power first, for `bits` right bits in the result's shares."""
         return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
 
     def error(self, parties: int) -> float:
-        """Bound of the error, for |x| <= most: of the pieces, and of what is rounded.
+        """Bound of the error for |x| <= most: the error of the pieces, and rounding errors.
 
-        Every party rounds its share of z by half a unit, and its share of the result; a coefficient is rounded twice,
-        each time by half a unit, as it is fitted and when the mask moves it.
+        Every party rounds its share of z and its share of the result by half a unit. A coefficient is rounded twice by
+        half a unit: in the fit, and when the mask moves it.
         """
         slope, unit = FUNCTIONS[self.name].slope * (self.gain / GAIN) * (self.stretch / GAIN), 2.0**-self.scale
         rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
@@ -180,9 +185,9 @@ def pieces(table: PolynomialTable) -> Tensor:
 
 @functools.cache
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
-    """Bound of the error of pieces, on all values up to +-most that may meet them, coefficients as they are rounded.
+    """Bound of the error of the pieces, with rounded coefficients, for all |x| <= most that they may evaluate.
 
-    least: the error is then in parts of the function's value, or of this, if that is more.
+    least: if given, the bound is relative to max(|f(x)|, least).
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
@@ -199,8 +204,9 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
-    """The table at real x, of x's type: of the piece whose middle is nearest; values beyond 2^k wrap as they do in the
-    protocol. The gradient is the function's own, where |x| <= most.
+    """The table at real x, in x's type: the value of the piece with the nearest middle.
+
+    Values beyond k bits wrap, as in the protocol. The gradient is that of the function, for |x| <= most.
     """
     half, unit = 1 << table.k - 1, 1 << table.m
     z = torch.round(x.detach().double() * 2.0**table.fraction).clamp(-(2.0**62), 2.0**62).long()
@@ -232,11 +238,14 @@ def choose(
     gain: int = GAIN,
     stretch: int = GAIN,
 ) -> PolynomialTable | None:
-    """The table of the fewest bits for |x| <= most whose results are right in `integers` bits before the point, sign
-    included; None if there is none.
+    """The table with the fewest bits for |x| <= most; None if no table fits 64 bits and keeps the error bound.
 
-    scale: bits of fraction of results; as many as x has if not given. allowed: what its pieces may err by (`fit_error`
-    with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece.
+    name: a key of FUNCTIONS.
+    fraction: bits of fraction of x.
+    integers: how many integer bits of results must be right, with the sign.
+    scale: bits of fraction of results; None: `fraction`.
+    allowed: bound of the error of pieces (`fit_error` with `least`); None: half a unit of the result, 2^-(scale + 1).
+    widest: the most bits that choose a piece.
     gain, stretch: as in `PolynomialTable`.
     """
     scale = fraction if scale is None else scale

@@ -1,16 +1,17 @@
-"""Smooth functions as quadratic splines: pieces of parabolas that meet with equal slopes, and one product for all.
+"""Smooth functions as quadratic splines: parabolas that meet with equal slopes, evaluated with a single product.
 
 Between the first knot t_0 and the last one t_n, with u = min(max(x, t_0), t_n),
 
     f(x) = f(t_0) + b (u - t_0) + sum_j d_j relu(u - t_j)^2         for j < n
     relu(u - t_j)^2 = r_j (u - t_j)                                 r_j = relu(u - t_j) = relu(x - t_j) - relu(x - t_n)
 
-so the sum is u (sum_j d_j r_j) - sum_j d_j t_j r_j: one product of private values, however many knots. Outside the
-curve is flat, or rises by 1/2 right of t_n: however far x is, it stays next to its function. The error falls with the
-third power of the knots' distance, a chord's with the second: SiLU takes 24 knots for 2^-14, and 61 chords for 2^-13.
+so the sum is u (sum_j d_j r_j) - sum_j d_j t_j r_j: one product of private values for any number of knots. Outside of
+the knots the curve is constant, or has slope 1/2 right of t_n: it stays close to the function for all x. The error
+falls with the third power of the knots' distance, that of a linear spline with the second: for SiLU, 24 knots suffice
+for 2^-14, but 2^-13 takes 61 chords.
 
-SiLU and GELU are x / 2 and an even function: knots of that on |x| = 2 relu(x) - x are half as many, behind one
-comparison more.
+SiLU and GELU are x / 2 plus an even function. As a function of |x| = 2 relu(x) - x the latter needs half as many knots,
+after one more comparison.
 """
 
 from __future__ import annotations
@@ -30,19 +31,22 @@ Function = Callable[[Tensor], Tensor]
 
 TOLERANCE = 2.0**-14  # EfficientNet-B4, 128 layers, then errs by less than 1 % of its largest logit; by 3 % at 2^-12
 FRACTION = 16  # bits of fraction of the bends d_j
-LINE = SCALE + FRACTION  # and of their products with knots
-_TOP = SCALE + LINE + 3  # in the ring: no curve, and no product of one, reaches 8 where comparisons are right
+LINE = SCALE + FRACTION  # bits of fraction of their products with knots
+_TOP = SCALE + LINE + 3  # log2 in the ring: curves and their products stay below 8 if comparisons are right
 _UNIT = 2.0**-SCALE
 _SPREAD = 0.0081  # largest error of a piece of width h: h^3 |f'''| times the maximum of Bernoulli's polynomial B_3, / 6
-_FEEDBACK = 0.5  # of an error at a knot, what the next slope gives back: more would swing
+_FEEDBACK = 0.5  # part of the error at a knot that the next slope corrects: more would oscillate
 
 
 class Curve(NamedTuple):
-    """A quadratic spline in whole units of the fixed point, and its largest error between the knots.
+    """A quadratic spline, in integer units of the fixed point.
 
-    knots: float64, multiples of 2^-16, n + 1 of them. value: f(t_0), in units of 2^-(32 + FRACTION). slope: b, in
-    2^-(16 + FRACTION). bends: the n whole numbers d_j, in 2^-FRACTION. rises: whether the slope right of t_n is 1/2;
-    else it is 0 there, as it is left of t_0.
+    knots: n + 1 multiples of 2^-16, float64.
+    value: f(t_0), in units of 2^-(32 + FRACTION).
+    slope: b, in units of 2^-(16 + FRACTION).
+    bends: d_j for j < n, in units of 2^-FRACTION.
+    rises: whether the slope right of t_n is 1/2; otherwise it is 0, as it is left of t_0.
+    error: the largest error between the knots.
     """
 
     knots: Tensor
@@ -54,12 +58,12 @@ class Curve(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All whole numbers that the curve has beside its knots."""
+        """All integers of the curve but its knots."""
         return self.value, self.slope, *self.bends
 
     @property
     def fraction(self) -> int:
-        """Bits of fraction of the result beside 16: a half of what lies right of t_n is then whole."""
+        """Bits of fraction of the result in addition to 16: one if it rises, for the slope 1/2."""
         return 1 if self.rises else 0
 
     @property
@@ -69,17 +73,17 @@ class Curve(NamedTuple):
 
     @property
     def center(self) -> int:
-        """About (t_n - t_0) / 2, in units of 2^-16: u - t_0 less this is what is multiplied, half as large as u."""
+        """About (t_n - t_0) / 2, in units of 2^-16: the factor is u - t_0 - center, which is half as large as u."""
         return round(float(self.knots[-1] - self.knots[0]) / 2 / _UNIT)
 
     @property
     def factor(self) -> list[int]:
-        """Multiples of the relu(x - t_j), j <= n, whose sum is sum_j d_j r_j; in units of 2^-FRACTION."""
+        """Coefficients of relu(x - t_j), j <= n, in sum_j d_j r_j; in units of 2^-FRACTION."""
         return [*self.bends, -sum(self.bends)]
 
     @property
     def line(self) -> list[int]:
-        """Multiples of the same in b (u - t_0) + sum_j d_j (center - (t_j - t_0)) r_j, of 2^-(16 + FRACTION)."""
+        """The same in b (u - t_0) + sum_j d_j (center - (t_j - t_0)) r_j; in units of 2^-(16 + FRACTION)."""
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]
         own[0] += self.slope
@@ -87,9 +91,9 @@ class Curve(NamedTuple):
 
 
 def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
-    """The curve of a function between `ends`, within TOLERANCE of it, with about as few knots as there can be."""
+    """The curve of a function between `ends`, with an error of at most TOLERANCE and nearly the fewest knots."""
     x = torch.linspace(*ends, 4001, dtype=torch.float64, device="cpu")
-    # Errors of pieces are equal where their widths are as |f'''|^(-1/3).
+    # Pieces have equal errors if their widths are proportional to |f'''|^(-1/3).
     density = (_derivative(function, x, 3).abs() + 1e-9) ** (1 / 3)
     places = torch.cat([torch.zeros(1, dtype=torch.float64), ((density[1:] + density[:-1]) / 2).cumsum(0)])
     places *= x[1] - x[0]
@@ -104,7 +108,7 @@ def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
 
 
 def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """`count` + 1 of the x, in equal steps of `places`, as multiples of 2^-16."""
+    """`count` + 1 knots between the first and the last x, at equal steps of `places`, as multiples of 2^-16."""
     wanted = torch.linspace(0.0, float(places[-1]), count + 1, dtype=torch.float64, device="cpu")
     index = torch.searchsorted(places, wanted).clamp(1, len(x) - 1)
     part = (wanted - places[index - 1]) / (places[index] - places[index - 1])
@@ -113,12 +117,12 @@ def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _through(function: Function, knots: Tensor, rises: bool) -> Curve:
-    """The curve with these knots: its slope is f' as chords, moved so that each has the mean of f'."""
+    """The curve with these knots: its slope interpolates f' linearly, shifted so that each piece has the mean of f'."""
     values, slopes, widths = function(knots), _derivative(function, knots, 1), knots[1:] - knots[:-1]
     excess = (slopes[1:] + slopes[:-1]) / 2 - (values[1:] - values[:-1]) / widths
     slopes[1:-1] -= (excess[1:] + excess[:-1]) / 2
     slopes[[0, -1]] -= excess[[0, -1]]
-    # Whole numbers one after the other; what the value is off at a knot, the next piece gives back in part.
+    # Rounding to integers piece by piece: each piece corrects a part of the value's error at its first knot.
     unit = 2.0**FRACTION
     now = float(values[0])
     first = slope = round(float(slopes[0]) * unit / _UNIT) * _UNIT / unit
@@ -143,18 +147,18 @@ def _derivative(function: Function, x: Tensor, times: int) -> Tensor:
 
 
 def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """The curve at x, with `curve.fraction` bits of fraction more than values at rest; on real x in x's type."""
+    """The curve at x, with `curve.fraction` more bits of fraction than values at rest; for real x in x's type."""
     y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())
     line, factor = n.weighted(y, curve.line, LINE), n.weighted(y, curve.factor, FRACTION)
     moved = y[0] - y[-1] - n.constant(curve.center * _UNIT)
-    # Where they leave values undecided up to d, a parabola goes on for d: bends add up to less than 2.
+    # Comparisons undecided up to d continue a parabola by d: bends add up to less than 2.
     top = _TOP + max(0, 2 * exponent_of(2 * n.undecided))
     whole = n.constant(curve.start, LINE) + line + n.apply(Times(top + 2), moved, factor)
     (inside,) = n.cut(LINE - curve.fraction, whole, top=top)
     return (inside + n.times(y[-1], 1, 1) if curve.rises else inside).to(x.dtype)
 
 
-# The function, and from where on it is within 2^-14 of the line that it approaches.
+# The function, and the |x| from which on it is within 2^-14 of its asymptote.
 _SQUASHING = {"sigmoid": (torch.sigmoid, 11.0), "tanh": (torch.tanh, 6.0)}
 _EVEN: dict[str, tuple[Function, float]] = {
     "silu": (torch.nn.functional.silu, 13.0),
@@ -172,6 +176,6 @@ def squashing(name: str) -> Curve:
 
 @functools.cache
 def even(name: str) -> Curve:
-    """The curve, for |x|, of SiLU or GELU less x / 2."""
+    """The curve, in |x|, of SiLU or GELU minus x / 2."""
     function, end = _EVEN[name]
     return fit(lambda x: function(x) - x / 2, (0.0, end), rises=True)

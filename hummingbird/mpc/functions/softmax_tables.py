@@ -1,18 +1,19 @@
-"""The tables of a softmax (polynomials.py): e^x for x <= 0, and 1/x on [1, length], in place of splines.
+"""Tables for a softmax (polynomials.py), which replace splines: e^x for x <= 0, and 1/x on [1, length].
 
-Of a row of n places, x less its maximum, e^x is wanted within 2^-9 of itself or of 1/n, whichever is more. x is clamped
-to [-13.98, 0], as e^-13.98 is below 2^-10 / n for up to 256 places: one comparison. Where comparisons leave values
-undecided the maximum may be missed, and x be above 0; it is then clamped to 3/4 too, by the same opening. A window that
-holds no |x| from 8 on needs neither.
+For a row of n values minus their maximum, e^x may err by 2^-9 max(e^x, 1/n). x is first clamped to [-13.98, 0] by one
+comparison; e^-13.98 is below 2^-10 / n for up to 256 values. Undecided comparisons may miss the maximum, so that x
+exceeds 0: the same opening then clamps x to at most 3/4. If the window holds only |x| < 8, no clamp is needed.
 
-    e^x      0.6 2^-10 of pieces, and of roundings 2^-12 of itself and 2^-11 / n for two parties: s = 12 + log2(n)
-             bits of fraction of the result, 12 of x; besides, what is clamped: 0.3 2^-10 / n
-    1/x      2^-10 of pieces, and 2^-12 of roundings for two parties, all of itself: 13 bits of fraction of x
+Errors, with rounding for two parties:
 
-A sum of n of the former needs no opening before it is looked up. Pieces of 1/x are a quarter wide, which is for
-length up to 256 at most 2,048 of them, once for a row: one round, and 700 to 1,800 bits of the dealer for an element.
-To bring the sum to a place first, as norms do, would take a comparison and two products more. Longer rows have
-splines, which would cost fewer bits than the tables.
+    e^x      pieces 0.6 2^-10; rounding 2^-12 e^x + 2^-11 / n, for 12 bits of fraction of x and s = 12 + log2(n) of the
+             result; clamp 0.3 2^-10 / n
+    1/x      relative: pieces 2^-10; rounding 2^-12, for 13 bits of fraction of x
+
+The sum of n results of e^x is looked up without an opening before. Pieces of 1/x have width 1/4: at most 2,048 pieces
+for lengths up to 256, and one look-up for a row. This takes one round, and 700 to 1,800 bits of the dealer for an
+element. Normalizing the sum first, as norms do, would take one more comparison and two more products. Longer rows use
+splines, which cost fewer bits than tables would.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from hummingbird.mpc.functions.polynomials import SPANS, WIDEST_OF_ROWS, Polynom
 from hummingbird.mpc.layers.layer import MARGIN
 from hummingbird.ring import SCALE
 
-LONGEST = 256  # places
+LONGEST = 256  # values in a row
 LOW, HIGH = -14 + 2.0**-6, 0.75
-CLAMP = 13  # a clamp is right to 2^(this - 16)
-REACH = 3  # magnitudes below 2^this need no clamp
-READ = 20  # low bits of shares with 16 bits of fraction that a look-up reads
-_MOST = 7.49  # of x + EXP_AT: from below LOW to above HIGH + 2^(CLAMP - 16)
+CLAMP = 13  # a clamp errs by up to 2^(CLAMP - 16)
+REACH = 3  # magnitudes below 2^REACH need no clamp
+READ = 20  # how many low bits of shares with 16 bits of fraction a look-up reads
+_MOST = 7.49  # largest |x + EXP_AT|: covers LOW to HIGH + 2^(CLAMP - 16)
 _FRACTION, _SUM_FRACTION = 12, 13
-_GUARD, _SUM_GUARD = 12, 13  # bits of fraction of results below those of 1 / n, and of 1 / sum
-_SIZE = 2  # e^x stays below 2^this
+_GUARD, _SUM_GUARD = 12, 13  # bits of fraction of results beyond the log2 of n, and of the sum
+_SIZE = 2  # e^x < 2^_SIZE
 
 
 class Tables(NamedTuple):
-    """How a softmax over so many places computes e^x and 1/sum.
+    """The tables by which a softmax over rows of one length computes e^x and 1/sum.
 
-    bits: of the results of `exp` that are right. middle: less this the sum is looked up. lifted: bits of the results of
-    `reciprocal` that are right, and of those of `exp` with 16 bits of fraction that count.
+    bits: how many bits of the results of `exp` are right.
+    middle: the number subtracted from the sum before its look-up.
+    lifted: how many bits of the results of `reciprocal` are right; and how many bits count in those of `exp` with 16
+        bits of fraction.
     """
 
     exp: PolynomialTable
@@ -52,9 +55,10 @@ class Tables(NamedTuple):
 
 @functools.cache
 def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
-    """For a row of `length` places, whose maximum may be missed by `missed`; None where there are none.
+    """The tables for rows of `length` values; None if there are none.
 
-    opened: whether the sum is, as for its logarithm, which takes a margin.
+    missed: bound on the error of the maximum.
+    opened: whether the sum is opened, as for its logarithm, which needs a margin.
     """
     if length > LONGEST:
         return None
@@ -72,7 +76,10 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
 
 
 def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
-    """The table of 1/x on [1 - 2^-8, most], right in so many bits, and its span."""
+    """The table of 1/x on [1 - 2^-8, most] with `bits` right bits, and its span; None if no table fits.
+
+    scale: bits of fraction of results.
+    """
     for span in SPANS:
         middle = reciprocal_at(span)
         reach = max(middle - 1 + 2.0**-8, most - middle)

@@ -1,9 +1,9 @@
 """Functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
 
-For those of a softmax and its logarithm, on intervals as wide as there are places, and for what is piecewise linear;
-activations are smooth.py's. Each chord of f reaches as far as its distance to f stays allowed; then its ends are moved
-by its mean distance, so that errors have mean zero: what does not average out would add up in a sum. Left and right of
-the knots a spline goes on along the line that f approaches. All slopes are whole numbers of the fixed point.
+They serve softmax and its logarithm, on intervals as long as rows, and piecewise linear functions; smooth.py has the
+activations. Each chord of f is as long as the allowed error permits. Then its endpoints are moved by its mean error, so
+that errors have mean zero and do not add up in a sum. Left and right of the knots a spline continues along the line
+that f approaches. All slopes are integers in units of the fixed point.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _GRID = 2.0**-SCALE
 
 
 class Fit(NamedTuple):
-    """value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]), and its largest error between the knots.
+    """The spline value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]).
 
-    knots: float64, multiples of 2^-16. slopes: one more than knots, in units of 2^-fraction. value: in units of
-    2^-(16 + fraction).
+    knots: multiples of 2^-16, float64.
+    value: at the first knot, in units of 2^-(16 + fraction).
+    slopes: one more than knots, in units of 2^-fraction.
+    error: the largest error between the knots.
     """
 
     knots: Tensor
@@ -38,12 +40,12 @@ class Fit(NamedTuple):
 
     @property
     def bends(self) -> list[int]:
-        """The gain in slope at each knot, in units of 2^-fraction."""
+        """The change of slope at each knot, in units of 2^-fraction."""
         return [after - before for before, after in itertools.pairwise(self.slopes)]
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All whole numbers that the spline has beside its knots."""
+        """All integers of the spline but its knots."""
         return self.value, *self.slopes
 
     @property
@@ -59,12 +61,14 @@ def fit(
     allowed: Tensor | None = None,
     fraction: int = SCALE,
 ) -> Fit:
-    """The spline through `function` with as few knots, among the places x, as keep it within `allowed` of it.
+    """A spline of `function` with few knots, chosen among x, that keeps the errors within `allowed`.
 
-    x: float64, ascending. allowed: the error at each place; None: every place becomes a knot.
-    ends: the slopes left and right of x, the function's own far away: a line that went on with the slope at x's end
-        would leave a sigmoid by 1 at 20,000.
-    Slopes are whole numbers, each chosen to meet the function at the next knot, so that rounding does not add up.
+    x: ascending, float64.
+    ends: the slopes left and right of x, those of the function's asymptotes. With the slopes at the ends of x, the
+        spline of a sigmoid would err by 1 at 20,000.
+    allowed: the largest error at each x; None: every x becomes a knot.
+    fraction: bits of fraction of slopes.
+    Slopes are integers. Each is chosen to meet the function at the next knot, so that rounding errors do not add up.
     """
     at = x if allowed is None else x[_longest_chords(x, function(x), allowed)]
     at = (at / _GRID).round() * _GRID
@@ -84,7 +88,7 @@ def fit(
 
 
 def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float) -> Tensor:
-    """The mean of chord less function between two places, by the trapezoidal rule."""
+    """The mean of chord - function between left and right, by the trapezoidal rule."""
     weight = torch.linspace(0.0, 1.0, 65, dtype=torch.float64)
     values = function(left + (right - left) * weight)
     distance = torch.lerp(values[0], values[-1], weight) - values
@@ -92,7 +96,7 @@ def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float)
 
 
 def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """The spline at x, with `curve.fraction` bits of fraction more than values at rest; on real x in x's type."""
+    """The spline at x, with `curve.fraction` more bits of fraction than values at rest; for real x in x's type."""
     y, z = n.above(n.precise(x, curve.fraction), curve.knots.tolist())
     line: Tensor | float = n.constant(curve.start, curve.fraction)
     if curve.slopes[0]:
@@ -101,7 +105,7 @@ def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
 
 
 def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
-    """Indices of knots, greedily: every chord reaches as far as its distance to the function stays allowed."""
+    """Indices of knots, chosen greedily: every chord is as long as its error stays within `allowed`."""
     index = [0]
     while index[-1] < len(x) - 1:
         start, reach, too_far = index[-1], index[-1] + 1, len(x)
@@ -117,36 +121,36 @@ def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
 
 @functools.cache
 def hard_sigmoid() -> Fit:
-    """min(max(x / 6 + 1 / 2, 0), 1), exact but for the rounding of 1 / 6."""
+    """min(max(x / 6 + 1 / 2, 0), 1), exact up to the rounding of 1 / 6."""
     return fit(torch.nn.functional.hardsigmoid, torch.tensor([-3.0, 3.0], dtype=torch.float64), (0.0, 0.0))
 
 
-# Of slopes of 1/x, which are 1 / length^2 at the end: for 2^17 places they round by 2^-9 of 1/x, and stay below 2^58.
+# Of slopes of 1/x, which fall to 1 / length^2: for length 2^17 rounding errs by 2^-9 of 1/x. Values stay below 2^58.
 RECIPROCAL_FRACTION = 40
 LOGARITHM_FRACTION = 40  # log x < 12 stays below 2^60
-LONGEST = 1 << 17
+LONGEST = 1 << 17  # values in a row
 _RELATIVE = 2.0**-9
 _ABSOLUTE = 2.0**-11
 
 
 @functools.cache
 def exponential(length: int) -> Fit:
-    """e^x for x <= 0, within 2^-9 of e^x or of 1 / length, whichever is more; a constant far to the left."""
-    start = -math.log(length) - 7.0  # e^-7 < 2^-10: what is left out of a sum of `length`
+    """e^x for x <= 0, with an error of 2^-9 max(e^x, 1 / length); constant far to the left."""
+    start = -math.log(length) - 7.0  # values further left add less than e^-7 < 2^-10 to a sum of `length`
     x = torch.linspace(start, 0.0, 4001, dtype=torch.float64)
     return fit(torch.exp, x, (0.0, 1.0), _RELATIVE * torch.exp(x).clamp(min=1 / length))
 
 
 @functools.cache
 def reciprocal(length: int) -> Fit:
-    """1/x on [1, length], within 2^-9 of itself."""
+    """1/x on [1, length], with relative error 2^-9."""
     x = torch.linspace(0.0, math.log(max(2, length)), 4001, dtype=torch.float64).exp()
     return fit(torch.reciprocal, x, (-1.0, 0.0), _RELATIVE / x, RECIPROCAL_FRACTION)
 
 
 @functools.cache
 def logarithm(length: int) -> Fit:
-    """log x on [1, length], within 2^-11; it goes on with the slopes at the ends."""
+    """log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
     length = max(2, length)
     x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
     return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

@@ -1,13 +1,13 @@
 """Sigmoid, tanh, SiLU and GELU as tables of polynomials (polynomials.py), looked up in one round (protocols/poly.py).
 
-A window [k:m) promises |x| < 2^(k-17). Where a table spans all of that, it is looked up at x: one opening. Wider
-windows, the default one among them, take two comparisons first, for the function is flat, or a line, beyond +-e:
+A window [k:m) promises |x| < 2^(k-17). If a table covers this interval, x is looked up directly: one opening. Wider
+windows, such as the default one, first take two comparisons, since the function is constant or linear beyond +-e:
 
     f(x) = f(c) [+ relu(x - e)],        c = relu(x + e) - relu(x - e) - e, which is clamp(x, -e, e)
 
-So the result is right for every x that the window is for, as with splines. m says how exact it is: inputs and results
-are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, and to 2^-14 at the finest. Pieces
-err by half a unit; where a table spans a window that leaves a quarter or more undecided, by two units, 1/32 of that.
+So the result is right for every x in the window, as with splines. m determines the precision: inputs and results are
+rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, or to 2^-14 if that is coarser. Pieces err by half a
+unit; if a table covers a window that leaves 1/4 or more undecided, by two units, which are 1/32 of that.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ from hummingbird.mpc.layers.layer import MARGIN, held
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE, exponent_of
 
-FINEST, COARSEST = 14, 6  # bits of fraction
-_COARSE = 8  # and up to which pieces may err by more
-_BELOW = 22 - SCALE  # bits that a table keeps below those that comparisons decide by
-_INTEGERS = 28  # of a result that readers find: after 20 bits of weights, a window of up to 24 bits
-_UNDECIDED = 14  # a clamp is right to 2^(this - 16)
+FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and results
+_COARSE = 8  # up to these bits of fraction pieces may err by two units
+_BELOW = 22 - SCALE  # bits of fraction that a table has below the window's m
+_INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
+_UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 
 
 class LayerTable(NamedTuple):
-    """How a layer computes its function: the table, bits of its results that count, and whether x is clamped first."""
+    """How a layer computes its function.
+
+    bits: how many bits of the table's results must be right.
+    clamped: whether x is clamped first.
+    """
 
     table: PolynomialTable
     bits: int
@@ -43,19 +47,19 @@ class LayerTable(NamedTuple):
 
 @functools.cache
 def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
-    """The largest number of integer bits up to `_INTEGERS` that a table can give; 0 if it cannot give `least`."""
+    """The most integer bits, from `least` to `_INTEGERS`, with which there is a table; 0 if there is none."""
     tables = (bits for bits in range(_INTEGERS, least - 1, -1) if choose(name, most, fraction, bits) is not None)
     return next(tables, 0)
 
 
 class Tabulated(Comparing):
-    """A function of `polynomials.ACTIVATIONS` of each value: k' bits in 1 round, k' = k + 1 less what is rounded off.
+    """A function of `polynomials.ACTIVATIONS`, applied to each value.
 
-    If x is clamped: two comparisons, 19 or 20 bits in 1 round, and an opening of about as many in 2 or 3.
-    `LayerTable.table.error` bounds the error.
+    Cost without a clamp: 1 round, k + 1 bits minus the bits of fraction cut. With a clamp: two comparisons, 19 or 20
+    bits in 1 round, and an opening of about as many bits in 2 or 3. `LayerTable.table.error` bounds the error.
     """
 
-    whole_ring = True  # what was compared is added to the result
+    whole_ring = True  # results of comparisons are added to the result
 
     def __init__(self, name: str, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -63,17 +67,17 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """The comparison of x - e and x + e, which are one bit larger than x may be."""
+        """The comparison for x - e and x + e, which may be one bit larger than x."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
 
     def _size(self, scale: int) -> int:
-        """log2 of how large the result can be."""
+        """log2 of the largest result, for an input of this scale."""
         return max(1, self.comparison.range(scale)) if self.function.rises else 1
 
     def look_up(self, scale: int) -> LayerTable:
-        """The table for an input of this scale, once the planner has said how many bits of it are valid."""
+        """The table for an input of this scale; the planner has set `comparison.valid`."""
         fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
         reach = self.comparison.range(scale)
         offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0
@@ -85,7 +89,7 @@ class Tabulated(Comparing):
             if table.k + scale - fraction <= self.comparison.valid:
                 return LayerTable(table, bits + fraction, False)
         most = self.function.end + 2.0 ** (_UNDECIDED - SCALE)
-        bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # above the ends
+        bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # integer bits for results between the ends
         table = choose(self.name, most, fraction, bits)
         assert table is not None, "every function has a table between its ends"
         return LayerTable(table, bits + fraction, True)
@@ -125,18 +129,18 @@ class Tabulated(Comparing):
     def bound(self, bounds: Sequence[int]) -> int:
         if self.comparison.drops:
             return bounds[0]
-        known = self.comparison.window.k - SCALE - 1  # a window of 64 bits says nothing
+        known = self.comparison.window.k - SCALE - 1  # a window of 64 bits gives no bound
         return min(bounds[0], max(1, known)) if self.function.rises else 1
 
     def constants(self) -> tuple[int, ...]:
-        """The choice of the table, which is computed in floating point."""
+        """The numbers of the table, whose choice depends on floating point."""
         if self.comparison.drops:
             return ()
         table, bits, clamped = self.look_up(self.scales[0])
         return table.k, table.fraction, table.w, table.degree, table.scale, bits, clamped
 
     def variant(self, scale: int, parties: int) -> str:
-        """The column of tables for people: "2^6 cubics"."""
+        """Pieces and degree of the table as a text: "2^6 cubics"."""
         if self.comparison.drops:
             return super().variant(scale, parties)
         return self.look_up(scale).table.shown

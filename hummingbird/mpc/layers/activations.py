@@ -1,11 +1,11 @@
-"""Activations, each a formula over comparisons: ReLU and what is built from it.
+"""Activations: ReLU, and formulas that are built from ReLUs.
 
     leaky(x) = s x + (1 - s) relu(x)
     hardtanh(x) = lo + relu(x - lo) - relu(x - hi)
 
-and any function as a spline, linear (splines.py) or quadratic (smooth.py): sums of multiples of relu(x - t_j), their
-comparisons in parallel, in the rounds of one ReLU. All comparisons use the layer's window. A layer's price is its
-formula's (comparing.py), and its plaintext twin runs the same formula (simulation/layers.py).
+Any other function is a spline, linear (splines.py) or quadratic (smooth.py): a sum of multiples of relu(x - t_j), whose
+comparisons run in parallel, in the rounds of one ReLU. All comparisons use the layer's window. A layer's price follows
+from its formula (comparing.py), and its simulation runs the same formula (simulation/layers.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class ReLU(Comparing):
-    """max(x, 0): k + 2 bits in 2 rounds for "masked" with one table, and 4w + 58 - L bits in 2 + L rounds,
-    L = ceil(log2(w - 1)), for "gmw" and N = 2.
+    """max(x, 0).
+
+    Cost for a window [k:m) of w bits: with "masked" and one table k + 2 bits in 2 rounds; with "gmw" and two parties
+    4w + 58 - L bits in 2 + L rounds, where L = ceil(log2(w - 1)).
     """
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
@@ -63,7 +65,11 @@ class LeakyReLU(Comparing):
 
 
 class PReLU(Comparing):
-    """A slope per channel (dimension 1), public or private; private slopes take 64 bits and one round more."""
+    """x for x >= 0, else x times the slope of its channel (dimension 1).
+
+    weight: real slopes, (channels,) or (1,).
+    owner: None for public slopes. Private slopes add 64 bits and a round.
+    """
 
     weight: PublicWeight | FixedWeight
 
@@ -109,14 +115,16 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, or a product more.
+    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU; a product if necessary.
 
-    With y = relu(x + 3) and z = relu(x - 3) it is (y^2 - 3 y - z^2 - 9 z) / 6 + z: one opening, where squares come with
-    it, of values with 12 bits of fraction, so that a square, a sixth and a layer of weights fit the ring. What is
-    divided lies in [0, 18], and a sixth errs by 2^-17: results err by 2^-13 for that, and as values are rounded.
+    With y = relu(x + 3) and z = relu(x - 3) it is (y^2 - 3 y - z^2 - 9 z) / 6 + z. Where the comparison has squares,
+    this takes one opening, of values with 12 bits of fraction, so that a square, a sixth and a layer of weights fit the
+    ring. The dividend lies in [0, 18], and the factor 1/6 errs by 2^-17: results err by 2^-13 for that, and by the
+    rounding of values.
 
-    Else, with c = min(max(x, -3), 3), it is c (c + 3) / 6 + z: what is multiplied lies in [0, 18] whatever x is, so the
-    product at 2^56 stays below 2^58, and is cut to 2^16 at once: a square and a truncation, 64 bits and a round each.
+    Otherwise, with c = min(max(x, -3), 3), it is c (c + 3) / 6 + z. c (c + 3) lies in [0, 18] for every x, so the
+    product at scale 2^56 stays below 2^58, and is cut to 2^16 at once. Square and truncation cost 64 bits and a round
+    each.
     """
 
     whole_ring = True
@@ -128,7 +136,7 @@ class Hardswish(Comparing):
 
     def bound(self, bounds: Sequence[int]) -> int:
         far = min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
-        # With z left out the square goes on, to 3 + 3 d / 2 + d^2 / 6, d what is undecided.
+        # Where z is taken for 0, up to x = 3 + d with d = `undecided`, the result reaches 3 + 3 d / 2 + d^2 / 6.
         return max(far, 2 * ring.exponent_of(self.comparison.undecided))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
@@ -145,15 +153,15 @@ class Hardswish(Comparing):
 
 _SIXTH_BITS = 24
 _SIXTH = round(2**_SIXTH_BITS / 6)
-# 2^40 times a result leaves a layer of weights with 20 bits of fraction 4 integer bits: a window up to bit 20.
+# Results have 40 bits of fraction. Behind a layer with 20-bit weights 4 integer bits are left: a window up to bit 20.
 _COARSE, _COARSE_SIXTH_BITS = 12, 16
 _COARSE_SIXTH = round(2**_COARSE_SIXTH_BITS / 6)
 
 
 class _Fitted(Comparing):
-    """Base of the functions that are splines, one comparison per knot.
+    """Base of layers that approximate a function by a spline, with one comparison per knot.
 
-    `curve.error` is the largest difference to the function inside the knots.
+    `curve.error` is the spline's largest error between its knots.
     """
 
     curve: Fit | Curve
@@ -163,7 +171,7 @@ class _Fitted(Comparing):
         self.name, self.curve, self.fraction = name, curve, curve.fraction
 
     def constants(self) -> tuple[int, ...]:
-        """All that parties with other floating-point units might fit differently."""
+        """All numbers of the fit, which may differ on another floating-point unit."""
         return *self.curve.numbers, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
 
     def label(self) -> str:
@@ -171,7 +179,7 @@ class _Fitted(Comparing):
 
 
 class Spline(_Fitted):
-    """A function as a linear spline (splines.py), straight lines of given slopes outside its knots.
+    """A function as a linear spline (splines.py), continued by straight lines outside of its knots.
 
     One comparison per knot, in the rounds of one ReLU.
     """
@@ -188,14 +196,14 @@ class Spline(_Fitted):
 
 
 class Smooth(_Fitted):
-    """A smooth function as a quadratic spline (smooth.py), flat outside its knots: sigmoid and tanh.
+    """A smooth function as a quadratic spline (smooth.py), constant outside of its knots: sigmoid and tanh.
 
-    One comparison per knot, in the rounds of one ReLU, then a product of two values (128 bits) and a truncation (64
-    bits): two rounds more.
+    One comparison per knot, in the rounds of one ReLU; then, in two more rounds, a product of two values (128 bits) and
+    a truncation (64 bits).
     """
 
     curve: Curve
-    whole_ring = True  # what was compared is multiplied
+    whole_ring = True  # results of comparisons are multiplied
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] if self.comparison.drops else 1
@@ -205,9 +213,10 @@ class Smooth(_Fitted):
 
 
 class EvenSmooth(Smooth):
-    """x / 2 and a curve of |x| = 2 relu(x) - x that ends with slope 1/2: SiLU and GELU.
+    """x / 2 plus a spline of |x| = 2 relu(x) - x whose last slope is 1/2: SiLU and GELU.
 
-    A comparison, then one for each knot: the rounds of a ReLU more. The result has scale 2^17: halves are whole.
+    One comparison, then one for each knot: a ReLU's rounds more than `Smooth`. Results have scale 2^17, which holds
+    x / 2 exactly.
     """
 
     def bound(self, bounds: Sequence[int]) -> int:
@@ -219,6 +228,6 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
+        """The comparison for |x|, at rest and right in all 64 bits: as wide as the comparison of x at `scale`."""
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

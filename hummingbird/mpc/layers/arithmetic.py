@@ -1,18 +1,18 @@
-"""The operations that an activation's formula is written in.
+"""The language of formulas: an activation's function is written once, in the operations of an `Arithmetic`.
 
-A formula stands once, as `formula(n, x)` of its layer: hardtanh is
+It is the method `formula(n, x)` of its layer. Hardtanh is
 
     y, _ = n.above(x, (low, high))              relu(x - low), relu(x - high)
     return n.constant(low) + y[0] - y[1]
 
-and `n` is an arithmetic. On `Shares` (comparing.py) the operations send messages: that is private inference. On
-`CostTensor` they add up what those messages cost. On `Reals` they are plain torch; the plaintext twin
-(simulation/layers.py) takes these, with comparisons that decide as the protocol does.
+and `n` is an arithmetic, of which there are three. `Shares` (comparing.py) runs the operations between parties: private
+inference. `CostTensor` (comparing.py) adds up their prices. `Reals` runs them in plain torch; the simulation
+(simulation/layers.py) derives from it, with comparisons that decide as the protocol does.
 
-An operation that has a protocol of its own is a record of mpc/protocols, which all of them follow:
-`n.apply(Times(), x, y)`. Sums and differences of values, and reshaping, are torch's own on all of them. A product with
-a public number is not: on shares it adds bits of fraction, and a formula says how many, so that terms of a sum have the
-same.
+An operation with a protocol of its own is a record of mpc/protocols, which every arithmetic applies:
+`n.apply(Times(), x, y)`. Formulas add, subtract and reshape values with torch's operators. They multiply by public
+numbers with `n.times`: on shares this adds bits of fraction, and a formula says how many, so that all terms of a sum
+have the same scale.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 
 
 class Arithmetic(ABC):
-    """One kind of numbers. Values at rest have 16 bits of fraction; `scale` is that of the values compared."""
+    """The operations of formulas, for one kind of numbers.
+
+    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits.
+    """
 
     scale: int = SCALE
-    undecided: float = 0.0  # of its comparisons (`Comparison.undecided`), where formulas keep room for what that does
+    undecided: float = 0.0  # `Comparison.undecided`: formulas leave room for values that it lets through
 
     @abstractmethod
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,16 +54,20 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        """relu(x - t) for every public knot t, in the rounds of one comparison, and x - t_0 itself; all at rest."""
+        """relu(x - t) for every public knot t, (knots, *shape), and x - t_0, at rest: the rounds of one comparison."""
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
-        """y = relu(x - t) for every public knot t, with `fraction` <= 16 bits of fraction, and y^2 with twice as many:
-        `above` of a comparison that gives squares, with what precision they leave room for.
+        """y = relu(x - t) with `fraction` <= 16 bits of fraction, and y^2 with 2 `fraction`, for every public knot t.
+
+        For comparisons that have squares (`Comparison.gives_squares`). y is coarser than in `above`, so that y^2 fits.
         """
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b); one comparison less than places."""
+        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b).
+
+        x: (n, ...). It takes n - 1 comparisons, in the rounds of ceil(log2(n)) comparisons.
+        """
         while x.shape[0] > 1:
             pairs = x.shape[0] // 2
             a, b = x[:pairs], x[pairs : 2 * pairs]
@@ -69,27 +76,27 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        """The same numbers with another comparison, of values at this scale."""
+        """The same arithmetic with another comparison, for values of this scale."""
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:
-        """A public real to add to values with `fraction` bits of fraction beside 16."""
+        """A public real number, encoded to be added to values with 16 + `fraction` bits of fraction."""
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
-        """Public whole numbers, int64, to add to values in units of their last bit."""
+        """Public int64 numbers, encoded to be added to values; they count units of the values' last bit."""
 
     @abstractmethod
     def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
-        """x times number 2^-fraction; the result has `fraction` bits of fraction more than x."""
+        """x times number 2^-fraction. The result has `fraction` more bits of fraction than x."""
 
     @abstractmethod
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
-        """start + sum of values[j] numbers[j] 2^-fraction; the result has `fraction` bits of fraction more."""
+        """start + sum of values[j] numbers[j] 2^-fraction, with `fraction` more bits of fraction than values have."""
 
     @abstractmethod
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
-        """x times the weight of its channel (dimension 1), which adds the weight's bits of fraction."""
+        """x times the weight of its channel (dimension 1). The result has the weight's bits of fraction in addition."""
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:
@@ -97,33 +104,34 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        """1 where x >= t and 0 elsewhere for every public number t, whole numbers, in the rounds of one comparison.
+        """[x >= t] for every public number t: 1 or 0, without bits of fraction. It takes the rounds of one comparison.
 
-        x: with `fraction` bits of fraction beside 16, below 2^62 in units of the last one.
+        x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
         """
 
     @abstractmethod
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        """The table's function of x, with its own scale's precision, at rest, or with the fraction of that scale if it
-        is more than 16 bits.
+        """f(x) for the table's function f, with max(16, table.scale) bits of fraction; it is as precise as table.scale.
 
-        On shares it is right in `bits` bits from the table's last one up; whole: in the whole ring, by one opening
-        more, for |f(x)| below 2^(bits - table.scale - 2).
+        On shares its low `bits` bits are right, counted from the table's last one.
+        whole: they are right in the whole ring, by one more opening, if |f(x)| < 2^(bits - table.scale - 2).
         """
 
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """Where values can be seen: warn of those from `most` units on, for which a formula is noise, and of those
-        below `least`, for which it is wrong; `what`: their name.
+        """In a simulation, which sees values: warn of values outside of [least, most).
+
+        most, least: in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is wrong.
+        what: the name of the values in the warning.
         """
 
     @abstractmethod
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
-        """The values, below 2^top in the ring, with `bits` fewer bits of fraction, all in one opening."""
+        """The values, each below 2^top in the ring, with `bits` fewer bits of fraction: one opening for all of them."""
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
-        """x in a type for sums that have `fraction` bits of fraction beside 16, and terms that cancel."""
+        """x in a floating-point type that is precise to 16 + `fraction` bits of fraction in sums whose terms cancel."""
         return x
 
 

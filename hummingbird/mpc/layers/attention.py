@@ -1,4 +1,4 @@
-"""Layers of attention between private values: matrix products, einsum, the scale of logits and the causal mask."""
+"""Attention between private values: matrix products, einsum, the factor 1 / sqrt(d) of logits, and the causal mask."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class MatMul(Layer):
-    """The product of two private values as matrices, batches broadcast: 1 round, and as many bits for each of their
-    elements as are read of the result.
+    """torch.matmul of two private values. 1 round; each element costs the bits that later layers read of the result.
 
-    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`): operands are then taken at
-    any scale, and cut to 16 bits of fraction as they are opened, or fewer beside softmaxes of rows in a known range
-    (`beside`). There are as few of the values that such a softmax's rows average as leave its small results whole:
-    12 to 16, and N/2 units of the last one are averaged, too. Of a product that such a softmax reads, rounded to 2^-12,
-    operands have 12; N/2 units of that for each of their elements average out over the sum.
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, operands of any scale
+        are cut to 16 bits of fraction as they are opened, or to fewer next to a softmax of rows in a known range
+        (`beside`):
+        - After such a softmax, values have 12 to 16 bits of fraction, as many as fit beside the softmax's weights,
+          which keep 16. The average averages the values' rounding errors, N/2 units each, too.
+        - Before such a softmax, which rounds its input to 2^-12, both operands have 12 bits of fraction. Their rounding
+          errors, N/2 units for each element, average out over the sum.
     """
 
-    averages = False  # set by the planner: whether the first operand's rows are weights, as a softmax gives them
-    compared = False  # set by the planner: whether softmaxes of rows in a known range alone read the product
+    averages = False  # set by the planner: whether the first operand's rows are weights from such a softmax
+    compared = False  # set by the planner: whether only such softmaxes read the product
 
     def __init__(self, rounds: bool = False) -> None:
         super().__init__()
@@ -40,14 +41,16 @@ class MatMul(Layer):
             self.input_limit = MAX_SCALE
 
     def beside(self, before: bool, behind: bool) -> None:
-        """Say whether the first operand is the result of a softmax of rows in a known range, along its last dimension,
-        and whether such softmaxes alone read the product.
+        """Set which neighbors of the product are softmaxes of rows in a known range.
+
+        before: the first operand is the result of one, along its last dimension.
+        behind: only such softmaxes read the product.
         """
         self.averages, self.compared = self.rounds and before, self.rounds and behind
 
     @property
     def fractions(self) -> tuple[int, int]:
-        """The most bits of fraction of both operands."""
+        """The most bits of fraction that each operand may have in the product."""
         if self.averages:
             weights, values = self.given
             room = weights.valid - weights.scale - held(values.bound)
@@ -55,7 +58,7 @@ class MatMul(Layer):
         return (_FEWEST, _FEWEST) if self.compared else (SCALE, SCALE)
 
     def _shifts(self, scales: Sequence[int]) -> list[int]:
-        """Bits that are cut off each operand."""
+        """How many bits of fraction are cut off each operand."""
         if not self.rounds:
             return [0, 0]
         return [max(0, scale - most) for scale, most in zip(scales, self.fractions, strict=True)]
@@ -73,7 +76,7 @@ class MatMul(Layer):
         return [min(64, later + shift) for shift in self._shifts(scales)]
 
     def bound(self, bounds: Sequence[int]) -> int:
-        # Rows of weights that sum up to 1 give no more than they average; einsum may sum over something else.
+        # An average is no larger than its values. An einsum may sum over other indices than the weights' rows.
         return bounds[1] if self.averages and type(self) is MatMul else FLOOR
 
     def weight_scale(self, later: int) -> int:
@@ -83,11 +86,11 @@ class MatMul(Layer):
         return self.fractions if self.rounds else ()
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Both as stacks of matrices."""
+        """Both operands as stacks of matrices."""
         return x, y
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
-        """The result from the stack of products; x, y: shapes of the layer's inputs."""
+        """The layer's result from the stack of products. x, y: shapes of the layer's inputs."""
         return out
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
@@ -108,10 +111,11 @@ class MatMul(Layer):
 
 
 class Einsum(MatMul):
-    """torch.einsum of two private values, every index at most once in each, as one product of stacks of matrices.
+    """torch.einsum of two private values as one product of stacks of matrices; an operand has every index at most once.
 
-    With b the indices of both operands and the result, m and n those of one operand and the result, k those that are
-    summed: (b, m, k) times (b, k, n) gives (b, m, n). Indices of one operand alone are summed first, which is local.
+    It computes (b, m, k) times (b, k, n) = (b, m, n). b: indices of both operands and the result. m, n: indices of one
+    operand and the result. k: indices of both operands that are summed. An index of one operand alone is summed first,
+    locally.
     """
 
     def __init__(self, equation: str, rounds: bool = False) -> None:
@@ -132,7 +136,7 @@ class Einsum(MatMul):
         return left, self._stacked(y, self.right, self.summed, self.columns)
 
     def _sizes(self, x: Sequence[int], y: Sequence[int]) -> dict[str, int]:
-        """The size of every index; an operand may have 1 instead."""
+        """The size of every index. An operand may have size 1 in its place."""
         given = dict(zip(self.left, x, strict=True)), dict(zip(self.right, y, strict=True))
         return {i: max(one.get(i, 0) for one in given) for i in self.left + self.right}
 
@@ -155,11 +159,11 @@ class Einsum(MatMul):
         return f"{self.left},{self.right}->{self.out}"
 
 
-_FEWEST = 12  # bits of fraction of operands
+_FEWEST = 12  # the fewest bits of fraction of operands
 
 
 class RootScale(Layer):
-    """x times 1 / sqrt(d), d its last dimension's length; the number has 20 bits of fraction."""
+    """x times 1 / sqrt(d), where d is the length of its last dimension. The factor has 20 bits of fraction."""
 
     input_limit = 24
     fraction = 20
@@ -177,7 +181,7 @@ class RootScale(Layer):
 
 
 class Causal(Layer):
-    """x less 2^12 where a key comes after its query: local."""
+    """x minus 2^12 where a key comes after its query. Nothing is sent."""
 
     input_limit = MAX_SCALE - SCALE  # 2^12 at this scale is 2^44 in the ring
 

@@ -1,6 +1,6 @@
-"""Means over places: sums of shares, which are local, times a public reciprocal.
+"""Means: local sums of shares, times a public reciprocal.
 
-The reciprocal's bits of fraction stay on the result, as a weight's do (mpc/layers/weights.py).
+The result has the reciprocal's bits of fraction in addition, as after weights (mpc/layers/weights.py).
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from hummingbird.ring import SCALE
 
 
 def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """`pool`, sums of up to 2^21 elements, on int64 where it takes floating point only (CUDA).
+    """pool(x) for int64 x, where `pool` takes floating point only (CUDA) and adds up to 2^21 elements.
 
-    Exact mod 2^64: the halves are below 2^32 in magnitude, so sums of 2^21 of them stay within 2^53.
+    Exact mod 2^64: the two halves of a word are below 2^32 in magnitude, so sums of 2^21 halves stay within 2^53.
     """
     low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
     return low.long() + (high.long() << 32)
 
 
 class AvgPool(Layer):
-    """Mean over pooling windows, torch's `avg_pool` options: sums of shares, then a division as in `Scale`.
+    """torch's average pooling, with all its options: sums of shares, times a reciprocal as in `Scale`.
 
-    A window of 2^s places costs nothing and adds s bits of fraction; other sizes, and borders where padding is not
-    counted, are multiplied by encoded reciprocals.
+    kernel, stride, padding: one number for each spatial dimension.
+    divisor: torch's `divisor_override`.
+    A window of 2^s elements needs no multiplication and adds s bits of fraction. Sums over other sizes, and at borders
+    without counted padding, are multiplied by encoded reciprocals.
     """
 
     input_limit = 24
@@ -58,7 +60,7 @@ class AvgPool(Layer):
         self.uniform = divisor is not None or not ceil_mode and (count_include_pad or not any(padding))
         places = math.prod(self.kernel)
         self.division = Scale(1 / (divisor or places), places)
-        if not self.uniform:  # reciprocals of all numbers up to `places`: as many bits as that of an odd one so large
+        if not self.uniform:  # reciprocals of all numbers up to `places`: the bits of 1 over the last odd one
             self.division = Scale(1 / (places + 1 - places % 2), places)
 
     def out_scale(self, scales: Sequence[int]) -> int:
@@ -68,7 +70,7 @@ class AvgPool(Layer):
         return self.division.bound(bounds)
 
     def pool(self, x: Tensor, divisor: int | None) -> Tensor:
-        """torch's pooling in two spatial dimensions, whatever the number here is."""
+        """torch's avg_pool2d, also for one spatial dimension."""
         flat = len(self.kernel) == 1
         one = (1,) if flat else ()
         out = torch.nn.functional.avg_pool2d(
@@ -91,7 +93,7 @@ class AvgPool(Layer):
         if self.uniform:
             return self.division(session, total)
         ones = torch.ones(1, 1, *x.shape[2:], dtype=torch.float64)
-        reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones over sum of ones: 1 / places counted
+        reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones / sum of ones: 1 / elements counted
         codes = put(ring.encode(reciprocal, self.division.fraction), x.share.device)
         return Shared(total.share * codes, self.out_scale([x.scale]))
 
@@ -100,30 +102,30 @@ class AvgPool(Layer):
 
 
 class _Averaging(Layer):
-    """Base of means over as many places as the input has, known when it comes: a sum times an encoded reciprocal.
+    """Base of means over a number of elements that follows from the input's shape: a sum times an encoded reciprocal.
 
-    A reciprocal takes 26 of the input's integer bits. Where the input has fewer, or too large a scale, sums are lifted
-    (`lifts_sums`), which takes a round and 16 bits of fraction for a sum, those of the input's bound, and those of the
-    number of places: 2^18 at most, and no fewer than 2^16.
+    The reciprocal uses up 26 of the input's integer bits. If the input has fewer, or too high a scale, the layer lifts
+    the sums (`lifts_sums`), in one round. It then opens of each sum 16 bits of fraction, the bits of the input's bound,
+    and log2 of the largest number of elements: 2^18 at most, and 2^16 at least.
     """
 
     input_limit = 24
     adds_up = True
-    fraction = room(FLOOR)  # the most that leaves room for 2^20: exact for 2^j places, j <= 26, else up to 2^18
+    fraction = room(FLOOR)  # the most that leaves room for 2^20: exact for 2^j elements, j <= 26; others up to 2^18
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return self.fraction + (SCALE if self.lifts_sums else scales[0])
 
     @property
     def _spread(self) -> int:
-        """log2 of the largest number of places that sums are lifted for: the input's integer bits hold their sum."""
+        """log2 of the largest number of elements in a lifted sum: the input's integer bits must hold the sum."""
         x = self.given[0]
         return min(_MOST_PLACES, x.valid - x.scale - held(x.bound))
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
-        """Bits of sums: of fraction that are not opened, those that are, those that are read of these, and how many of
-        the first are zero in every share.
+        """Numbers of bits of a sum: bits of fraction cut before the opening, bits opened, bits of the lifted sum that
+        later layers read, and its lowest bits that are zero in every share.
         """
         x = self.given[0]
         up = max(0, SCALE - (x.scale - x.grain))
@@ -142,7 +144,7 @@ class _Averaging(Layer):
         return self._sizes if self.lifts_sums else ()
 
     def reciprocal(self, places: int) -> int:
-        """1 / places in the ring; InputError where it would be rounded by more than 2^-8 of itself."""
+        """1 / places in the ring. Raises InputError if rounding would err by more than 2^-8 of it."""
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
         hint = "average in two steps, or over a power of two"
         if self.lifts_sums and places > 1 << self._spread:
@@ -154,33 +156,33 @@ class _Averaging(Layer):
         return int(ring.encode(number, self.fraction))
 
     def places(self, shape: Sequence[int]) -> int:
-        """How many values of an input of this shape make one of the result, at most."""
+        """The largest number of elements that one mean has, for an input of this shape."""
         raise NotImplementedError
 
     def results(self, shape: Sequence[int]) -> int:
-        """How many values the result has."""
+        """The number of elements of the result."""
         return math.prod(shape) // max(1, self.places(shape))
 
     def counts(self, shape: Sequence[int]) -> Tensor:
-        """The number of places of each value of the result, int64, to be broadcast."""
+        """How many elements each mean has: int64, broadcasts to the result."""
         return torch.tensor(self.places(shape))
 
     def reciprocals(self, shape: Sequence[int]) -> Tensor:
         """1 / `counts` in the ring, int64."""
-        self.reciprocal(self.places(shape))  # says at once if the smallest is too small
+        self.reciprocal(self.places(shape))  # raises if the smallest is too small
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """`reciprocals` over the true ones, float64."""
+        """`reciprocals` divided by the true ones, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sums over the places mod 2^64."""
+        """Sums over the elements of each mean, mod 2^64."""
         raise NotImplementedError
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         places = self.places(inputs[0].shape)
-        self.reciprocal(places)  # says at once if it cannot
+        self.reciprocal(places)  # raises if it is too small
         if not self.lifts_sums:
             return cost.FREE
         _, k, bits, _ = self._sizes
@@ -195,13 +197,14 @@ class _Averaging(Layer):
         return Shared(total * put(self.reciprocals(share.shape), share.device), scale + self.fraction)
 
 
-_MOST_PLACES = 18  # log2, as many as all reciprocals are for
-_FEWEST_PLACES = 16  # 256 x 256: a lift for no more would be in the way of large images
+_MOST_PLACES = 18  # log2: the reciprocals of all numbers up to here are precise enough
+_FEWEST_PLACES = 16  # log2, 256 x 256: a lift for fewer elements would exclude large images
 
 
 class AdaptiveAvgPool(_Averaging):
-    """Mean over `output_size` windows per dimension, of lengths that differ by one where it does not divide the
-    input's.
+    """torch's adaptive average pooling: mean over `output_size` windows for each dimension.
+
+    Windows have different lengths where `output_size` does not divide the input's length.
     """
 
     def __init__(self, output_size: Sequence[int | None]) -> None:
@@ -209,7 +212,7 @@ class AdaptiveAvgPool(_Averaging):
         self.output_size = output_size
 
     def _windows(self, shape: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """First places and lengths of the windows along each dimension."""
+        """First indices and lengths of the windows, for each dimension."""
         space = tuple(shape)[-len(self.output_size) :]
         return [adaptive_windows(size, out) for size, out in zip(space, self.output_size, strict=True)]
 
@@ -240,7 +243,7 @@ class AdaptiveAvgPool(_Averaging):
 
 
 class Mean(_Averaging):
-    """Mean over `dims` (None: over everything): a sum of shares times a public reciprocal."""
+    """Mean over `dims` (None: over all): a sum of shares times a public reciprocal."""
 
     def __init__(self, dims: Sequence[int] | None, keepdim: bool) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A layer that compares: a formula (arithmetic.py) and the window of its comparisons.
+"""Base of layers that compare: a formula (arithmetic.py), and the window of its comparisons.
 
-On `Shares` the formula runs between parties; on `CostTensor` the same formula gives its cost.
+On `Shares` the formula runs between parties; on `CostTensor` it adds up its own price.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hummingbird.ring import SCALE
 
 
 class Shares(Arithmetic):
-    """A party's additive shares mod 2^64, int64; public numbers are added by party 0."""
+    """A party's additive shares mod 2^64, int64. Party 0 adds public numbers."""
 
     def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
         self.session, self.comparison, self.scale = session, comparison, scale
@@ -65,7 +65,7 @@ class Shares(Arithmetic):
         return (values * codes).sum(0) + start
 
     def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
-        # torch: one slope for values without channels
+        # as torch: one slope if values have no channels
         view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
         return weight.product(self.session, "mul", x, {}, view)
 
@@ -91,7 +91,7 @@ class Shares(Arithmetic):
 
 
 class CostTensor(Arithmetic):
-    """Shapes, as tensors on the meta device: a formula adds up its cost, and notes how many values it compares."""
+    """Shapes, as tensors on the meta device: operations add up their prices and count the values compared."""
 
     def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
         self.comparison, self.scale, self.parties = comparison, scale, parties
@@ -130,7 +130,7 @@ class CostTensor(Arithmetic):
 
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
         other = CostTensor(comparison, scale, self.parties)
-        other._paid, other._compared = self._paid, self._compared  # one bill
+        other._paid, other._compared = self._paid, self._compared  # the same lists: one total
         return other
 
     def constant(self, value: float, fraction: int = 0) -> float:
@@ -161,7 +161,7 @@ class CostTensor(Arithmetic):
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         n = x.numel()
         self._paid.append(poly.price(n, table, bits, self.parties))
-        self._compared.append(n << max(0, table.w - 2))  # coefficients take as much memory as so many comparisons
+        self._compared.append(n << max(0, table.w - 2))  # coefficients take the memory of that many comparisons
         if whole:
             self._paid.append(lift_price(n, bits, 64, self.parties))
         return x
@@ -173,18 +173,18 @@ class CostTensor(Arithmetic):
 
 
 class Comparing(Layer):
-    """Base of the layers with a window. A window of no bits (w = 0) makes them identities, or `dropped`."""
+    """Base of layers with a window. With a window without bits (w = 0) the layer computes `dropped`, the identity."""
 
     comparison: Comparison
     input_limit = MAX_SCALE
-    fraction = 0  # bits of fraction of the result beside 16
+    fraction = 0  # the result has 16 + this many bits of fraction
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__()
         self.comparison = comparison
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        """The layer's function of x, in the operations of `n`; on shares the result has scale 2^(16 + fraction)."""
+        """The layer's function of x, in the operations of `n`. On shares the result has scale 2^(16 + fraction)."""
         raise NotImplementedError
 
     def dropped(self, x: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class Comparing(Layer):
         return self.within(bounds[0])
 
     def within(self, bound: int) -> int:
-        """log2 of how large what has been compared can be, if it was below 2^bound before."""
+        """log2 of the largest result of a comparison of values below 2^bound."""
         return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
 
     def reads(self, later: int | None) -> int | None:

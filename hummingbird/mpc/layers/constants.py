@@ -1,7 +1,7 @@
-"""Layers with numbers beside the net's weights: x times one, x plus one, and padding with one. Nothing is sent.
+"""Products with public numbers, sums with constants, and padding. Nothing is sent.
 
-A factor has as many bits of fraction as hold it exactly, or as it needs (`ring.fraction`), and the result carries these
-bits more than the input.
+A factor has the bits of fraction that hold it exactly, or that its precision needs (`ring.fraction`). The result has
+the bits of fraction of input and factor together.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
 class Scale(Layer):
-    """x times a public number, which adds the bits of fraction that it needs: none for 3, two for 0.25.
+    """x times a public number, whose bits of fraction the result has in addition: none for 3, two for 0.25.
 
-    terms: of how many values x is the sum, for a mean; it tells how large the result can be.
+    factor: real. Raises InputError if it is too small for fixed-point numbers.
+    terms: for a mean, how many values x is the sum of; the result's bound follows from it.
     """
 
     input_limit = 24
@@ -37,7 +38,7 @@ class Scale(Layer):
         number = torch.tensor([factor], dtype=torch.float64)
         most = room(FLOOR + self.growth)
         fine = ring.fraction(number, most, precision=FINE_FACTOR, where="factor")
-        # No finer than what comes next takes: the result would be rounded to 16 bits before it.
+        # No finer than the next layer's input limit, or the result would be rounded to 16 bits before it.
         self.fraction = max(ring.fraction(number, most, where="factor"), min(fine, MAX_SCALE - SCALE))
         self.integer = int(ring.encode(number, self.fraction, where="factor"))
 
@@ -59,7 +60,11 @@ class Scale(Layer):
 
 
 class Pad(Layer):
-    """torch's constant padding, `pads` from the last dimension on."""
+    """torch's constant padding.
+
+    pads: as in `torch.nn.functional.pad`, from the last dimension on.
+    value: real, rounded to the scale of x.
+    """
 
     input_limit = MAX_SCALE
 
@@ -86,7 +91,7 @@ class Pad(Layer):
 
 
 def fits(constant: Tensor, scale: int) -> None:
-    """InputError unless a constant that is added to a value of this scale fits the ring."""
+    """Raise InputError unless the constant can be added to values of this scale within the ring."""
     try:
         ring.encode(constant.double(), scale, where="constant")
     except InputError as error:
@@ -95,27 +100,27 @@ def fits(constant: Tensor, scale: int) -> None:
 
 
 class AddConstant(Layer):
-    """x + c for a real c (number or tensor that broadcasts); sign=-1 gives c - x.
+    """x + c for a real c (number or tensor that broadcasts), or c - x with sign=-1.
 
-    owner: None for a public constant. A private one is shared once, by `PrivateNet.set_up`, at the scale that x has in
-        the plan.
+    owner: None for a public constant. `PrivateNet.set_up` shares a private one once, at the scale that the plan gives
+        to x.
     Raises InputError for a constant that may leave the ring.
     """
 
     input_limit = MAX_SCALE
 
-    value: Tensor  # the constant, float64; from `share_weights` on a share of it, int64, if it is private
+    value: Tensor  # the constant, float64; if it is private, an int64 share of it after `share_weights`
 
     def __init__(self, value: Tensor, sign: int = 1, owner: WeightOwner | None = None) -> None:
         super().__init__()
         self.sign, self.owner = sign, owner
         if owner is None:
-            ring.encode(value, where="constant")  # says at once if it cannot be
+            ring.encode(value, where="constant")  # raises now, not at the first call
         else:
             check_private(value, owner)
         self.register_buffer("value", value.double())
         self.size = size_of(value, owner)
-        self._code: tuple[int, Tensor] | None = None  # a scale, and the public constant at it, until it moves
+        self._code: tuple[int, Tensor] | None = None  # a scale, and the constant at it, until it moves
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AddConstant:
         self._code = None
@@ -126,7 +131,7 @@ class AddConstant(Layer):
         super()._load_from_state_dict(*args, **kwargs)
 
     def code(self, scale: int) -> Tensor:
-        """The public constant in the ring; encoded once, as that looks at numbers: with a GPU it waits for them."""
+        """The public constant in the ring. It is cached: encoding reads the values, which waits for a GPU."""
         if self._code is None or self._code[0] != scale:
             self._code = scale, ring.encode(self.value, scale)
         return self._code[1]
@@ -161,9 +166,9 @@ class AddConstant(Layer):
 
 
 class Constant(Layer):
-    """A real tensor among private values, at rest. Public: party 0's share is the constant, the others' are zero.
+    """A real constant as a private value at rest. A public one is shared as (constant, 0, ..., 0).
 
-    owner: as of `AddConstant`.
+    owner: as in `AddConstant`.
     """
 
     value: Tensor
@@ -194,14 +199,14 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """log2 of how large a constant can be. For a private one it is FLOOR, which says nothing about it."""
+    """log2 of the largest magnitude in a constant. For a private one it is FLOOR, which reveals nothing."""
     if owner is not None:
         return FLOOR
     return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
 
 
 def check_private(value: Tensor, owner: WeightOwner) -> None:
-    """InputError where a private constant is known and is not below 2^20, as every value of a net has to be."""
+    """Raise InputError if a private constant is known here and is not below 2^20, as all values of a net must be."""
     if owner.known and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
-        # Not how large: this text is told to the other parties.
+        # The text does not say how large: the other parties see it.
         raise InputError(f"a private constant leaves the range of +-2^{FLOOR}", where="constant", hint="scale it down")

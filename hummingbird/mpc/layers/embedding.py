@@ -1,7 +1,7 @@
-"""Public values among private ones, and rows of a table by public numbers. Nothing is sent.
+"""Public inputs as private values, and rows of a table selected by public indices. Nothing is sent.
 
-A public value v is shared as (v, 0, ..., 0), as a public constant is. A table of one party is shared once, as its
-weights are, and every party takes the rows of its own share.
+A public value v is shared as (v, 0, ..., 0), like a public constant. A private table is shared once, like weights;
+every party selects rows of its own share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hummingbird.mpc.session.sharing import Shared
 
 
 class _Public(Layer):
-    """A layer of a public value; it reads the net's input for its place in the plan alone."""
+    """Base of layers of a public value. Their private input only fixes their position in the plan."""
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return 64
@@ -36,9 +36,9 @@ class _Public(Layer):
 
 
 class SharePublic(_Public):
-    """A public tensor of a call as a private one, scale 2^16. InputError for values from 2^20 on.
+    """A public tensor of a call as a private value of scale 2^16. Raises InputError for values of 2^20 or more.
 
-    shown: it is a mask, and its shown part counts (mpc/layers/hidden.py).
+    shown: whether it is a mask of which only the shown part is added (mpc/layers/hidden.py).
     """
 
     def __init__(self, shown: bool = False) -> None:
@@ -56,8 +56,9 @@ class SharePublic(_Public):
 
 
 class Embedding(_Public):
-    """Rows of a table (rows, values) by public numbers, int64 (...): private values (..., values), scale 2^16.
+    """Rows of a table at public indices, int64 (...): private values (..., values) of scale 2^16.
 
+    weight: the real table, (rows, values).
     owner: None for a public table.
     """
 

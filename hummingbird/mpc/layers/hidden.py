@@ -1,8 +1,8 @@
-"""Places that a mask of attention hides leave the softmax: no logit is moved out of its window.
+"""Masks of attention become attributes of the softmax, so that no logit is moved out of its window.
 
-In a net's steps a mask takes 2^12 off the logits that it hides (graph/ops/attention.py), and a comparison with a window
-below [30:0) wraps. But a mask is public, by itself or in each call. So here a softmax knows which places are hidden: in
-their stead it compares another value of their row, which is local, and their exponentials are times zero.
+In a net's steps a mask subtracts 2^12 from the logits that it hides (graph/ops/attention.py); a comparison with a
+window below [30:0) then wraps. But masks are public, as constants or in each call. So a softmax takes the mask itself:
+it replaces hidden logits by another value of their row, which is local, and multiplies their exponentials by zero.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 
 
 def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
-    """The steps with masks as attributes of the softmaxes behind them: "causal", "hidden" (true for hidden places, a
-    constant), and a further input for the mask of each call. What a mask adds to the places that it shows stays.
+    """The steps, with masks moved into the softmaxes that read them.
+
+    A softmax then has the attribute "causal", the attribute "hidden" (a constant, true where a logit is hidden), or a
+    second input for a mask of each call. What a mask adds to shown logits stays.
     """
     count = Counter(ref.index for step in steps for ref in refs(step.inputs))
     out = list(steps)
@@ -31,7 +33,7 @@ def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
 
 
 def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
-    """The softmax with the masks before it that it alone reads."""
+    """The softmax step, with the masks before it that no other step reads."""
     while count[at := step.inputs[0].index] == 1:
         before = out[at]
         rest = step.inputs[1:]
@@ -42,14 +44,14 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
             source = Ref(at) if bool(out[at].attrs["value"].any()) else before.inputs[0]
             step = replace(step, inputs=(source, *rest), attrs=step.attrs | {"hidden": places})
         elif before.op == "add" and not rest and (mask := _mask_of_call(before, out, count)) is not None:
-            return replace(step, inputs=(*step.inputs, mask))  # what the mask adds to places that it shows stays a sum
+            return replace(step, inputs=(*step.inputs, mask))  # the sum stays, of shown logits
         else:
             return step
     return step
 
 
 def _hidden_by(add: Step) -> Tensor | None:
-    """The places that an added constant hides, if there are any and every row shows some."""
+    """Which logits an added constant hides, relative to the largest entry of its row; None if it hides none."""
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():
         return None
@@ -62,7 +64,7 @@ def _shown_part(add: Step, places: Tensor) -> Step:
 
 
 def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None:
-    """The mask of each call that a sum adds to logits, None if there is none; the sum then adds its shown part."""
+    """The mask of each call that this sum adds to logits, or None. From then on the sum adds only its shown part."""
     if len(add.inputs) == 2 and out[at := add.inputs[1].index].op == "share_public" and count[at] == 1:
         source: Ref = out[at].inputs[0]
         if out[source.index].op == "public_call" and out[source.index].attrs["function"] == "hidden":
@@ -72,7 +74,10 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 
 
 def filled(values: Tensor, places: Tensor | None) -> Tensor:
-    """Rows along dimension 0 with the first shown value in place of hidden ones; places: which are shown."""
+    """Rows along dimension 0 whose hidden values are replaced by the row's first shown one.
+
+    places: true where a value is shown; None for everywhere.
+    """
     if places is None:
         return values
     return torch.where(places, values, values.gather(0, places.to(torch.int8).argmax(0, keepdim=True)))

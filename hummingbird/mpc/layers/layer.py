@@ -1,12 +1,13 @@
-"""The base of a private net's layers: modules on shares that know their scales, their range and their price.
+"""Base class of private layers: modules on shares that know their scales, their range and their price.
 
-A layer is called with the session and `Shared` values (mpc/session/sharing.py) and returns such. Values at rest have 16
-bits of fraction. A linear layer adds the bits of fraction of its weights and leaves them there: the next comparison
-cuts them off in the opening that it makes anyway. Where a layer cannot take the scale of an input, the planner puts a
-rescaling before it (mpc/plan/rounding_plan.py); the planner also makes sure that every value has room in the ring.
+A layer takes the session and `Shared` values (mpc/session/sharing.py), and returns `Shared` values. Values at rest have
+16 bits of fraction. The result of a linear layer has the weights' bits of fraction in addition; the next comparison
+cuts them off in its opening, at no extra cost. Where a layer cannot take the scale of an input, the planner inserts a
+rescaling (mpc/plan/rounding_plan.py). The planner also ensures that every value fits the ring.
 
-A layer declares what the table lists. The low `valid` bits of a value's shares are right, and the lowest `grain` bits
-of them are zero. "Forward" follows from the inputs, "backward" from what later layers read, "fixed" from neither.
+The table lists a layer's attributes. The low `valid` bits of a value's shares are right, and the lowest `grain` of
+these bits are zero. A "forward" attribute follows from the inputs, a "backward" one from what later layers read, and a
+"fixed" one from neither.
 
     name           unit                          direction   set by
     input_limit    bits of fraction of an input  fixed       layer
@@ -29,7 +30,7 @@ of them are zero. "Forward" follows from the inputs, "backward" from what later 
     weight_scale   bits of fraction of weights   backward    layer
     read           low bits of shares            backward    planner
     cost           rounds and bits of a party    for shapes  layer
-    breadth        values side by side           for shapes  layer
+    breadth        values at once                for shapes  layer
     constants      integers                      fixed       layer
 """
 
@@ -49,23 +50,24 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
-MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
-FLOOR = 20  # every value of a net may reach 2^20, unless it is known to stay below less
+MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: for values with a known bound
+FLOOR = 20  # every value of a net may reach 2^20, unless a smaller bound is known
 MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(low-2) (Lift)
-EXCESS = 2.0**-4  # what comparisons leave undecided may take a value beyond its bound by this part of it
-FINER = 12  # bits of fraction beside 16 that a net's result keeps if it is known to be small: FLOOR less its bound
+EXCESS = 2.0**-4  # undecided comparisons may let a value exceed its bound by this part of the bound
+FINER = 12  # a net's result with a known bound keeps 16 + min(FINER, FLOOR - bound) bits of fraction
 
 
 def room(bound: int) -> int:
-    """Bits of fraction for constants, where the other factor has scale 2^16 and the result stays below 2^bound."""
+    """The most bits of fraction that a constant may have if the other factor has scale 2^16 and |result| < 2^bound."""
     return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
 
 
 def held(bound: int) -> int:
-    """Integer bits that a value up to 2^bound takes, sign and MARGIN included.
+    """How many integer bits a value up to 2^bound takes, with sign and MARGIN.
 
-    A value that is known to be small may meet its bound, as a clamp's does, and pass it by what is rounded, or by
-    EXCESS where comparisons leave it undecided; products of such values, by more: a bit for that. Others stay below.
+    A value with a bound below 2^FLOOR may reach the bound (a clamp does), and exceed it by rounding errors or, after
+    undecided comparisons, by EXCESS; a product of such values by more. One more bit covers this. A value with bound
+    2^FLOOR stays below it.
     """
     return bound + MARGIN + (bound < FLOOR)
 
@@ -82,8 +84,12 @@ class Spec(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The planner's knowledge of an input: its bits of fraction, how many low bits of its shares are right, how many of
-    the lowest are zero in every share, and log2 of how large it can be.
+    """An input as the planner knows it.
+
+    scale: its bits of fraction.
+    valid: how many low bits of its shares are right.
+    grain: how many of its lowest bits are zero in every share.
+    bound: log2 of the largest magnitude.
     """
 
     scale: int
@@ -96,18 +102,18 @@ class Layer(nn.Module):
     """Base of the private layers. `forward` takes the session and the values of the inputs, as `Shared`."""
 
     # The layer sets these.
-    input_limit = SCALE  # the highest scale that it accepts
+    input_limit = SCALE  # the highest scale of an input that it accepts, in bits of fraction
     whole_input = False  # whether all 64 bits of its inputs' shares must be right
-    whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
-    adds_up = False  # whether it can lift sums of its inputs in place of the inputs, which are more
+    whole_ring = False  # whether it multiplies or truncates what it compared, which must then be right in 64 bits
+    adds_up = False  # whether it can lift sums of its inputs, which are fewer than the inputs themselves
     comparison: Comparison | None = None  # None for a layer without a window
 
     # The planner sets these.
-    given: tuple[Given, ...] = ()  # its inputs as they come, before any rescaling that it asks for
+    given: tuple[Given, ...] = ()  # its inputs before it rounds or lifts them itself
     scales: tuple[int, ...] = ()  # the scales of its inputs when it runs
     lifts_sums = False  # whether it lifts sums
     read = 64  # how many low bits of the result's shares later layers read; the bits above may be anything
-    range = FLOOR  # it is right for values below 2^range: values of its result, or with a window those that it compares
+    range = FLOOR  # it is right if the values that it compares, or else its results, stay below 2^range
 
     def out_scale(self, scales: Sequence[int]) -> int:
         """Bits of fraction of the result, from the inputs' scales."""
@@ -122,11 +128,11 @@ class Layer(nn.Module):
         return later
 
     def lifts(self, given: Given) -> bool:
-        """Whether it lifts this input itself, in the opening that it makes anyway."""
+        """Whether it lifts this input itself, in its own opening, so that no `Lift` is needed before it."""
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """`needs` of each input, for layers whose inputs differ in it."""
+        """`needs` for each input, where inputs differ in it."""
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
@@ -134,31 +140,29 @@ class Layer(nn.Module):
         return 0
 
     def bound(self, bounds: Sequence[int]) -> int:
-        """log2 of how large the result can be, if the inputs stay below 2^bounds.
+        """log2 of the largest result for inputs below 2^bounds.
 
-        Rounding does not count, nor an excess of up to EXCESS: `held` has room for both.
+        It leaves out rounding and an excess of up to EXCESS: `held` has room for both.
         """
         return max(bounds, default=FLOOR)
 
     def reads(self, later: int | None) -> int | None:
         """How many integer bits (with sign) this layer needs of its inputs when `later` bits of its result are needed.
 
-        None: all that a value within the inputs' bound has.
+        None: all integer bits of a value within the inputs' bound.
         """
         return later
 
     def weight_scale(self, later: int) -> int:
-        """How many bits of fraction the weights of the layers before this one need, if weights of the layers behind it
-        would need `later`.
-        """
+        """How many bits of fraction the weights of earlier layers need, if later layers ask for `later`."""
         return WEIGHT_SCALE
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        """Rounds and bits of one call."""
+        """Rounds and bits of one call on inputs of these shapes and scales."""
         return cost.FREE
 
     def constants(self) -> tuple[int, ...]:
-        """Public integers beside the net's own that the layer computes with: parties must have the same."""
+        """Public integers that the layer computes with, beside the net's weights: all parties must have the same."""
         return ()
 
     def label(self) -> str:
@@ -166,12 +170,12 @@ class Layer(nn.Module):
         return ""
 
     def variant(self, scale: int, parties: int) -> str:
-        """How its comparison works with this window, in words for people."""
+        """A text for the user: how the comparison decides signs in this window."""
         return self.comparison.variant(scale, parties) if self.comparison is not None else ""
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Every comparison that it makes, or derives others from."""
+        """The comparisons of the layer; it may derive further ones from these."""
         return [self.comparison] if self.comparison is not None else []
 
     def extra_repr(self) -> str:
@@ -179,7 +183,7 @@ class Layer(nn.Module):
         return ", ".join(part for part in (self.label(), f"{what} |v| < 2^{self.range}") if part)
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
-        """How many values the layer works on side by side: its memory grows with this number."""
+        """How many values the layer works on at once: its memory grows with this number."""
         return max((spec.numel for spec in inputs), default=0)
 
     def share_weights(self, session: Session) -> None:
@@ -187,10 +191,10 @@ class Layer(nn.Module):
 
 
 class LocalRescale(Layer):
-    """x at scale 2^target. Every party rounds its own share: nothing is sent, and the value moves by N/2 units at most.
+    """x at scale 2^target: every party rounds its own share. Sends nothing; the value errs by N/2 units at most.
 
-    The result has as many valid bits less as are cut. Its readers know: "masked" takes the bits that are left and lifts
-    them (protocols/comparison.py).
+    The result loses one valid bit for every bit of fraction cut. "masked" compares the remaining bits and lifts the
+    result (protocols/comparison.py).
     """
 
     input_limit = 62
@@ -217,11 +221,11 @@ class LocalRescale(Layer):
 
 
 class Lift(Layer):
-    """x, at any scale, at scale 2^target and right in the whole ring. It is for |x| < 2^(low - 2) in the ring.
+    """x, of any scale, brought to scale 2^target and made right in all 64 bits. Requires |x| < 2^(low - 2) in the ring.
 
     low: how many low bits of the input's shares are read.
-    One round, in which a party sends `low` bits for each value, less the bits of fraction that are cut and the low bits
-    that are zero in every share.
+    One round: a party sends `low` bits for each value, without the bits of fraction cut and the low bits that are zero
+    in every share.
     """
 
     input_limit = 62
@@ -249,13 +253,11 @@ class Lift(Layer):
         return self.low, self.grain()
 
     def _up(self, scale: int) -> int:
-        """How many of the lowest bits are zero in every share, beside the bits that are cut."""
+        """How many of the lowest bits above the bits cut are zero in every share."""
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """How many bits of fraction are not opened, how many bits are opened, and how many bits of the lifted number
-        are read.
-        """
+        """Bits of fraction cut before the opening, bits opened, and bits of the lifted number that are read."""
         up = self._up(scale)
         shift = scale - self.target + up
         k = self.low - shift
@@ -314,7 +316,7 @@ class Combine(Layer):
     input_limit = MAX_SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        # A share that moves to the left takes its valid bits along.
+        # A shift to the left adds as many valid bits.
         return min(64, *(low + max(scales) - scale for low, scale in zip(valid, scales, strict=True)))
 
     def __init__(self, function: Callable[[list[Tensor]], Tensor], name: str, growth: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""Linear layers: local with public weights, one opening of the input with weights that belong to one party.
+"""Linear layers: local if the weights are public, one opening of the input if they are private to one party.
 
-The result carries the weights' bits of fraction more than the input (mpc/layers/weights.py), and nothing is cut here.
+The result has the bits of fraction of input and weights together (mpc/layers/weights.py). Later layers cut them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 
 
 class Linear(Layer):
-    """op(x, weight) + bias for op of `ring.BILINEAR`.
+    """op(x, weight) + bias for an op of `ring.BILINEAR`.
 
-    weight, bias: real tensors in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel). The
-        bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
+    weight: real tensor in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel).
+    bias: real tensor, one entry per output channel: dimension 1, or the last one for "matmul".
+    options: the op's further arguments, such as stride and groups.
+    owner: the party to which the weights are private; None for public weights.
     last: for "mul", factors and bias are for the last dimensions, not for channels.
-    unscaled: the public weights, where `weight` has columns doubled for inputs that are halved (mpc/plan/columns.py).
+    unscaled: the net's own public weights, if `weight` has doubled columns, for halved inputs (mpc/plan/columns.py).
     fraction: bits of fraction of private weights.
-    owner: None for public weights.
-    Public: no communication. Private: `weight_mask.product_price`, 1 round and as many bits per element of the input as
-    are read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small
-    for the fixed point.
+    Cost of public weights: none. Cost of private weights: `weight_mask.product_price`, 1 round, and for each element of
+    the input as many bits as later layers read of the result; `PrivateNet.set_up` opens the masked weights once.
+    Raises InputError if the weights are too small for fixed-point numbers.
     """
 
     input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
@@ -57,18 +58,18 @@ class Linear(Layer):
     ) -> None:
         super().__init__()
         self.op, self.options, self.owner, self.last = op, options, owner, last
-        # A result is a sum of products, and its bias: how large it is at most, if the weights are known.
+        # Bounds of the result, a sum of products and a bias, where the weights are known.
         self.unscaled = unscaled is not None
         known = weight if unscaled is None else unscaled
         self.growth = _growth(op, known, options) if owner is None else None
         self.steepness = _steepness(weight) if owner is None and op == "matmul" else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
-            # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
+            # At least 20 bits, even if fewer hold the weights: a dealer with other weights makes the same plan.
             most = room(self.bound([FLOOR]))
             self._needed = ring.fraction(weight, most, where="weight")
             fine = ring.fraction(weight, most, precision=FINE_WEIGHTS, where="weight")
-            # No finer than what comes next takes: the result would be rounded to 16 bits before it.
+            # No finer than the next layer's input limit, or the result would be rounded to 16 bits before it.
             self.fraction = max(WEIGHT_SCALE, self._needed, min(fine, MAX_SCALE - SCALE))
         else:
             self.fraction = private_fraction(weight, owner, fraction)
@@ -76,9 +77,10 @@ class Linear(Layer):
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """The layer with weights of `scale` bits of fraction, if these are fewer than 20 and they are public; or of as
-        many more as round the largest one by 2^-10 of itself. What they were rounded to before is rounded, halves
-        upwards.
+        """The layer with weights of `scale` bits of fraction, or of more to keep 2^-10 of the largest weight.
+
+        It is the same layer if `scale` is 20 or more, or if weights are private or have doubled columns. Otherwise it
+        rounds the encoded weights a second time, halves upwards.
         """
         if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
             return self
@@ -104,7 +106,7 @@ class Linear(Layer):
         return products if self.offset is None else max(products, self.offset) + 1
 
     def bound_of_rows(self, length: int) -> int:
-        """log2 of how large a result can be of rows of so many values, of mean square 1 or less (Cauchy-Schwarz)."""
+        """log2 of the largest result for input rows of `length` values with mean square 1 or less (Cauchy-Schwarz)."""
         if self.steepness is None:
             return FLOOR
         products = (math.ceil(math.log2(length)) + 1) // 2 + self.steepness
@@ -125,9 +127,9 @@ class Linear(Layer):
         per_channel = self.op == "mul" and not self.last
         view = (-1, *[1] * (share.dim() - 2)) if per_channel else None
         out = self.weight.product(session, self.op, share, self.options, view, self.read)
-        # A public bias is added by one party, a private one by all, each its share.
+        # Party 0 adds a public bias; every party adds its share of a private one.
         if self.bias is not None and (self.owner is not None or session.rank == 0):
-            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
+            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # a private one to the left: scale >= 16 + 20
             out = out + (bias if self.op == "matmul" or self.last else bias.view(-1, *[1] * (out.dim() - 2)))
         return Shared(out, scale)
 
@@ -139,9 +141,9 @@ _BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
 
 
 def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
-    """log2, rounded up, of the largest sum of |weights| that one output adds up: |op(x, weight)| <= 2^growth |x|.
+    """log2, rounded up, of the largest sum of |weights| of one output: |op(x, weight)| <= 2^growth |x|.
 
-    In whole numbers, for every machine must find the same: 40 bits of each weight, exact for up to 2^22 terms.
+    In integers, since every machine must find the same: 40 bits of each weight, exact for up to 2^22 terms.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (40 - top)).ceil().long()
@@ -159,9 +161,9 @@ def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
 
 
 def _steepness(weight: Tensor) -> int:
-    """log2, rounded up, of the largest root of the sum of squares of what one output multiplies; weight: (in, out).
+    """log2, rounded up, of the largest Euclidean norm of an output's weights; weight: (in, out).
 
-    In whole numbers, as of `_growth`: 20 bits of each weight, exact for up to 2^22 terms.
+    In integers, as in `_growth`: 20 bits of each weight, exact for up to 2^22 terms.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (20 - top)).ceil().long()

@@ -1,25 +1,25 @@
-"""A norm on statistics of its input: one inverse square root per row, right for all variances that fixed point holds.
+"""Norms of rows (layer, group and instance norm) for every variance that fixed point holds: one inverse root per row.
 
-With c = x - mean(x) of a row of n values, 16 bits of fraction, S = sum of c^2 + n eps is exact, with 32. A row's result
-is c sqrt(n / S). S may lie anywhere between 2^-20 n and 2^30, so it is first brought to a place of its own, as a
-floating-point number is: comparisons with T_j = T_0 4^j, 1 <= j <= J, where T_0 4^(J + 1) = 2^30, give bits
-b_j = [S >= T_j], and with these, in whole numbers,
+For a row of n values with 16 bits of fraction, c = x - mean(x), S = sum of c^2 + n eps is exact, with 32 bits of
+fraction. The result is c sqrt(n / S). S lies anywhere between 2^-20 n and 2^30, so it is first normalized, as the
+mantissa of a floating-point number: comparisons with T_j = T_0 4^j, 1 <= j <= J, where T_0 4^(J + 1) = 2^30, find the
+bits b_j = [S >= T_j]. From these follow, in integers,
 
     R = 2^J - sum_j b_j 2^(J-j)        R^2 = 4^J - sum_j 3 b_j 4^(J-j)        u = S R^2 2^-30, 1/4 <= u < 1
 
-u^(-1/2) on [1/4, 1] is a table where the protocol looks up (polynomials.py), of the product before anything is cut off
-it, and sqrt(n) a public factor; else sqrt(n / u) is a linear spline. sqrt(n / S) = sqrt(n / u) R 2^-15.
+Then sqrt(n / S) = sqrt(n / u) R 2^-15. Where the protocol has tables (polynomials.py), u^(-1/2) on [1/4, 1] is a table
+of the product S R^2 before it is truncated, and sqrt(n) a public factor; otherwise sqrt(n / u) is a linear spline.
 
-*Error.* Each of N parties rounds its share of u by 2^-17 at most, together N 2^-15 of u; the root errs by half of that
-and by 2^-14 of the spline or table; what it is multiplied with by less than N 2^-16 of itself: a result errs by less
-than 2^-14 + N 2^-15 of itself, 2^-13 for two parties. Of the table these 2^-14 are 2^-15 of pieces, 2^-16 of
-coefficients and 2^-17 of sqrt(n); u, with 18 bits of fraction there, and the table's results, with 16, are rounded by
-N 2^-18 and N 2^-17. Besides, x and its mean are rounded to 2^-16 each, which moves a result by less than
-2^-15 / sqrt(variance + eps).
+*Error.* Each of N parties rounds its share of u by 2^-17 at most: together an error of N 2^-15 relative to u. The root
+errs by half of that, and by 2^-14 of the spline or table; the factor R by less than N 2^-16. So the relative error of
+a result is below 2^-14 + N 2^-15, which is 2^-13 for two parties. For a table the 2^-14 consist of 2^-15 for its
+pieces, 2^-16 for its coefficients and 2^-17 for sqrt(n); u has 18 bits of fraction there, and the table's results 16,
+so rounding adds N 2^-18 and N 2^-17. In addition x and its mean are rounded to 2^-16 each, which changes a result by
+less than 2^-15 / sqrt(variance + eps).
 
-*Range.* S < 2^30, n times the variance: beyond it a row is noise without notice. If eps is below 2^-20, rows of a
-variance below about 2^-20 are divided by about 2^-10, and by no less: their values were rounded to 2^-16 before, by a
-hundredth of what they differ by, or more.
+*Range.* S = n (variance + eps) must be below 2^30: otherwise the row becomes noise, unnoticed. If eps is below 2^-20,
+rows with a variance below about 2^-20 are divided by about 2^-10, and by no less: the rounding of their values to 2^-16
+is a hundredth of the values' differences or more.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
-FLAT = 2.0**-20  # variances are told apart down to here
+FLAT = 2.0**-20  # the least variance that thresholds distinguish
 LONGEST = 1 << 20  # values in a row
-FRACTION = 30  # bits of fraction of a result beside 16
-_TOLERANCE = 2.0**-14  # of the spline, relative
-_BITS = SCALE + 3 + MARGIN  # of the table's results
-_ROOT = 14  # bits of fraction beside 16 of the factor of a row, which is below 2^11
+FRACTION = 30  # a result has 16 + FRACTION bits of fraction
+_TOLERANCE = 2.0**-14  # relative error of the spline or table
+_BITS = SCALE + 3 + MARGIN  # bits of the table's results
+_ROOT = 14  # a row's factor, below 2^11, has 16 + _ROOT bits of fraction
 
 
 class Thresholds(NamedTuple):
-    """Where sums of squares are told apart: the least one, T_0, and J, the number of comparisons."""
+    """The thresholds T_j = least * 4^j, 1 <= j <= steps, of sums of squares."""
 
     least: float
     steps: int
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """For rows of `length` values; T_0 is at most `length` times the larger of eps and 2^-20."""
+    """Thresholds for rows of `length` values, T_0 <= length max(eps, 2^-20). Raises InputError if none fit."""
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:
         raise InputError(f"a norm over {length} values with eps={eps:g}", hint=f"their product is at most 2^{TOP - 4}")
@@ -75,7 +75,7 @@ def places(length: int, eps: float) -> Thresholds:
 
 @functools.cache
 def root(length: int) -> splines.Fit:
-    """sqrt(length / u) on [1/4, 1], within 2^-14 of itself, flat to the left."""
+    """The spline of sqrt(length / u) on [1/4, 1], with relative error 2^-14, constant to the left."""
     u = torch.linspace(-math.log(4.0), 0.0, 4001, dtype=torch.float64).exp()
     top = math.sqrt(length)
 
@@ -87,15 +87,16 @@ def root(length: int) -> splines.Fit:
 
 @functools.cache
 def looked_up() -> PolynomialTable:
-    """The table of u^(-1/2), pieces within 2^-15 of itself; below 1/4 it is no larger than that, and below 2^3."""
+    """The table of u^(-1/2), with pieces of relative error 2^-15; below 1/4 it is below u^(-1/2) and 2^3."""
     found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0)
     assert found is not None and found.k == 19, "so much of a number of scale 62 is right in the ring"
     return found
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
-    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16, and right in `read` low
-    bits.
+    """Norm of the rows of x, (..., length).
+
+    On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
     length = x.shape[-1]
     centered = x - n.apply(DividedBy(length), x.sum(-1, keepdim=True)) if center else x
@@ -104,7 +105,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
     least, count = places(length, eps)
     bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
-    # Whole numbers without a fraction: 16 bits less than a value at rest has.
+    # Integers without bits of fraction: 16 bits fewer than a value at rest has.
     most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
     up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
     up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
@@ -115,9 +116,9 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
 
 
 def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
-    """sqrt(length / u) with 16 bits of fraction beside 16, of u with SCALE + TOP beside them."""
+    """sqrt(length / u) with 32 bits of fraction, from u with 32 + TOP."""
     if not exact.looks_up:
-        # u is below 1, and what is cut below 2^62: less a half, or u near 1 would be rounded out of that range.
+        # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
         (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))
         return splines.evaluate(root(length), moved + n.constant(0.5), n)
     found = looked_up()
@@ -127,13 +128,15 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 
 
 class Norm(Layer):
-    """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/ops/norms.py).
+    """Rows normalized to mean 0 and mean square 1.
 
-    rows: the range that variance + eps of every row is in (`BitConfig.rows`). Where the protocol looks up, and
-    `norms_in_range.serves`, it takes three messages: an opening of every value, and a look-up and an opening for a row.
-    Else eight and one comparison deep: one for the mean, one opening of every value for its square and its product,
-    and for a row 2 J comparisons, J about 20, and a look-up; or seven, and 56 comparisons more. The price is the
-    formula's. InputError for rows of more than 2^20 values.
+    attrs: those of the op "norm" (graph/ops/norms.py).
+    rows: the range of variance + eps of every row (`BitConfig.rows`), or None.
+    With a range, a protocol with tables, and if `norms_in_range.serves`: three rounds, one opening of every value, a
+    look-up for each row, and an opening for each row. Otherwise: eight rounds and those of a comparison; one opening
+    for the mean, one opening of every value for its square and its product, and for each row 2 J comparisons, J about
+    20, and a look-up. Without tables: seven rounds and 56 more comparisons. The price follows from the formula.
+    Raises InputError for rows of more than 2^20 values.
     """
 
     input_limit = SCALE
@@ -146,7 +149,7 @@ class Norm(Layer):
         longest = min(self.length or LONGEST, LONGEST)
         serves = comparison.looks_up and rows is not None and norms_in_range.serves(rows, longest, attrs["eps"])
         self.assumed, self.told = rows if serves else None, rows
-        if self.assumed is not None and self.length is not None:  # else the bits that it needs are not known
+        if self.assumed is not None and self.length is not None:  # otherwise the bits that it needs are not known
             self.input_limit, self.whole_input = MAX_SCALE, False
 
     @property
@@ -187,7 +190,7 @@ class Norm(Layer):
         return SCALE + (FRACTION if self.assumed is None else norms_in_range.FRACTION)
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return 64 if valid[0] >= self.needs(scales, 64) else 0  # none is right: the planner takes another form
+        return 64 if valid[0] >= self.needs(scales, 64) else 0  # no bit is right: the planner tries another form
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         if self.whole_input or self._sizes is None:
@@ -195,20 +198,20 @@ class Norm(Layer):
         return norms_in_range.needed(self._sizes, scales[0])
 
     def reads(self, later: int | None) -> int | None:
-        # Values less their mean are what counts, however large the mean.
+        # Only differences from the mean count, however large the mean is.
         if self.whole_input or self._sizes is None:
             return None
         return norms_in_range.needed(self._sizes, SCALE) - SCALE
 
     @property
     def _sizes(self) -> norms_in_range.NormSizes | None:
-        """The numbers of the norm in a range, for the longest rows where the length is not known."""
+        """The sizes of a norm in a range; for rows of the greatest length if the length is not known."""
         if self.assumed is None:
             return None
         return norms_in_range.sizes(self.length or LONGEST, self.attrs["center"], self.assumed)
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # no result exceeds the root of a row's length
+        return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # |result| <= sqrt(length of a row)
 
     def constants(self) -> tuple[int, ...]:
         if self._sizes is not None:

@@ -1,26 +1,26 @@
-"""Norms of rows whose variance is assumed to lie in a known range: three messages, and no comparison.
+"""Norms of rows whose variance is assumed to lie in a known range: three rounds without a comparison.
 
-*Opening.* Of a row of n values x, with any number of bits of fraction, every party computes q (n x - sum of x) 2^-L,
-which is kappa c, c = x - mean(x), exactly: no division by n; q is a number of four bits. Its fraction is cut to f
-bits as it is opened (protocols/rows.py): z, kappa c in units of 2^-f, where 2^f kappa times a row's deviation, eps
-with it, is 2^16 or more. As |c| <= sqrt(n most), k bits hold z, however large the mean. The same opening serves the
-sum of squares and the last product.
+*Opening.* From its shares of a row of n values x, of any scale, every party computes q (n x - sum of x) 2^-L. This is
+kappa c exactly, for c = x - mean(x) and kappa = q n 2^-L, without a division by n; q is an integer of four bits. The
+opening cuts its fraction to f bits (protocols/rows.py): z is kappa c in units of 2^-f. f is such that 2^f kappa
+sqrt(variance + eps) is 2^16 or more. Since |c| <= sqrt(n most), k bits hold z, however large the mean is. The sum of
+squares and the last product use the same opening.
 
-*Look-up.* S = sum of z^2 + n eps (2^f kappa)^2 lies below 0.96 2^P, and u = S 2^-P, from 2^-D to 0.96, is S read with
-more bits of fraction; q is such that the upper end is near. v = g u^(-1/2) is a table (polynomials.py), "root-D" with
-the gain g = 2^E sqrt(n) 2^(-P/2), 1 <= g < 2.
+*Look-up.* S = sum of z^2 + n eps (2^f kappa)^2 is below 0.96 2^P. u = S 2^-P, in [2^-D, 0.96], is S read with more bits
+of fraction; q is chosen so that the largest u is close to 0.96. v = g u^(-1/2) is the table "root-D" (polynomials.py)
+with the gain g = 2^E sqrt(n) 2^(-P/2), 1 <= g < 2.
 
-*Product.* A result is c sqrt(n / sum of (c^2 + eps)) = z v 2^-E, of which v alone is opened, in K bits. It loses
-all but 18 bits of fraction in the same message, and is right in the whole ring.
+*Product.* A result is c sqrt(n / sum of (c^2 + eps)) = z v 2^-E. Only v is opened for it, in K bits. The same message
+cuts the product to 18 bits of fraction, and it is right in the whole ring.
 
-*Error.* Of v, 2^-14 and N (2^-16 + 2^-17) of itself: 3 2^-16 of pieces, with their coefficients; 2^-17 as masks move
-these; 2^-17 of g; N 2^-16, for u is rounded by N/2 units of 2^-(D + 14), N 2^-15 of itself; N 2^-17, for v has 16
-bits of fraction. z is rounded by N/2 units, which moves the root of S by N 2^-17 of itself at most. So a result errs
-by less than 2^-14 + N 2^-15 of itself, as with comparisons, and besides, as its own z does, by N 2^-17, and by
-(N + 1) 2^-19 as it is cut.
+*Error.* The relative error of v is 2^-14 + N (2^-16 + 2^-17): 3 2^-16 for the table's pieces with their coefficients,
+2^-17 as masks move these, 2^-17 for g, N 2^-16 for u, which is rounded by N/2 units of 2^-(D + 14), N 2^-15 of it, and
+N 2^-17 for v's 16 bits of fraction. z is rounded by N/2 units, which changes the root of S by N 2^-17 of it at most. So
+the relative error of a result is below 2^-14 + N 2^-15, as with comparisons. The rounding of its own z adds N 2^-17,
+and the last cut (N + 1) 2^-19.
 
-*Range.* Above `most` a row is noise, without notice: S leaves the table, or z its k bits. Below `least` v is too
-small, never too large, as the table goes on below 2^-D.
+*Range.* If the variance exceeds `most`, the row becomes noise, unnoticed: S leaves the table, or z its k bits. If it
+is below `least`, v is too small, never too large, since the table continues below 2^-D.
 """
 
 from __future__ import annotations
@@ -41,17 +41,20 @@ from hummingbird.ring import SCALE
 
 WIDEST = 8  # log2 of the largest ratio of variances: a table of 2^12 pieces
 FLATTEST, STEEPEST = -24, 16  # log2 of the variances that are served
-_BELOW = 14  # bits of fraction of u below its least value
-_FULL = 0.96  # of u: a table of 2^5 pieces or more reaches so far
-_SLACK = 2.0**-10  # of S: what parties round takes N 2^-16 of it
-FRACTION = 2  # bits of fraction of a result beside 16
-_UNITS = 16  # of z and of v: what parties round, N/2 units, of up to 32 of them
+_BELOW = 14  # bits of fraction of u beyond the D of its least value
+_FULL = 0.96  # the largest u: tables of 2^5 pieces or more reach it
+_SLACK = 2.0**-10  # of S: the parties' rounding changes S by N 2^-16 of it
+FRACTION = 2  # a result has 16 + FRACTION bits of fraction
+_UNITS = 16  # of z and of v: rounding by N/2 units, for up to 32 parties
 _STEPS = 3  # bits of q after its first
-_ABOVE = 2.34  # v at 0, over g 2^(D/2)
+_ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 
 
 class NormSizes(NamedTuple):
-    """The numbers of a norm over rows of one length: q, L, f, k, P, the table with D, K, and bits cut of z v."""
+    """The numbers of a norm over rows of one length.
+
+    In the order of the fields: q, L, f, k, P, the table, D, K, and the bits of fraction cut off z v.
+    """
 
     factor: int
     spread: int
@@ -65,13 +68,13 @@ class NormSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that parties must have alike."""
+        """The numbers that must be the same at all parties."""
         *sizes, table, root, opened, cut = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 
 
 def serves(rows: Rows, length: int, eps: float) -> bool:
-    """Whether rows of so many values, or fewer, have their numbers: whether all fit the ring, and there is a table."""
+    """Whether `sizes` exist for rows of up to `length` values: the numbers fit the ring, and there is a table."""
     low, high = math.log2(rows.least), math.log2(rows.most)
     ends = FLATTEST <= low and high <= STEEPEST and high - low <= WIDEST and eps <= rows.most
     # P <= 62, and `needed` of values at rest is at most 64.
@@ -82,7 +85,7 @@ def serves(rows: Rows, length: int, eps: float) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """For rows that `serves` takes."""
+    """The numbers for rows of `length` values, if `serves(rows, ...)`. center: whether the mean is subtracted."""
     number = length if center else 1
     spread = (number - 1).bit_length() + _STEPS
     choices = []
@@ -104,24 +107,25 @@ def sizes(length: int, center: bool, rows: Rows) -> NormSizes:
     allowed = 3 * 2.0**-16
     table = choose(f"root-{depth}", reach, depth + _BELOW, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain)
     assert table is not None and table.k == table.fraction, "see WIDEST: u fills the table"
-    cut = exponent - FRACTION  # z v has E bits of fraction beside the 16 of v
+    cut = exponent - FRACTION  # z v has 16 + E bits of fraction
     assert 0 <= cut <= min(value, opened) and value + opened <= 61 and top <= 62, "see `serves`"
     return NormSizes(-factor, spread, fine, value, top, table, depth, opened, cut)
 
 
 def needed(found: NormSizes, scale: int) -> int:
-    """Low bits of shares of values with this scale that count."""
+    """How many low bits of the shares of inputs, of this scale, must be right."""
     return found.value + max(0, scale + found.spread - found.fraction)
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64) -> Tensor:
-    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16, and right in `read` low
-    bits.
+    """Norm of the rows of x, (..., length).
+
+    On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
     length = x.shape[-1]
     found = sizes(length, center, rows)
     number = found.factor * length if center else found.factor
-    x = n.precise(x, 2 * SCALE)  # n x and the sum of x may be much larger than what they differ by
+    x = n.precise(x, 2 * SCALE)  # n x and the sum of x may be much larger than their difference
     y = n.times(x, number, found.spread)
     if center:
         y = y - n.times(x.sum(-1, keepdim=True), found.factor, found.spread)

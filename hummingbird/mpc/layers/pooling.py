@@ -1,4 +1,4 @@
-"""Max pooling: a tree of max(a, b) = b + relu(a - b) over every pooling window (`Arithmetic.maximum`)."""
+"""Max pooling: a tree of max(a, b) = b + relu(a - b) for every pooling window (`Arithmetic.maximum`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hummingbird.ring import SCALE
 
 
 class _MaxPooling(Comparing):
-    """Base of the pooling layers, for values at rest: the inputs pass through, with their valid bits."""
+    """Base of the pooling layers, for values at rest. Results are inputs, and have as many valid bits."""
 
     input_limit = SCALE
 
@@ -36,7 +36,10 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """Maximum over windows of the last dimensions, one after the other (fewer comparisons than all at once)."""
+    """torch's max pooling, one dimension after the other: fewer comparisons than over all dimensions at once.
+
+    kernel, stride, padding, dilation: one number for each spatial dimension.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class MaxPool(_MaxPooling):
         self.ceil_mode = ceil_mode
 
     def places(self, size: int, d: int) -> Tensor:
-        """`graph.pooling.places` along spatial dimension d."""
+        """Indices of the elements in each window along spatial dimension d: (kernel, out), see graph/ops/pools.py."""
         kernel, stride, padding, dilation = self.kernel[d], self.stride[d], self.padding[d], self.dilation[d]
         return places(size, kernel, stride, padding, dilation, self.ceil_mode)
 
@@ -61,11 +64,11 @@ class MaxPool(_MaxPooling):
         for d in reversed(range(len(self.kernel))):
             axis = len(shape) - len(self.kernel) + d
             kernel, shape[axis] = self.places(shape[axis], d).shape
-            most = max(most, kernel * torch.Size(shape).numel())  # a copy of the input for each place of the kernel
+            most = max(most, kernel * torch.Size(shape).numel())  # a copy of the input for each element of the kernel
         return most
 
     def reduced(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """x with `reduce`, over dimension 0, of what every pooling window holds: one dimension after the other."""
+        """Apply `reduce`, over dimension 0, to the elements of every pooling window: one dimension after the other."""
         for d in reversed(range(len(self.kernel))):
             axis = x.dim() - len(self.kernel) + d
             taps = put(self.places(x.shape[axis], d), x.device)
@@ -76,7 +79,7 @@ class MaxPool(_MaxPooling):
         return self.reduced(x, n.maximum)
 
     def dropped(self, x: Tensor) -> Tensor:
-        """The first place of every window."""
+        """The first element of every window."""
         return self.reduced(x, lambda taps: taps[0])
 
     def label(self) -> str:
@@ -84,8 +87,9 @@ class MaxPool(_MaxPooling):
 
 
 class AdaptiveMaxPool(MaxPool):
-    """Maximum over `output_size` windows per dimension; where they differ in length, the shorter ones count a place
-    twice.
+    """torch's adaptive max pooling: maximum over `output_size` windows for each dimension.
+
+    Where windows differ in length, a shorter one repeats an element.
     """
 
     def __init__(self, output_size: Sequence[int | None], comparison: Comparison) -> None:

@@ -18,10 +18,10 @@ from hummingbird.ring import SCALE
 class Multiply(Layer):
     """The product of two private tensors (broadcasting), in one round.
 
-    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). An operand that is known to
-    be small is then opened in the bits that its bound takes, with at most 16 bits of fraction, less those that are zero
-    in every share, and need not be right beyond them. Any other operand is opened in as many bits as are read of the
-    result, which is right in as many bits as that operand, and in the whole ring if both are small.
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, an operand with a
+        known bound ("small") is opened in the bits that its bound takes: at most 16 bits of fraction, without those
+        that are zero in every share. Its higher bits need not be right. Any other operand is opened in as many bits as
+        later layers read of the result. The result has as many valid bits as that operand, or 64 if both are small.
     """
 
     def __init__(self, rounds: bool) -> None:
@@ -31,16 +31,16 @@ class Multiply(Layer):
             self.input_limit = MAX_SCALE
 
     def _fraction(self, given: Given) -> int:
-        """Bits of fraction of an operand as it is multiplied."""
+        """Bits of fraction that an operand has in the product."""
         return min(SCALE, given.scale - given.grain) if self.rounds else given.scale
 
     def lifts(self, given: Given) -> bool:
-        # Known to be small, right in the bits that its bound takes, at a scale that is taken: a softmax's is higher.
+        # It has a known bound, valid bits for it, and an accepted scale: the scale of a softmax's result is too high.
         small = given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
         return self.rounds and small and given.scale <= self.input_limit
 
     def _opened(self, read: int) -> list[tuple[int, int]]:
-        """Bits of fraction that are cut off each operand, and bits that are opened, if `read` are of the result."""
+        """For each operand, bits of fraction cut and bits opened, if later layers read `read` bits of the result."""
         read = self._right(read)
         fractions = [self._fraction(given) for given in self.given]
         return [
@@ -49,8 +49,9 @@ class Multiply(Layer):
         ]
 
     def _right(self, read: int) -> int:
-        """`read`, or as many bits as can be right of the result, if an operand that is cut has fewer: a reader that
-        moves the result to the left asks for all that it has afterwards.
+        """`read`, or fewer if rounding an operand leaves fewer right bits in the result.
+
+        A reader that shifts the result to the left asks for as many bits as it has after the shift.
         """
         cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
         return max(2, min(read, 64 - max(cut, default=0)))
@@ -74,7 +75,7 @@ class Multiply(Layer):
         return [shift + bits for shift, bits in self._opened(later)]
 
     def reads(self, later: int | None) -> int | None:
-        # The low bits that are read of the result, for which the other operand has up to 16 bits of fraction.
+        # As many low bits as of the result, which has up to 16 more bits of fraction than the operand.
         return None if later is None else later + SCALE if self.rounds else later
 
     def bound(self, bounds: Sequence[int]) -> int:
@@ -112,7 +113,7 @@ class Multiply(Layer):
 
 
 class Square(Layer):
-    """x * x from a shared square: a round, and as many bits per element as are read of the result."""
+    """x * x from a shared square: 1 round, and for each element as many bits as later layers read of the result."""
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return 2 * scales[0]

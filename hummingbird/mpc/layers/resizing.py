@@ -1,6 +1,6 @@
-"""Resizing of images: a public matrix for each spatial axis, applied to every share. Nothing is sent.
+"""Resizing of images: every party multiplies its share by a public matrix for each spatial axis. Nothing is sent.
 
-Weights are whole numbers of 2^-f, the rows of every matrix sum to what they should: an image of one color keeps it.
+Weights are multiples of 2^-f, and each row of a matrix sums to the exact number: an image of one color keeps its color.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 
-_BITS = 13  # of weights that are no small fractions: two axes have as many as a mean's reciprocal
+_BITS = 13  # of weights that few bits do not hold: for two axes together those of a mean's reciprocal
 
 
 class Resize(Layer):
-    """torch's interpolate (nearest, linear, bilinear, bicubic). Weights err by 2^-13 at most, of powers of two not."""
+    """torch's interpolate (nearest, linear, bilinear, bicubic).
+
+    attrs: those of the op "resize" (graph/ops/resize.py).
+    Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most.
+    """
 
     def __init__(self, attrs: dict[str, Any]) -> None:
         super().__init__()
@@ -32,7 +36,7 @@ class Resize(Layer):
         self.bits = _BITS if exact is None else exact
         self.fraction = axes * self.bits
         self.input_limit = 50 - self.fraction
-        self.growth = 1 if attrs["mode"] == "bicubic" else 0  # its weights' magnitudes sum to 1.5 at most, twice
+        self.growth = 1 if attrs["mode"] == "bicubic" else 0  # |weights| sum to 1.5 at most, for each of two axes
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + self.fraction
@@ -41,7 +45,7 @@ class Resize(Layer):
         return bounds[0] + 2 * self.growth
 
     def matrices(self, before: Sequence[int], after: Sequence[int]) -> list[Tensor]:
-        """Whole numbers (out, size), int64, in units of 2^-bits, for each spatial axis."""
+        """The matrix (out, size) of each spatial axis, int64 in units of 2^-bits."""
         return [
             _whole(resize.axis_matrix(self.attrs, size, out, axis, len(before)), self.bits)
             for axis, (size, out) in enumerate(zip(before, after, strict=True))
@@ -52,11 +56,11 @@ class Resize(Layer):
         after = resize.resize(self.attrs, torch.empty(share.shape, device="meta"), *sizes).shape[2:]
         for axis, matrix in enumerate(self.matrices(share.shape[2:], after)):
             share = _along(share, put(matrix, share.device), axis + 2)
-        missing = self.fraction - self.bits * len(after)  # modes that take any number of axes
+        missing = self.fraction - self.bits * len(after)  # for modes with any number of axes
         return Shared(share << missing, x.scale + self.fraction)
 
     def real(self, x: Tensor, after: Sequence[int]) -> Tensor:
-        """The layer's function of real numbers, with its rounded weights."""
+        """The layer's function on real numbers, with its rounded weights."""
         for axis, matrix in enumerate(self.matrices(x.shape[2:], after)):
             x = torch.tensordot(x, matrix.to(x.device, x.dtype) * 2.0**-self.bits, ([axis + 2], [1])).movedim(
                 -1, axis + 2
@@ -68,14 +72,14 @@ class Resize(Layer):
 
 
 def _along(share: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """Product with a matrix along one dimension, exact mod 2^64."""
+    """Product with a matrix (out, size) along one dimension, exact mod 2^64."""
     moved = share.movedim(dim, -1)
     out = ring.bilinear("matmul", moved.reshape(-1, moved.shape[-1]), matrix.t().contiguous())
     return out.view(*moved.shape[:-1], len(matrix)).movedim(-1, dim)
 
 
 def _whole(matrix: Tensor, bits: int) -> Tensor:
-    """Entries in units of 2^-bits; what rounding takes from a row's sum, its largest entry gets back."""
+    """Entries in units of 2^-bits, int64. The largest entry of each row corrects the rounding error of its sum."""
     units = (matrix * 2.0**bits).round()
     missing = (matrix.sum(1) * 2.0**bits).round() - units.sum(1)
     return units.scatter_add(1, units.abs().argmax(1, keepdim=True), missing[:, None]).long()

@@ -1,9 +1,9 @@
-"""Magnitudes, maxima of two values, and comparisons as data: formulas over comparisons (arithmetic.py).
+"""Absolute values, maxima of two values, and comparisons with result 0 or 1: formulas over comparisons (arithmetic.py).
 
     |x| = 2 relu(x) - x        max(x, c) = c + relu(x - c)        max(x, y) = y + relu(x - y)
-    [v > 0] = relu(v) - relu(v - 1)        for the whole number v = 2^16 (x - y)
+    [v > 0] = relu(v) - relu(v - 1)        for the integer v = 2^16 (x - y)
 
-and a minimum is the maximum of what is negated.
+A minimum is min(x, y) = -max(-x, -y).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Abs(Comparing):
 
 
 class Bounded(Comparing):
-    """max(x, c) for a public number c, or with sign=-1 the minimum: the price of a ReLU."""
+    """max(x, c) for a public number c, or min(x, c) with sign=-1: the price of a ReLU."""
 
     def __init__(self, value: float, sign: int, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -56,7 +56,7 @@ class Bounded(Comparing):
 
 
 class _OfTwo(Comparing):
-    """Base of the layers that compare two private tensors at rest (broadcasting), or one with a number."""
+    """Base of layers that compare two private tensors at rest (broadcasting), or one with a public number."""
 
     input_limit = SCALE
     arguments = 2
@@ -86,7 +86,7 @@ class _OfTwo(Comparing):
 
 
 class Larger(_OfTwo):
-    """max(x, y) of two private tensors, or with sign=-1 the minimum: the price of a ReLU of the result's shape."""
+    """max(x, y) of two private tensors, or min(x, y) with sign=-1: the price of a ReLU of the result's shape."""
 
     def __init__(self, sign: int, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -108,10 +108,12 @@ class Larger(_OfTwo):
 
 
 class Greater(_OfTwo):
-    """[x > y], or of a public number: 1 or 0 at rest, by two comparisons in the rounds of one.
+    """[x > y] for private y, or for a public number y: 1 or 0 at rest. Two comparisons in the rounds of one.
 
-    strict: whether equal values give 0; else 1. turned: [y > x]. Of the window only the upper end k is used: values
-    that differ by 2^-16 or more are told apart.
+    value: the public number; None for a private y.
+    turned: compute [y > x].
+    strict: whether the result for equal values is 0; otherwise it is 1.
+    Only the upper bound k of the window is used: the comparison is exact in all lower bits.
     """
 
     whole_ring = True
@@ -133,7 +135,7 @@ class Greater(_OfTwo):
         return 1
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return 64  # the window is widened, as that of an argmax
+        return 64  # the window is widened, as for an argmax
 
     def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
         known = self.comparison

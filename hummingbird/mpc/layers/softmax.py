@@ -1,6 +1,4 @@
-"""Layers over the places of one dimension: softmax, its logarithm and argmax, by a tree of maxima
-(`Arithmetic.maximum`).
-"""
+"""Softmax, log-softmax and argmax along one dimension, by a tree of maxima (`Arithmetic.maximum`)."""
 
 from __future__ import annotations
 
@@ -27,14 +25,16 @@ from hummingbird.ring import SCALE, exponent_of
 
 
 class Softmax(Comparing):
-    """exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product; error below 2^-7 of each result.
+    """exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product. The relative error is below 2^-7.
 
-    exp and 1/x are tables where the protocol looks up (softmax_tables.py), else splines. Both are made for the number
-    of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is at least 1, and 1/sum errs by 2^-9 of
-    itself. InputError for more than 2^17 places.
+    exp and 1/x are tables if the protocol has tables (softmax_tables.py), otherwise splines. They are chosen for the
+    length of `dim`: the sum of exp errs by less than 2^-9 of the sum, which is at least 1, and 1/sum has the relative
+    error 2^-9. Raises InputError for more than 2^17 values along `dim`.
 
-    causal, hidden: places that do not count, after a query, or true in a constant that broadcasts; a further input,
-    public in each call, says more (mpc/layers/hidden.py). Masked places cost what others do.
+    told: a range of the rows that the layer cannot use, for its printed form.
+    causal: whether keys after their query are hidden.
+    hidden: a bool tensor that broadcasts to x, true where a value is hidden; None for no mask.
+    A second input, public in each call, may hide further values (mpc/layers/hidden.py). Hidden values cost the same.
     """
 
     input_limit = SCALE
@@ -64,13 +64,13 @@ class Softmax(Comparing):
         return Shared(out, SCALE + self.fraction)
 
     def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
-        """The places that count, with `dim` in front; None for all."""
+        """Which values count, with `dim` moved to the front; None for all."""
         places = shown_places(x, self.causal, self.hidden, mask[0] if mask else None)
         return None if places is None else places.movedim(self.dim, 0)
 
     @property
     def _clamping(self) -> Comparison:
-        """The comparison of x - max with ends that are up to 14 away."""
+        """The comparison for clamping x - max, with knots at distances up to 14."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
         return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)
@@ -85,7 +85,7 @@ class Softmax(Comparing):
         here = super().reads(later)
         if self.comparison.drops or not self.comparison.looks_up or here is None:
             return here
-        return max(here, softmax_tables.READ - SCALE) + 1  # as `_clamping`
+        return max(here, softmax_tables.READ - SCALE) + 1  # one more for differences, as in `_clamping`
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] if self.comparison.drops else 1
@@ -94,9 +94,9 @@ class Softmax(Comparing):
         return super().label() + ("" if self.told is None else f", no table for rows in {self.told}")
 
     def tables(self, length: int) -> Tables | None:
-        """The tables for rows of so many places; None where they are splines."""
+        """The tables for rows of `length` values; None if splines replace them."""
         if not self.comparison.looks_up or self.comparison.window.q:
-            return None  # a maximum that is rounded would take the sum below 1
+            return None  # with a rounded maximum the sum may be below 1
         return softmax_tables.tables(length, self._missed(length), self.opens_sum)
 
     def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
@@ -105,24 +105,24 @@ class Softmax(Comparing):
         found = self.tables(len(below))
         if found is None:
             exp = _counted(splines.evaluate(splines.exponential(len(below)), below, n), shown)
-            # One opening for both, each element and the sum: a sum of what was rounded would err by more.
+            # One opening cuts both the elements and their sum: a sum of rounded elements would err by more.
             numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
             inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
-            (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
+            (inverse,) = n.cut(SCALE, inverse)  # the remaining bits distinguish numbers down to 1/length
             left = 0
         else:
             exp, more = _counted(self._looked_up(n, below, found), shown), found.exp.scale - SCALE
             total = exp.sum(0) - n.constant(found.middle, more)
             inverse = n.with_comparison(self.comparison, SCALE + more).polynomial(total, found.reciprocal, found.lifted)
-            # One opening for both: 1/sum is moved up by what exp is cut by.
+            # One opening for both: 1/sum is shifted to the left by the bits that are cut off exp.
             inverse = n.times(inverse, 1 << more, more)
             numerator, inverse = n.cut(more, exp, inverse, top=found.lifted + more - MARGIN)
-            left = self.fraction - found.reciprocal.scale  # bits that the product need not have
+            left = self.fraction - found.reciprocal.scale  # bits of fraction that the product does not need
         out = n.apply(Times(max(1, self.read - left)), numerator, inverse.unsqueeze(0))
         return n.times(out, 1 << left, left).movedim(0, self.dim).to(x.dtype)
 
     def _below(self, n: Arithmetic, x: Tensor, shown: Tensor | None = None) -> Tensor:
-        """x - max with `dim` in front."""
+        """x - max, with `dim` moved to the front."""
         values = n.precise(x, SCALE).movedim(self.dim, 0)
         if len(values) > splines.LONGEST:
             raise InputError(f"softmax over {len(values)} places", hint=f"at most {splines.LONGEST}")
@@ -130,11 +130,11 @@ class Softmax(Comparing):
         return values - n.maximum(values)
 
     def _missed(self, length: int) -> float:
-        """Bound of what the maximum may be missed by: each level of the tree leaves so much undecided."""
+        """Bound on the error of the maximum: each level of the tree may add `undecided`."""
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
-        """e^x of x - max by the table, right in `found.bits` bits; x is clamped first where the window holds more."""
+        """exp(x - max) by the table, right in `found.bits` bits. A value beyond the table's range is clamped first."""
         missed = self._missed(len(below))
         if missed > softmax_tables.HIGH or self.comparison.range(n.scale) > softmax_tables.REACH:
             ends = (softmax_tables.LOW, softmax_tables.HIGH) if missed else (softmax_tables.LOW,)
@@ -148,40 +148,40 @@ def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
 
 
 def _top(length: int, undecided: float) -> int:
-    """Bits that hold sums of so many exponentials by splines, at most 1 + 2^-9 each, at scale 2^32.
+    """How many bits hold a sum of `length` exponentials by splines, at most 1 + 2^-9 each, at scale 2^32.
 
-    Where comparisons leave values undecided, each level of the tree may miss the maximum by that much, and the spline
-    of exp, whose slopes are at most 1, exp.
+    undecided: each level of the tree may miss the maximum by this, and the spline, with slopes up to 1, may miss exp.
     """
     missed = undecided * ((length - 1).bit_length() + 1)
     return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()
 
 
 class LogSoftmax(Softmax):
-    """x - max - log(sum) along `dim`, sum that of exp(x - max): a maximum tree, exp and a spline; error below 2^-7.
+    """x - max - log(S) along `dim`, with S = sum of exp(x - max): a maximum tree, exp and a spline.
 
-    The sum S >= 1 errs by 2^-9 of itself and 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of that by
-    2^-11. Without comparisons it is the identity, as Softmax is. InputError for more than 2^17 places.
+    The error is below 2^-7. S >= 1 errs by 2^-9 S + 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of
+    the logarithm by 2^-11. Without comparisons the layer is the identity, as Softmax is. Raises InputError for more
+    than 2^17 values.
     """
 
     fraction = 0
     opens_sum = True
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return valid[0]  # x itself is a part of the result
+        return valid[0]  # x itself is added to the result
 
     def reads(self, later: int | None) -> int | None:
         here = super().reads(later)
         return None if here is None or later is None else max(here, later)
 
     def bound(self, bounds: Sequence[int]) -> int:
-        # x - max, and the logarithm of 2^17 places, below 2^4
+        # x - max, and the logarithm of 2^17, which is below 2^4
         return bounds[0] if self.comparison.drops else max(bounds[0] + 1, 4) + 1
 
     def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
         below = self._below(n, x)
         found = self.tables(len(below))
-        # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
+        # Cut before the comparisons: in gmw each would round the sum by itself, by 2^-16, at slopes near 1.
         if found is None:
             exp = splines.evaluate(splines.exponential(len(below)), below, n)
             (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp), n.undecided))
@@ -194,11 +194,11 @@ class LogSoftmax(Softmax):
 
 
 class Argmax(Comparing):
-    """The place of the maximum along `dim`, the first one where it is there several times, as a number: 3 is 3.0.
+    """The index of the maximum along `dim`, the first one of equal maxima, as a value at rest: index 3 is 3.0.
 
-    With n places and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and keep x's order. A maximum
-    tree finds their largest, M, and relu(v_i - M + 1) is 1 at its place and 0 elsewhere. Only the upper end k of the
-    window is used: every bit below decides.
+    With n values and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and have x's order. A maximum
+    tree finds the largest, M; relu(v_i - M + 1) is 1 at its index and 0 elsewhere. Only the upper bound k of the window
+    is used: the comparisons are exact in all lower bits.
     """
 
     input_limit = SCALE
@@ -217,10 +217,10 @@ class Argmax(Comparing):
         return FLOOR
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return 64  # the window is widened: simpler than to say by how much
+        return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """The comparison of the integers: c bits more, and one for their differences."""
+        """The comparison of the integers v: c = `bits` more bits, and one for differences."""
         known = self.comparison
         valid = min(64, known.valid + bits)
         window = BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0)

@@ -1,26 +1,29 @@
-"""Softmax of rows that are assumed to lie in a known range (`BitConfig.rows`): no maximum, no comparison.
+"""Softmax of rows that are assumed to lie in a known range (`BitConfig.rows`): without a maximum, without comparisons.
 
-*Assumption.* Of a row of n values x, c = x - mean(x) lies in [least, most], and u, the mean of e^c, is at most `sum`.
-No mean of exponentials of numbers whose mean is 0 is below 1 (Jensen's inequality): so u lies in [1, sum], however many
-places a row has, and no maximum is needed to divide by it.
+*Assumption.* For a row of n values x, c = x - mean(x) lies in [least, most], and u, the mean of e^c, is at most `sum`.
+By Jensen's inequality the mean of exponentials of numbers with mean 0 is at least 1. So u lies in [1, sum] for every
+n, and the division by u needs no maximum.
 
-*Exponentials.* With 2^a the first power of two from n on, every party computes y = (n x - sum of x) 2^-a of its share:
-(n / 2^a) c, exactly. E = e^c (2^a / n) 2^-t is a table (polynomials.py) of y less the middle of its range, whose values
-are stretched by 2^a / n and whose results have a gain of 1 to 2; t, a whole number, is the rest.
+*Exponentials.* Let 2^a be the least power of two that is n or more. From its share every party computes
+y = (n x - sum of x) 2^-a, which is (n / 2^a) c exactly. E = e^c (2^a / n) 2^-t is a table (polynomials.py) of y minus
+the middle of its range. The table stretches its argument by 2^a / n and multiplies its results by a gain in [1, 2); the
+integer t makes up for the rest of the factor.
 
-*Sum.* The sum of E over a row is u 2^(a - t), right as it is: it is looked up, v = 1/u.
+*Sum.* The sum of E over a row is u 2^(a - t). Its shares are right in enough bits to be the argument of a second
+table, v = 1/u, without an opening in between.
 
-*Product.* A result is E v 2^(t - a). E is opened in the bits that e^most needs, v in those that 1 needs
+*Product.* A result is E v 2^(t - a). E is opened in the bits that e^most needs, v in the bits that 1 needs
 (protocols/lifted_product.py).
 
-*Error.* Of E, in parts of e^c or of 1, whichever is more: 0.6 2^-10 of pieces, 2^-12 of coefficients as masks move
-them, N 2^-12 as y is rounded by N/2 units of 2^-12 and stretched, N 2^-13 as E is, |c| 2^-17 as the stretch is: less
-than h = (1 + 3 N / 8) 2^-10. As u >= 1, a result is off by h of itself or of 1/n, whichever is more, for its own E; and
-for u, which is a mean of such errors, by 2 h of itself. Of v: 2^-10 of pieces, N 2^-14 each as u and v are rounded.
-Together less than (4 + 5 N / 4) 2^-10 of a result or of 1/n: 2^-7 for up to three parties.
+*Error.* The error of E, relative to max(e^c, 1): 0.6 2^-10 for the table's pieces, 2^-12 for its coefficients as masks
+move them, N 2^-12 for y, which is rounded by N/2 units of 2^-12 and stretched, N 2^-13 for the rounding of E, and
+|c| 2^-17 for the rounding of the stretch: less than h = (1 + 3 N / 8) 2^-10. Since u >= 1, a result errs by
+h max(result, 1/n) for its own E, and by 2 h result for u, which is a mean of such errors. v errs by 2^-10 for its
+pieces and by N 2^-14 each for the rounding of u and v. Together a result errs by less than
+(4 + 5 N / 4) 2^-10 max(result, 1/n), which is 2^-7 for up to three parties.
 
-*Range.* A row beyond it is noise, without notice: y or u leaves its table. The range of u is derived here; softmax
-without a maximum is common where logits are known to be small.
+*Range.* A row outside of the range becomes noise, unnoticed: y or u leaves its table. The range of u is derived here;
+softmax without a maximum is common for logits that are known to be small.
 """
 
 from __future__ import annotations
@@ -46,20 +49,25 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
-LONGEST = 512  # places
+LONGEST = 512  # values in a row
 _SPREAD = (LONGEST - 1).bit_length()
-_WIDEST = POWER_TO - 1  # of half the range
-_LOWEST = -7.0  # of its middle: below it E would have no bits of fraction
+_WIDEST = POWER_TO - 1  # the largest half of the range of y
+_LOWEST = -7.0  # the lowest middle of the range: below it E would have no bits of fraction
 FRACTION = 12  # bits of fraction of y, and of E 2^t
-SUM_FRACTION = 13  # of u as it is looked up
-_BELOW = 13  # bits of fraction of v beyond its size
+SUM_FRACTION = 13  # of u, as the argument of its table
+_BELOW = 13  # bits of fraction of v beyond the log2 of the largest u
 _PIECES = 0.6 * 2.0**-10
-_SLACK = 2.0**-6  # of y: what parties round of the range, and of the middle
+_SLACK = 2.0**-6  # of y: room for the parties' rounding of the range and of its middle
 
 
 class SoftmaxSizes(NamedTuple):
-    """The numbers of rows of one length: a, t, the middle of y, both tables, what reciprocals are less, bits of E that
-    are right, and bits of E and of v as they are opened.
+    """The numbers of a softmax over rows of one length.
+
+    spread, turn: a and t. middle: the middle of y's range.
+    exp, reciprocal: the tables of E and of v.
+    below: the number that is subtracted from the argument of `reciprocal`.
+    bits: how many bits of E are right.
+    value, factor: how many bits of E and of v are opened.
     """
 
     spread: int
@@ -74,38 +82,38 @@ class SoftmaxSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that parties must have alike."""
+        """The numbers that must be the same at all parties."""
         tables = [(at.k, at.fraction, at.w, at.degree, at.scale, at.gain, at.stretch) for at in self[3:5]]
         return (self.spread, self.turn, *tables[0], *tables[1], self.bits, self.value, self.factor)
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """The range of the tables: as `rows`, and up to a larger value where its middle would be too low."""
+    """The bounds of c in the table: those of `rows`, with a larger upper one if their middle is too low."""
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
 
 def most_sum(rows: Rows) -> float:
-    """The largest u: as told, or that of rows of the two ends alone, of which e^x, being convex, has the most."""
+    """The largest u: `rows.sum`; or, as e^x is convex, the u of a row that has only the values least and most."""
     if rows.sum is not None:
         return rows.sum
-    part = -rows.least / (rows.most - rows.least)  # of places at the upper end, for a mean of 0
+    part = -rows.least / (rows.most - rows.least)  # the part of values at the upper bound, for a mean of 0
     return part * math.exp(rows.most) + (1 - part) * math.exp(rows.least)
 
 
 def most_bits(rows: Rows) -> int:
-    """Bits of E as it is opened, of rows of any length: 2^a / n is less than 2."""
+    """How many bits of E are opened at most, for rows of any length: 2^a / n is less than 2."""
     longest = sizes(LONGEST, rows)
     assert longest is not None, "see `serves`"
     return longest.value + 1
 
 
 def fine(rows: Rows) -> int:
-    """Bits of fraction of v, which is 1 / sum at least."""
+    """Bits of fraction of v, which is at least 1 / sum."""
     return max(SCALE, _BELOW + math.ceil(math.log2(most_sum(rows))))
 
 
 def serves(rows: Rows) -> bool:
-    """Whether rows of up to `LONGEST` places have their numbers: whether there are tables for them."""
+    """Whether `sizes` exist for rows of every length up to `LONGEST`: whether their tables fit the ring."""
     least, most = _ends(rows)
     if (most - least) / 2 > _WIDEST:
         return False
@@ -114,18 +122,18 @@ def serves(rows: Rows) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
-    """For rows of so many places; None where a table would not fit the ring."""
+    """The numbers for rows of `length` values; None if a table would not fit the ring."""
     spread = (length - 1).bit_length()
     stretch = round(2.0**spread / length * GAIN)
     least, most = (end * length / 2.0**spread for end in _ends(rows))
     middle = round((least + most) / 2 * 2**FRACTION) * 2.0**-FRACTION
-    # E at y: e^(stretched (y - middle)) times what e^middle and 2^a / n come to, 2^t times a gain of 1 to 2.
+    # E(y) = e^(stretch (y - middle)) times a constant factor, which is 2^t times a gain in [1, 2).
     factor = math.exp(middle * stretch / GAIN) * 2.0**spread / length
     turn = math.floor(math.log2(factor))
     gain, unit = round(factor * 2.0**-turn * GAIN), 2.0**spread / length * 2.0**-turn
     scale = FRACTION + turn
     largest = math.exp(_ends(rows)[1] * (1 + 2.0**-16) + _SLACK) * unit * (1 + 2.0**-9)
-    opened = fine(rows) + 1 + MARGIN  # v is little more than 1
+    opened = fine(rows) + 1 + MARGIN  # v is at most slightly above 1
     found = reciprocal(most_sum(rows) * (1 + 2.0**-8), fine(rows), opened)
     if found is None:
         return None
@@ -140,7 +148,7 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:
-    """`sizes` of rows that `serves` takes. InputError for more than `LONGEST` places."""
+    """`sizes` for rows with `serves(rows)`. Raises InputError for more than `LONGEST` values."""
     if not 0 < length <= LONGEST:
         raise InputError(f"softmax over {length} places", hint=f"at most {LONGEST}")
     found = sizes(length, rows)
@@ -149,13 +157,16 @@ def numbers(length: int, rows: Rows) -> SoftmaxSizes:
 
 
 class SoftmaxInRange(Comparing):
-    """exp(x) / sum along `dim`, of rows in a known range: a look-up and an opening of every value, a look-up and an
-    opening for a row, three rounds. InputError for rows of more than `LONGEST` places.
+    """exp(x) / sum along `dim` for rows in a known range.
+
+    rows: the range of a row's values minus their mean (`BitConfig.rows`).
+    Three rounds: a look-up and an opening of every value, and a look-up and an opening for each row. Raises InputError
+    for rows of more than `LONGEST` values.
     """
 
     input_limit = MAX_SCALE - _SPREAD
 
-    divides = True  # set by the planner: whether its results are divided by their sum here, or by their reader
+    divides = True  # set by the planner: whether this layer divides by the sum; otherwise its reader does
 
     def __init__(self, dim: int, comparison: Comparison, rows: Rows) -> None:
         super().__init__(comparison)
@@ -163,7 +174,7 @@ class SoftmaxInRange(Comparing):
         self.fraction = FRACTION + fine(rows) + _SPREAD - SCALE
 
     def left_to_reader(self) -> None:
-        """Give e^c 2^a / n, right in as many bits as `SoftmaxSizes.value` says, and leave the sum to who reads it
+        """Return e^c 2^a / n, right in `SoftmaxSizes.value` bits; the reader divides by the sum
         (mpc/layers/weighted_mean.py).
         """
         self.divides, self.fraction = False, FRACTION - SCALE
@@ -185,7 +196,7 @@ class SoftmaxInRange(Comparing):
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
     def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> Tensor:
-        """E of rows, the last dimension, with 16 bits of fraction, or as many more as its table has."""
+        """E of rows along the last dimension, with 16 bits of fraction, or more if its table has more."""
         length = x.shape[-1]
         y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)
         unit = length * 2.0**-found.spread
@@ -194,12 +205,12 @@ class SoftmaxInRange(Comparing):
         return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
 
     def _looked_up(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> tuple[Tensor, Tensor, int]:
-        """E and v of rows, the last dimension, and how many bits of fraction of E are zeros."""
+        """E and v of rows along the last dimension, and how many low bits of E's fraction are zero."""
         exp = self.exponentials(n, x, found)
         scale = max(SCALE, found.exp.scale)
         total = n.times(exp.sum(-1, keepdim=True), 1, found.spread - found.turn)
         n.expects(total, most_sum(self.rows) * (1 + 2.0**-8), _MEAN)
-        at = scale + found.spread - found.turn  # bits of fraction of u, as it is
+        at = scale + found.spread - found.turn  # bits of fraction of u
         lacking = max(0, SUM_FRACTION - at)
         total = n.times(total, 1 << lacking, lacking) - n.constant(found.below, at + lacking - SCALE)
         sums = n.with_comparison(self.comparison, at + lacking)
@@ -228,7 +239,7 @@ class SoftmaxInRange(Comparing):
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         if valid[0] < self.needs(scales, 64):
-            return 0  # none is right: the planner takes another form
+            return 0  # no bit is right: the planner tries another form
         return 64 if self.divides else most_bits(self.rows)
 
     def needs(self, scales: Sequence[int], later: int) -> int:

@@ -1,16 +1,16 @@
-"""Attention's softmax(x) v, x in a known range, divided behind the sum in place of before it: three messages in all.
+"""Attention's softmax(x) y for x in a known range, with the division after the product: three rounds with the softmax.
 
-The softmax (softmax_in_range.py) leaves E = e^c 2^a / n, 2^a the first power of two from a row's n places on, and the
-mean of e^c in [1, sum]. Of it and of values y this layer gives the weighted means
+For rows of n values, the softmax (softmax_in_range.py) returns E = e^c 2^a / n, where 2^a is the least power of two
+that is n or more; the mean of e^c lies in [1, sum]. From E and values y this layer computes the weighted means
 
     sum of E y / sum of E = M w        M = 2^-a sum of E y        w = 2^a / sum of E
 
-*First message.* E and y are opened, each in the bits that its bound takes, for the product of both as matrices
-(protocols/lifted_matmul.py), and the sum of E is looked up. *Second.* M and w are opened, a number for a row, and M w
-loses all but 18 bits of fraction, right in the whole ring (protocols/lifted_product.py).
+*First round.* The parties open E and y, each in the bits that its bound takes, for the product of both as matrices
+(protocols/lifted_matmul.py), and look up w from the sum of E. *Second round.* They open M, and w for each row. The
+product M w is cut to 18 bits of fraction, and is right in the whole ring (protocols/lifted_product.py).
 
-*Error.* That of the softmax, in parts of a result or of the mean of |y|, whichever is more. y has 12 bits of fraction:
-N/2 units of that are averaged too. M has 14, and M w is cut to 18: N 2^-15 and (N + 1) 2^-19.
+*Error.* The softmax's error, relative to max(result, mean of |y|). y has 12 bits of fraction, and its rounding errors,
+N/2 units, are averaged too. M has 14 bits, and M w is cut to 18: this adds N 2^-15 and (N + 1) 2^-19.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 
 _MEAN = 14  # bits of fraction of M
-_SPREAD = (LONGEST - 1).bit_length()  # the most that a is
-_RESULT = SCALE + 2  # and of a result
+_SPREAD = (LONGEST - 1).bit_length()  # the largest a
+_RESULT = SCALE + 2  # bits of fraction of a result
 
 
 class WeightedMeanWidths(NamedTuple):
-    """Bits of y and of M as they are opened, and bits of fraction that sum of E y has more than M."""
+    """Numbers of bits in a weighted mean.
+
+    value, mean: bits opened of y and of M.
+    shift: how many more bits of fraction the sum of E y has than M.
+    """
 
     value: int
     mean: int
@@ -57,28 +61,28 @@ class WeightedMeanWidths(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """Bits of the sum of E y that are read."""
+        """How many bits of the sum of E y are read."""
         return self.mean + self.shift
 
 
 def widths(rows: Rows, bound: int, spread: int) -> WeightedMeanWidths:
-    """For |y| < 2^bound, and 2^spread places or fewer."""
+    """Numbers of bits for |y| < 2^bound and rows of up to 2^spread values."""
     larger = math.ceil(math.log2(most_sum(rows) * (1 + 2.0**-7)))
     return WeightedMeanWidths(FRACTION + held(bound), _MEAN + larger + held(bound), 2 * FRACTION + spread - _MEAN)
 
 
 def serves(rows: Rows, bound: int) -> bool:
-    """Whether what is opened for |y| < 2^bound fits the ring, in rows of any length."""
+    """Whether the openings for |y| < 2^bound fit the ring, for rows of any length."""
     found = widths(rows, bound, _SPREAD)
     factor = numbers(1 << _SPREAD, rows).factor
     return max(found.sums, found.value) <= 64 and most_bits(rows) <= found.sums and found.mean + factor <= 61
 
 
 class WeightedMean(Layer):
-    """The product of what a softmax in a known range leaves, (..., i, j), and y, (..., j, l), over the sum of the
-    former: 2 rounds. y is opened in 15 bits and those of its bound, E in those of e^most, M in 17 and those of both.
+    """Weighted means of y, (..., j, l), with weights E, (..., i, j), from a softmax in a known range: E y / sum of E.
 
-    rows: those of the softmax.
+    rows: the range of the softmax's rows.
+    Cost: 2 rounds. y is opened in 15 bits plus its bound, E in the bits of e^most, M in 17 bits plus both.
     """
 
     input_limit = MAX_SCALE
@@ -88,10 +92,10 @@ class WeightedMean(Layer):
         self.rows = rows
 
     def lifts(self, given: Given) -> bool:
-        return given.scale == FRACTION  # E, which is right in the bits that are opened, and no value at rest
+        return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
 
     def _cut(self, scale: int) -> int:
-        """Bits of fraction of y that are not opened."""
+        """How many bits of fraction are cut off y before the opening."""
         return max(0, scale - FRACTION)
 
     def out_scale(self, scales: Sequence[int]) -> int:
@@ -99,7 +103,7 @@ class WeightedMean(Layer):
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         enough = all(low >= wanted for low, wanted in zip(valid, self.needs_of_each(scales, 64), strict=True))
-        return 64 if enough else 0  # none is right: the planner takes another form
+        return 64 if enough else 0  # no bit is right: the planner tries another form
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
         return [most_bits(self.rows), self._widths(0).value + self._cut(scales[1])]
@@ -127,7 +131,7 @@ class WeightedMean(Layer):
         return (*self._widths(_SPREAD), self.given[1].bound)
 
     def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
-        """Bits of M w, without what is cut, that are right, and bits that are cut."""
+        """How many bits of M w are right after the cut, and how many are cut."""
         cut = _MEAN + found.reciprocal.scale - _RESULT
         return max(self.read, sizes.mean - cut, found.factor - cut), cut
 
@@ -146,7 +150,7 @@ class WeightedMean(Layer):
         x, y = (tuple(spec.shape) for spec in inputs)
         found, _ = self._parts(x)
         entries = math.prod(x[:-1]) << max(0, found.reciprocal.w - 2)
-        return max(super().breadth(inputs), entries, math.prod(terms(x, y)) // 4)  # three fields, and what is summed
+        return max(super().breadth(inputs), entries, math.prod(terms(x, y)) // 4)  # three fields, and the summands
 
     def forward(self, session: Session, x: Shared, y: Shared) -> Shared:
         exp = x.share
@@ -160,7 +164,7 @@ class WeightedMean(Layer):
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
-        """The look-up of w, (..., 1), of the mean of e^c, which is that of E's sum."""
+        """The look-up of w, (..., 1), from the mean of e^c, which is 2^-a times the sum of E."""
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)
         middle = int(ring.encode(torch.tensor(found.below, dtype=torch.float64), scale + lacking))

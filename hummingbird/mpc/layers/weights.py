@@ -1,8 +1,8 @@
-"""A layer's weight, public or of one party: its bits of fraction, where it is kept, and products with it.
+"""A layer's weight, public or private to one party: its bits of fraction, and products with it.
 
-Weights have 20 bits of fraction, and public ones more where they are small, or fewer before a coarse window
-(`Linear.coarser`); private ones have no number of their own, for it would tell how small they are. Those that read the
-net's inputs have up to 26, as large inputs ask for them (mpc/plan/columns.py).
+Weights have 20 bits of fraction. Public weights have more if they are small, or fewer before a coarse window
+(`Linear.coarser`). Private weights do not, since the number would reveal how small they are; but those of layers that
+read the net's inputs have up to 26 bits if the inputs may be large (mpc/plan/columns.py).
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from hummingbird.ring import WEIGHT_SCALE
 
 @dataclass(frozen=True)
 class WeightOwner:
-    """The party whose weights and constants are private. Other parties have anything of the same shapes instead.
+    """The party that owns private weights and constants. Other parties hold arbitrary tensors of the same shapes.
 
-    known: whether this process has the values: it is that party, or there is no session yet and it may become any.
+    rank: of the owner.
+    known: whether this process has the values: it is the owner, or there is no session yet and it may become the owner.
     """
 
     rank: int
@@ -35,14 +36,14 @@ class WeightOwner:
 
 
 def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
-    """`bits`, the bits of fraction of a private weight. InputError where the weight is known and they are too few."""
+    """`bits`, the bits of fraction of a private weight. Raises InputError if the weight is known and needs more."""
     if owner.known:
         ring.fraction(weight, bits, where="weight")
     return bits
 
 
 class PublicWeight(nn.Module):
-    """A weight that all parties have. code: int64, the encoded weight in torch's layout for its layer's product."""
+    """A weight that all parties know. code: the encoded weight, int64, in torch's layout for its layer's product."""
 
     code: Tensor
 
@@ -50,8 +51,8 @@ class PublicWeight(nn.Module):
         super().__init__()
         self.shape = tuple(code.shape)
         self.register_buffer("code", code)
-        self._factor: Factor | None = None  # of the layer's only product; forgotten when the code moves or changes
-        self._bits: int | None = None  # of the code, read before it moves: a look at a GPU waits for all that it does
+        self._factor: Factor | None = None  # prepared for the layer's product; dropped when the code moves or changes
+        self._bits: int | None = None  # width of the code, found before it moves: reading it on a GPU waits for the GPU
 
     def product(
         self,
@@ -62,7 +63,7 @@ class PublicWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product. Free."""
+        """Share of op(x, W, **options) mod 2^bits from a share of x, int64. Sends nothing. view: W's shape in "mul"."""
         if op == "mul":
             return ring.bilinear(op, x, self.code.view(self.shape if view is None else tuple(view)))
         if self._factor is None:
@@ -83,5 +84,5 @@ class PublicWeight(nn.Module):
 
 
 def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
-    """A layer's weight from its int64 code. owner: None for a public one."""
+    """The weight module for an encoded weight, int64. owner: None for a public weight."""
     return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)

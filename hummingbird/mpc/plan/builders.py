@@ -39,21 +39,21 @@ from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.ring import SCALE
 
-# Which form of a smooth function moves the fewest bits: a table of polynomials, or a spline of comparisons.
+# A smooth function is a table of polynomials or a spline of comparisons, whichever suits the aim.
 #
-# A table (tabulated.py) takes one round and few bits of the parties, and kilobytes of the dealer for each value. A
-# spline (smooth.py) on masked comparisons takes some 24 step tables and a product: more of the parties, some five more
-# rounds, and often less than half of all bits. With aim "throughput" the cheaper is taken, by the price of a value
-# between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided, also where the window is
-# coarser: that enters a spline squared, below 2^-15, so splines are at least as exact as tables, which the plaintext
-# simulation has (docs/limits.md).
+# A table (tabulated.py) takes one round and few bits of the parties, but kilobytes of the dealer for each value. A
+# spline (smooth.py) on masked comparisons takes about 24 step tables and a product: more bits of the parties, about
+# five more rounds, and often less than half of all bits. With aim "throughput" the cheaper form is taken, by the price
+# of a layer between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided, even if the
+# window is coarser. The square of that enters the spline, below 2^-15: splines are at least as exact as tables, with
+# which the simulation computes (docs/limits.md).
 
-FINE = 8  # the lowest bit that decides in a spline, at most
-_PARTIES, _VALUES = 2, 1 << 14  # of the prices that are compared: the same whoever asks, as parties plan alike
+FINE = 8  # the highest value of m for a spline's window
+_PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all parties must make the same plan
 
 
 def smooth_layer(name: str, comparison: Comparison) -> Layer:
-    """The layer of "sigmoid", "tanh", "silu", "gelu-none" or "gelu-tanh"."""
+    """The layer of a smooth function, as a table or as a spline. name: sigmoid, tanh, silu, gelu-none or gelu-tanh."""
     window, aim = comparison.window, comparison.aim
     if not comparison.looks_up:
         return spline(name, comparison)
@@ -68,12 +68,12 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
 
 
 def _fine(window: BitWindow) -> BitWindow:
-    """The window of a spline on masked comparisons."""
+    """The window that a spline on masked comparisons has in place of this one."""
     return BitWindow(window.k, min(window.m, FINE))
 
 
 def spline(name: str, comparison: Comparison) -> Layer:
-    """The function as a spline."""
+    """The layer of `smooth_layer`, as a spline."""
     if name in ("sigmoid", "tanh"):
         return activations.Smooth(name, smooth.squashing(name), comparison)
     return activations.EvenSmooth(name, smooth.even(name), comparison)
@@ -81,7 +81,7 @@ def spline(name: str, comparison: Comparison) -> Layer:
 
 @functools.cache
 def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableChoice) -> bool:
-    """Whether a spline's bits of all parties and the dealer, counted as the aim does, are fewer."""
+    """Whether a spline costs less than a table: bits of parties and dealer and rounds, weighted as the aim says."""
 
     def moved(make: Callable[[str, Comparison], Layer], window: BitWindow) -> float:
         def build(step: Step) -> Built:
@@ -103,12 +103,12 @@ def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableCh
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-# What `register_converter` has been taught: module type -> builder of its private form.
+# Registered by `register_converter`: module type -> function that builds its private form.
 CUSTOM: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
 
 
 def bare(step: Step) -> Step:
-    """The step without weights: tensors on the meta device."""
+    """The step with its tensors on the meta device, without weights."""
     attrs = {
         key: value.to("meta")
         if isinstance(value, Tensor)
@@ -123,7 +123,13 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """Layer or plain function of a step, and what it asks of its inputs."""
+    """A function that returns the layer or plain function of a step, and what it requires of its inputs.
+
+    protocol: "masked" or "gmw".
+    config: the windows, and the ranges of rows.
+    owner: the party with private weights; None for public weights.
+    aim: whether tables are for fewest rounds or fewest bytes.
+    """
     comparison = named(protocol)
 
     def build(step: Step) -> Built:
@@ -170,7 +176,7 @@ def _linear(step: Step, comparison: Comparison, owner: WeightOwner | None) -> La
 
 
 def _inputs(step: Step) -> dict[str, Any]:
-    """Attributes by which mpc/plan/columns.py describes the inputs of a layer with weights."""
+    """The attributes that mpc/plan/columns.py adds to a step with weights, as arguments of `Linear`."""
     return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 
@@ -187,7 +193,7 @@ def _scale_last(step: Step, comparison: Comparison, owner: WeightOwner | None) -
 
 
 def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
-    return Norm(step.attrs, comparison.wider(EXACT, 64), rows)  # windows are for values; these are sums of squares
+    return Norm(step.attrs, comparison.wider(EXACT, 64), rows)  # no window: it compares sums of squares
 
 
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
@@ -228,7 +234,7 @@ def _mul(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
 
 
 def _owner(step: Step, owner: WeightOwner | None) -> WeightOwner | None:
-    """Whose the constant of a step is: a tensor is one of the weights, or made of them; a number is public."""
+    """The owner of a step's constant: a tensor is a weight, or computed from weights; a number is public."""
     return owner if isinstance(step.attrs["value"], Tensor) else None
 
 
@@ -246,7 +252,7 @@ def _avg_pool(step: Step, comparison: Comparison, owner: WeightOwner | None) -> 
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
 
-SMOOTH = ("sigmoid", "tanh", "silu", "gelu")  # functions with a form for each aim
+SMOOTH = ("sigmoid", "tanh", "silu", "gelu")  # functions with two forms, see above
 
 
 def _smooth(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
@@ -277,7 +283,7 @@ def _pad(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
 
-# The ops that may be told what their rows are (`BitConfig.rows`): (step, comparison, rows) -> layer
+# The ops for which `BitConfig.rows` may name a range of their rows: (step, comparison, rows) -> layer
 ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
     "softmax": _softmax,
     "norm": _norm,
@@ -285,7 +291,7 @@ ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """ConfigError if the configuration has rows of anything but the softmaxes and norms among these steps."""
+    """Raise ConfigError if the configuration names rows of a layer that is no softmax or norm among these steps."""
     softmaxes, norms = ([step.name for step in steps if step.op == op] for op in ("softmax", "norm"))
     config.check_rows(softmaxes, norms)
 
@@ -347,9 +353,9 @@ BUILDERS: dict[str, Build] = {
         "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined
     ),
 }
-# Ops that give the values they read in other places, or several times.
+# Ops that move or repeat values.
 MOVES = frozenset(op for op, build in BUILDERS.items() if build is _defined)
-# Ops on plain values, which are no shares.
+# Ops on public values.
 PUBLIC = ("public", "public_constant", "public_call")
 # Ops without a layer.
 PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom", *PUBLIC})

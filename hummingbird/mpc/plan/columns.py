@@ -1,13 +1,14 @@
-"""Columns as they were measured: the first layer's small weights of large inputs keep their bits.
+"""Precision of small weights that multiply large inputs, in the first layers with weights.
 
-Weights of one tensor have the same bits of fraction, and an input may reach 2^20: a weight of 2^-17 of such a column is
-rounded by 2^-4 of itself with 20 bits. So where a layer reads inputs that no other weights have seen, columns (input
-channels) of small weights are halved as often as their weights are doubled before these are rounded. Halving adds bits
-of fraction and sends nothing: up to six stay on the input, and weights count as many bits more. Where a column needs
-more, the planner opens the halved inputs (`Lift`), or rounds them if a window reads few bits; they keep 22 bits.
+All weights of a tensor have the same bits of fraction, and an input may reach 2^20: with 20 bits, a weight of 2^-17 for
+such a column is rounded by 2^-4 of itself. So where a layer reads inputs of the net that no other weights have
+multiplied, the inputs of a column (input channel) with small weights are halved, and its weights doubled as often,
+before the weights are rounded. Halving adds bits of fraction and sends nothing. Up to six additional bits stay on the
+input, and give the weights as many more. If a column needs more, the planner opens the halved inputs (`Lift`), or
+rounds them if a window reads few bits; they keep 22 bits of fraction.
 
-Private weights cannot say which columns are large: they have as many more bits as the ring has room for, and their
-owner's conversion ends if that is too few.
+For private weights the number of halvings would reveal which columns are large. These weights have as many more bits
+as the ring has room for, and their owner's conversion fails if that is too few.
 """
 
 from __future__ import annotations
@@ -34,24 +35,27 @@ WEIGHTS = {
     "scale_last": "scale",
     "mul": "value",
 }
-# Steps whose results are on scales of their own, whatever the net's inputs are.
+# Steps whose results have magnitudes of their own, independent of those of the net's inputs.
 _NEW_SCALES = WEIGHTS.keys() | set(
     "norm matmul einsum softmax log_softmax argmax greater sigmoid tanh hardsigmoid constant embedding share_public "
     "public public_constant public_call size int".split()
 )
-LEAST = 7  # columns whose largest weight is 2^-7 or more are fine: rounding errs by 2^-14 of it
-ENOUGH = 5  # others are doubled to more than 2^-5, if six doublings are enough for all, or to 1/2 or more
-OFFSET = 2  # a bias above 2^2 is there to cancel products as large: columns then need as many bits more
-FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have more than at rest
+LEAST = 7  # columns whose largest weight is 2^-7 or more stay as they are: rounding errs by 2^-14 of it
+ENOUGH = 5  # others are doubled to more than 2^-5 if six doublings suffice for all, otherwise to 1/2 or more
+OFFSET = 2  # a bias above 2^2 cancels products of that size: columns then need as many more bits
+FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have in addition to those at rest
 MOST = 12  # doublings: halved inputs of 22 bits of fraction then keep 2^-10, enough where inputs are of order 1
-EVEN = 11  # doublings of a weight of 1 for which 2^20, halved, is rounded by as much as the weight times 2^20
-LARGE = 7  # weights above 2^7 may belong to columns of values below 2^-6, whose rounding they make visible
-NOTHING = 11  # a column that cannot reach 2^-11 of the largest weight, or of 1, with inputs below 2^20, is left alone
+EVEN = 11  # doublings at which, for weight 1 and input 2^20, the rounding of both changes the product equally
+LARGE = 7  # weights above 2^7 may multiply inputs below 2^-6, and with them the rounding of these inputs
+# A column whose products stay below 2^-11 of the largest weight, or of 1, for inputs below 2^20, stays as it is.
+NOTHING = 11
 
 
 def kept(steps: Sequence[Step]) -> list[Step]:
-    """The steps with small columns of public weights kept. A layer whose weights are changed has the attribute
-    "unscaled", its own weights; the step before it has its name with ".columns" behind, and the attribute "halved".
+    """The steps of a net with public weights, with small columns doubled and their inputs halved.
+
+    A step with doubled columns keeps its own weights as attribute "unscaled". The new step before it has the same name
+    with the suffix ".columns", and the attribute "halved".
     """
     raw = measured(steps)
     out: list[Step] = []
@@ -67,7 +71,7 @@ def kept(steps: Sequence[Step]) -> list[Step]:
 
 
 def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
-    """The steps of a net with private weights: those that read its inputs have the attribute "fraction"."""
+    """The steps of a net with private weights: those of `measured` get the attribute "fraction" (`private_bits`)."""
     reading, bits = measured(steps), private_bits(config)
     return [
         replace(step, attrs=step.attrs | {"fraction": bits}) if number in reading else step
@@ -76,9 +80,11 @@ def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
 
 
 def private_bits(config: BitConfig) -> int:
-    """Bits of fraction of private weights that read a net's inputs: 20 for those up to 2^14, and 26, the most there is
-    room for, for 2^20. Where nobody says how large they are, 26 if comparisons are exact, and 20 before windows, which
-    would cost more.
+    """Bits of fraction of private weights that multiply a net's inputs.
+
+    20 for inputs up to 2^14, rising to 26 for inputs up to 2^20, the most that the ring has room for. If
+    `config.input_range` is unknown: 26 if all comparisons are exact; 20 if there are windows, which 26 would make
+    more expensive.
     """
     most, room_left = config.input_range, room(FLOOR) - WEIGHT_SCALE
     if most is None:
@@ -88,8 +94,10 @@ def private_bits(config: BitConfig) -> int:
 
 
 def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """The steps of a net with private weights that lose columns: their rounding errs by more than 2^-10 of
-    a column, and by more than 2^-8 of the largest weight for inputs as large as they can be.
+    """Problems of a net with private weights: steps in which rounding loses a column.
+
+    The rounding of its weights errs by more than 2^-10 of the column's largest weight and, for the largest inputs, the
+    products err by more than 2^-8 of the tensor's largest weight.
     """
     most = 2.0**FLOOR if config.input_range is None else config.input_range
     unit = 2.0 ** private_bits(config)
@@ -101,7 +109,7 @@ def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
         largest = largest_of_columns(step.op, weight, groups)
         much = errors * most > float(largest.max()) * 2.0**-LEAST_PRECISION
         if bool((much & (errors > largest * 2.0**-PRECISION)).any()):
-            # Not which, nor how many: this text is told to the other parties.
+            # The text does not say which or how many columns: the other parties see it.
             what = f"weights so small that, for inputs up to {most:g}, their rounding would be seen"
             found.append(Problem(step.name, what, _HINT))
     return found
@@ -114,7 +122,7 @@ _HINT = (
 
 
 def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """The steps that read inputs too small to be shared: their rounding, 2^-17, exceeds 2^-10 of the largest."""
+    """Problems of steps whose inputs are too small: the inputs' rounding, 2^-17, exceeds 2^-10 of `input_range`."""
     most = config.input_range
     if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
         return []
@@ -124,9 +132,9 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """A sentence for every step whose weights multiply the rounding of the inputs, 2^-17, by more than 2^7.
+    """A warning for every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7.
 
-    These weights suggest values far below 1, but no weight says what the values are.
+    Such weights suggest inputs far below 1, but weights alone do not prove it.
     """
     said = []
     for number in sorted(measured(steps)):
@@ -147,11 +155,12 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Steps with weights that read the net's inputs, which no other weights have seen."""
+    """Indices of the steps whose weights are the first to multiply inputs of the net."""
     raw: list[bool] = []
     for step in steps:
         inputs = any(raw[ref.index] for ref in refs(step.inputs))
-        number = step.op == "mul" and not _has_weights(step)  # by a number, or of two values: the scales stay
+        # A product with a number, or of two values, has magnitudes that still follow the inputs.
+        number = step.op == "mul" and not _has_weights(step)
         raw.append(step.op == "input" or (inputs and (step.op not in _NEW_SCALES or number)))
     return {
         number
@@ -166,7 +175,7 @@ def _has_weights(step: Step) -> bool:
 
 
 def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """The largest |weight| of every input channel, or of every factor, float64; layout as in a step's attributes."""
+    """The largest |weight| of every input channel, or every factor, float64. weight: in the layout of the step's op."""
     size = weight.detach().abs().double()
     if op == "linear":
         return size.amax(0)
@@ -176,10 +185,10 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def _doublings(step: Step) -> Tensor | None:
-    """How often the weights of every column are doubled; None if all are large enough."""
+    """How often the weights of every column are doubled, int64; None if all columns are large enough."""
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
     if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
-        return None  # refused where it is encoded
+        return None  # encoding raises InputError
     mantissa, exponent = torch.frexp(largest)
     exponent = exponent - (mantissa == 0.5).to(exponent.dtype)  # the least one with largest <= 2^exponent
     alone = largest.shape == step.attrs[WEIGHTS[step.op]].shape  # factors: no result has two columns
@@ -210,7 +219,7 @@ def _halved(step: Step, doublings: Tensor) -> Step:
 def _doubled(step: Step, doublings: Tensor) -> Step:
     name = WEIGHTS[step.op]
     weight = step.attrs[name]
-    if step.op == "conv":  # the columns of each group of outputs
+    if step.op == "conv":  # each group of outputs has columns of its own
         groups = step.attrs["groups"]
         doublings = doublings.view(groups, 1, -1).expand(groups, len(weight) // groups, -1)
         doublings = doublings.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
@@ -221,9 +230,10 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """x over a power of two for every column, which adds the bits of fraction of the largest. Nothing is sent.
+    """x divided by a power of two for every column; adds the bits of fraction of the largest power. Sends nothing.
 
-    scale: the reciprocals of these powers. last: they are for the last dimensions, not for channels.
+    scale: the reciprocals of the powers, one per column.
+    last: they are for the last dimensions, not for channels.
     """
 
     input_limit = 24

@@ -1,7 +1,7 @@
-"""A net's requests to the dealer, from one run of its own layers on zeros, in a session where nobody answers.
+"""A net's requests to the dealer, found by one run of its layers on zeros, in a session without other parties.
 
-The layers decide by shapes alone what they take and send. So a party that receives zeros takes what it would take in
-earnest, and the list of its requests is the list of every party in every run on inputs of that shape.
+Requests and messages of layers depend on shapes alone. So a party that receives only zeros makes the same requests as
+in a real run, and every party makes these requests in every run on inputs of that shape.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ from hummingbird.mpc.session.sharing import Shared
 
 @dataclass(frozen=True)
 class DryRun:
-    """`setup`: the requests that a net makes once, to share private weights; `batch`: those of every slice."""
+    """The requests of a net, in order.
+
+    setup: the requests that it makes once, to share private weights.
+    batch: the requests of every slice.
+    """
 
     setup: list[Request[Any]]
     batch: list[Request[Any]]
 
 
 class _Silence(Channel):
-    """A channel on which every other party says zeros, and agrees to everything."""
+    """A channel on which every other party sends zeros, and the same texts as this party."""
 
     def __init__(self, rank: int, parties: int) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -56,12 +60,12 @@ class _Silence(Channel):
 
 
 def zeros(request: Request[Any]) -> Material:
-    """The material of a request, all of it zeros."""
+    """Material for a request that consists of zeros."""
     return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
 
 
 class Zeros:
-    """A dealer of zeros that keeps what it was asked for."""
+    """A dealer that deals zeros and records the requests."""
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
         self.slice_shape: tuple[int, ...] | None = slice_shape
@@ -90,15 +94,15 @@ class Zeros:
 def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> DryRun:
     """The requests that party `rank` of `parties` makes when the net runs on one slice of `input_shape`.
 
-    Needs no session, sends nothing, and works on a copy of the net: about the time and memory of one plain run.
-    InputError for a net whose private weights are shared already: its setup is over.
+    Needs no session, sends nothing, and runs a copy of the net: about the time and memory of one plain run. Raises
+    InputError for a net whose private weights are shared already, since its setup is over.
 
         dry_run(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
     """
     recorder = Zeros(tuple(input_shape))
     with alone(net, parties, rank, recorder) as twin:
         setup = recorder.requests
-        for fill in (0, 1):  # public values that the net takes: rows of a table are there, and a mask shows something
+        for fill in (0, 1):  # values for public inputs: 1 if the net refuses 0, as a mask that hides everything
             recorder.requests = []
             try:
                 twin.run(input_shape, fill)
@@ -110,20 +114,20 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
 
 
 class Alone(NamedTuple):
-    """A net that is set up in a session where every other party says zeros."""
+    """A net that is set up in a session in which all other parties send zeros."""
 
     net: PrivateNet
     session: Session
 
     def run(self, input_shape: Sequence[int], fill: int = 0) -> None:
-        """Run the net on one slice of zeros. fill: the values of public inputs."""
+        """Run the net on one slice of zeros. fill: the value of all elements of public inputs."""
         public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(self.net._graph, input_shape)[1:]]
         self.net.forward(self.session, Shared(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
 
 
 @contextlib.contextmanager
 def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[Alone]:
-    """A copy of the net, set up in a session where every other party says zeros, and the dealer is this one."""
+    """A copy of the net, set up in a session with this dealer in which all other parties send zeros."""
     if net._set_up_for is not None and "private" in net.facts["weights"]:
         raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
     zeros = ZeroSharing.of_zeros()

@@ -1,4 +1,4 @@
-"""Cutting a batch into slices: how many images fit in memory (graph/rowwise.py: which nets may be cut)."""
+"""Cuts a batch into slices that fit in memory. graph/rowwise.py says for which nets this is possible."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from torch import Tensor
 
 from hummingbird.mpc.session.sharing import Shared
 
-_IN_FLIGHT, _ON_GPUS = 2, 3  # slices under way at a time: one computes, one is on the wire, and one is being copied
-SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
-ELEMENT_BYTES = 200  # of these per value: a table of 32, ten words of 8, and what passes through
+_IN_FLIGHT, _ON_GPUS = 2, 3  # slices that run at a time: one computes, one sends, and on GPUs one is being copied
+SLICE_BYTES = 2 << 30  # memory for one slice's largest layer: shares, material, columns of a convolution
+ELEMENT_BYTES = 200  # memory for each value: a table of 32 bytes, ten words of 8, and temporary copies
 
 
 def in_flight(device: torch.device) -> int:
-    """Number of slices under way at a time (channel/interleave.py), the same at all parties: their devices are of one
-    type.
-    """
+    """How many slices run interleaved (channel/interleave.py): the same at all parties, whose devices have one type."""
     return _ON_GPUS if device.type == "cuda" else _IN_FLIGHT
 
 
 class Slice(NamedTuple):
-    """Images start .. start + images of a batch, filled up with zeros to `shape`."""
+    """The images from `start` to `start + images` - 1 of a batch, padded with zeros to `shape`."""
 
     start: int
     images: int
@@ -41,7 +39,11 @@ class Slice(NamedTuple):
 
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
-    """Equal slices of at most `SLICE_BYTES` and `most` images; `largest`: breadth of the batch's largest layer."""
+    """Slices of a batch of this shape, of equal size but for the last, within `SLICE_BYTES`.
+
+    largest: the breadth of the batch's largest layer, in values.
+    most: the most images in a slice; None for no limit.
+    """
     fitting = max(1, min(SLICE_BYTES * shape[0] // max(1, largest * ELEMENT_BYTES), most or shape[0]))
     size = -(-shape[0] // -(-shape[0] // fitting))
     starts = range(0, shape[0], size)
@@ -49,12 +51,12 @@ def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
 
 
 def fill(shape: tuple[int, ...], dealt: tuple[int, ...]) -> list[Slice]:
-    """Slices of the shape that there is material for; the last one is filled up."""
+    """Slices of the shape `dealt`, for which a store has material; the last one is padded."""
     return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
 
 
 def join(outputs: Sequence[Shared], slices: Sequence[Slice]) -> Shared:
-    """The results of all slices as those of one batch."""
+    """The results of all slices, joined to the result of the batch."""
     if len(slices) == 1 and slices[0].images == slices[0].shape[0]:
         return outputs[0]
     shares = [out.share[: part.images] for out, part in zip(outputs, slices, strict=True)]

@@ -1,7 +1,7 @@
-"""A private net: a plan, which is data that can be printed and priced, and the loop that runs it.
+"""A private net: a plan, which is data to print and to price, and the loop that runs it.
 
-Every plan step names a layer, the earlier steps it reads, and the scale of its result, all fixed at conversion.
-Shapes follow from the input's shape on torch's meta device, so a net knows every message of a run before it starts.
+Every step of the plan names a layer, the earlier steps that it reads, and the scale of its result; conversion fixes all
+of these. Shapes follow from the input's shape on torch's meta device. So a net knows every message before a run.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from hummingbird.ring import SCALE
 from hummingbird.structure import Structure
 from hummingbird.version import VERSION
 
-# Public inputs of a call: every party brings them, and all compare digests before anything is computed.
+# Public inputs of a call: every party passes them, and the parties compare their digests before they compute.
 
 
 def agree(session: Session, names: Sequence[str], values: Sequence[Tensor]) -> None:
-    """Compare public inputs with the other parties (1 round); AgreementError, at every party, names both sides."""
+    """Compare public inputs with the other parties: 1 round. Raises AgreementError, at every party, if they differ."""
     session.agree("public inputs", {name: _digest(x) for name, x in zip(names, values, strict=True)})
 
 
 def agreement_cost(names: Sequence[str], parties: int) -> Cost:
-    """Cost of `agree`: a text of the names, and of 64 digits for each."""
+    """Cost of `agree`: one text with all names, and 64 digits for each."""
     return cost.opening(parties, len(json.dumps(dict.fromkeys(names, "0" * 64)).encode()))
 
 
@@ -62,10 +62,15 @@ def _digest(x: Tensor) -> str:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One step: `layer(*inputs)`, or a plain function of sizes.
+    """One step of the plan: `layer(*inputs)`, or a plain function of sizes.
 
-    scale: bits of fraction of the result. source: the graph step whose shape it has. valid: low bits of its shares that
-    are right. grain: its lowest bits that are zero in every share.
+    name: qualified name of the module or operation.
+    op: name of the canonical operation.
+    inputs: the arguments, with a `Ref` for each earlier step.
+    scale: bits of fraction of the result.
+    source: index of the graph step whose result has the same shape.
+    valid: how many low bits of the result's shares are right.
+    grain: how many of its lowest bits are zero in every share.
     """
 
     name: str
@@ -80,9 +85,11 @@ class PlanStep:
 
 
 class PlannedCost(NamedTuple):
-    """The price of a step: `hummingbird estimate` prints a list of these.
+    """The price of a step, as `hummingbird estimate` prints it.
 
-    range: the layer is right for values below 2^range, of its result or, with a window, of what it compares.
+    window, variant: the comparison's window, and how it decides signs; "" without a comparison.
+    elements: of the result.
+    range: the layer is right if the values that it compares, or else its results, stay below 2^range.
     """
 
     name: str
@@ -92,11 +99,11 @@ class PlannedCost(NamedTuple):
     elements: int
     range: int | None
     cost: Cost
-    breadth: int  # values that it works on side by side (mpc/layers/layer.py)
+    breadth: int  # how many values it works on at once (mpc/layers/layer.py)
 
 
 class Work(NamedTuple):
-    """A slice of the shared batch x that is to be run, its public inputs, and its material."""
+    """One slice of a run: the shared batch x, the part of it to compute, its public inputs, and its material."""
 
     x: Shared
     part: Slice
@@ -107,13 +114,15 @@ class Work(NamedTuple):
 class PrivateNet(nn.Module):
     """The converted net. A call takes and returns CrypTen tensors of scale 2^16; modules keep their qualified names.
 
-    Inside, layers work on `Shared` values, and the session is their argument.
+    Inside, layers take the session and `Shared` values.
 
-    graph: the canonical steps, on the meta device: shapes only, no weights.
-    facts: what all parties must agree on. settings: for printing.
-    input_range: the largest |input| that the windows were found for; None: not known. An owner of data passes it on as
+    plan: the steps, in the order of the run.
+    graph: the canonical steps on the meta device: shapes only, no weights.
+    facts: what all parties must agree on, by name.
+    settings: a text about the conversion, for the printed form.
+    input_range: the largest |input| for which the windows were found; None if unknown. An owner of data passes it as
         `cryptensor(x, src, limit=private.input_range)`.
-    images_per_slice: the most images that run at a time, the same at all parties; None: as memory allows.
+    images_per_slice: the most images that run at a time, the same at all parties; None: as many as memory allows.
     """
 
     images_per_slice: int | None = None
@@ -147,8 +156,10 @@ class PrivateNet(nn.Module):
     def set_up(self, session: Session | None = None) -> None:
         """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
 
-        `convert_model` calls this if there is a session, else the first call of the net: once per session.
+        Runs once in a session: `convert_model` calls it if there is a session, otherwise the net's first call does.
+
         session: None for the one that `init` made.
+        Raises AgreementError if the parties differ, and InputError if the weights were shared in another session.
         """
         session = sessions.current() if session is None else session
         if self._set_up_for is session.run:
@@ -168,40 +179,38 @@ class PrivateNet(nn.Module):
         self._set_up_for = session.run
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
-        """Whether every image of such a batch is known to be computed by itself, so that parts of it can run apart."""
+        """Whether images of a batch of this shape do not depend on each other, so that slices can run by themselves."""
         shape = tuple(input_shape)
         if shape not in self._rowwise:
             self._rowwise[shape] = rowwise(self._graph, shape)
         return self._rowwise[shape]
 
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """The shape that `costs` takes, of private inputs of these shapes: several are one tensor (batch, values)."""
+        """The shape that `costs` takes for private inputs of these shapes: (batch, values) if there are several."""
         return calls.packed_shape(shapes)
 
     @property
     def inputs(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Name of each private input, and its shape for one image, None where the net has any."""
+        """The name of each private input, and its shape for one image; None where any shape is possible."""
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-        """The structure (hummingbird/structure.py) of what the net gives for an input of this shape, and the name and
-        the shape of each tensor in it.
-        """
+        """The result's structure (hummingbird/structure.py) for this input shape; names and shapes of its tensors."""
         return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:
-        """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
+        """Cost of `set_up` for private weights, for any batch: the parties open every masked weight once."""
         return opening_cost(self._fixed_weights, parties)
 
     @property
     def _fixed_weights(self) -> list[FixedWeight]:
         layers = [step.layer for step in self.plan if step.layer is not None]
-        # Once each: a layer is also part of the one that it has its name from, as "where.kept" is of "where".
+        # Once each: the layer "where.kept" is also a submodule of the layer "where".
         found = {id(x): x for layer in layers for x in layer.modules() if isinstance(x, FixedWeight)}
         return list(found.values())
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
-        """Rounds and bits of every step for this input shape. InputError if the net cannot take it."""
+        """Rounds and bits of every step for this input shape. Raises InputError if the net cannot take the shape."""
         key = (tuple(input_shape), parties)
         if key not in self._costs:
             self._costs[key] = self._price(*key)
@@ -250,13 +259,12 @@ class PrivateNet(nn.Module):
         return out
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
-        """The net's result on CrypTen tensors. Calls `set_up` first where this session has not had it yet; a wrong
-        input is an error before that.
+        """The net's result for CrypTen tensors. The first call in a session checks the input, then calls `set_up`.
 
-        inputs, named: what the original net's forward() takes. Private tensors are shared (`cryptensor`), public ones
-            are as in the example.
-        progress: called with the number of images whenever a slice is done.
-        The result has the structure of the original net's result, and CrypTen tensors in it.
+        inputs, named: the arguments of the original net's forward(). Private tensors are CrypTen tensors
+            (`cryptensor`), public ones are plain tensors, as in the example.
+        progress: called with a slice's number of images when the slice is done.
+        Returns the structure of the original net's result, with CrypTen tensors in it.
         """
         session = sessions.current()
         given = calls.inputs(self._graph, inputs, named, tensors.is_tensor)
@@ -284,14 +292,13 @@ class PrivateNet(nn.Module):
         progress: Callable[[int], None] | None = None,
         public: Sequence[Tensor] = (),
     ) -> Shared:
-        """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
+        """The net's result for a shared batch. A large batch runs in slices, each of which costs what `costs` says.
 
-        Several inputs, and several results, are one tensor here (graph/calls.py).
+        Several inputs are packed into one tensor here, and so are several results (graph/calls.py). Slices are
+        interleaved, two at a time, three on a GPU: one computes while the messages of another travel.
 
-        Slices are interleaved, two at a time, three on a GPU: while the opening of one is on the wire, the next one
-        computes.
-        progress: called with the number of images whenever a slice is done. public: the public inputs, in order. The
-        parties compare their digests once, before the first slice.
+        progress: called with a slice's number of images when the slice is done.
+        public: the public inputs, in order. The parties compare their digests once, before the first slice.
         """
         if self._set_up_for is not session.run:
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
@@ -319,10 +326,10 @@ class PrivateNet(nn.Module):
         public: Sequence[Tensor] = (),
         ahead: MutableMapping[tuple[int, ...], Supply] | None = None,
     ) -> list[Work]:
-        """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
+        """The slices of a shared batch, to be run in this order; the dealer starts to make their material.
 
-        public: the public inputs, on which the parties agree. ahead: material made before, by the shape of the slice
-        that takes it out; the same at all parties.
+        public: the public inputs, which the parties have compared.
+        ahead: material made in advance, by the slice's shape; a slice takes its material out. The same at all parties.
         """
         shape = tuple(x.shape)
         parts = self._slices(session, shape)
@@ -336,8 +343,9 @@ class PrivateNet(nn.Module):
         return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
 
     def material(self, session: Session, shape: tuple[int, ...], most: int) -> Supply | None:
-        """The material of a slice of this shape, made from now on. None if no such slice has run yet, or if its shares
-        take more than `most` bytes.
+        """The material of a slice of this shape; the dealer starts to make it.
+
+        most: bytes. Returns None if the shares take more, or if no such slice has run yet.
         """
         requests = self._requests.get((shape, session.parties))
         if requests is None or sum(request.share_bytes for request in requests) > most:
@@ -345,23 +353,23 @@ class PrivateNet(nn.Module):
         return session.dealer.reserve(requests)
 
     def run(self, session: Session, work: Work) -> Shared:
-        """The result of one slice; slices may be interleaved (channel/interleave.py)."""
+        """The result of one slice. Slices may be interleaved (channel/interleave.py)."""
         supplied = session.supplied_by(work.supply)
         out = self._run(supplied, work.part.of(work.x), work.public)
         self._requests[work.part.shape, session.parties] = supplied.requests
         return out
 
     def _check(self, session: Session, x: Shared, progress: object) -> None:
-        """Raise InputError for a batch that the net cannot take, and for other arguments that are wrong."""
+        """Raise InputError for a batch that the net cannot take, and for wrong `progress` or `images_per_slice`."""
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
         most = self.images_per_slice
         if most is not None and (type(most) is not int or most < 1):
             raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
-        self.costs(tuple(x.shape), session.parties)  # says at once if the net cannot take such an input
+        self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""
+        """Slices of the shape that a store has material for, or that fit in memory; one if images depend on others."""
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
@@ -371,7 +379,7 @@ class PrivateNet(nn.Module):
         return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
-        """A slice's public inputs."""
+        """The part of the public inputs that belongs to a slice."""
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
@@ -396,13 +404,13 @@ class PrivateNet(nn.Module):
         with _located(step):
             if isinstance(step.layer, Layer):
                 return step.layer(session, *arguments)
-            # A module that a user has registered works on CrypTen tensors, and CrypTen's functions ask for the session.
+            # A registered module works on CrypTen tensors, whose functions look for the current session.
             with sessions.entered(session):
                 value = step.layer(*_as_tensors(arguments))
         return _from_registered(step, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateNet:
-        # Set up in the same run, which is not copied. Private weights keep their mask: they are open under it already.
+        # The copy belongs to the same run. Its private weights keep their mask, under which they are open already.
         memo[id(self._set_up_for)] = self._set_up_for
         twin = memo[id(self)] = PrivateNet.__new__(PrivateNet)
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -423,7 +431,7 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Errors from the ring know what is wrong, not in which layer: here they are told."""
+    """Add the layer's name to errors that do not say where they happened, as those from ring.py."""
     try:
         yield
     except HummingbirdError as error:
@@ -433,7 +441,7 @@ def _located(step: PlanStep) -> Iterator[None]:
 
 
 def _given(x: Any) -> Shared:
-    """The share of an input; InputError unless it is a CrypTen tensor at rest."""
+    """The share of an input. Raises InputError unless it is a CrypTen tensor at rest."""
     if not tensors.is_tensor(x):
         raise InputError(
             f"a private net takes a CrypTen tensor, got {type(x).__name__}",
@@ -447,14 +455,14 @@ def _given(x: Any) -> Shared:
 
 
 def _as_tensors(value: Any) -> Any:
-    """A value, or tuples and lists of values, with CrypTen tensors in place of shares."""
+    """A value, tuple or list with CrypTen tensors in place of shares."""
     if type(value) in (tuple, list):  # not torch.Size
         return type(value)(_as_tensors(part) for part in value)
     return tensors.tensor(value) if isinstance(value, Shared) else value
 
 
 def _from_registered(step: PlanStep, value: Any) -> Shared:
-    """The share of a registered module's result; InputError unless it is what the layers after it are planned for."""
+    """The share of a registered module's result; InputError unless it is a CrypTen tensor of the planned scale."""
     if tensors.is_tensor(value) and (shared := tensors.shared(value)).scale == step.scale:
         return shared
     got = f"a tensor of scale 2^{tensors.shared(value).scale}" if tensors.is_tensor(value) else type(value).__name__
@@ -474,6 +482,6 @@ def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
         if part not in root._modules:
             root._modules[part] = nn.Module()
         root = root._modules[part]  # type: ignore[assignment]
-    if leaf in root._modules:  # a container of steps that the layer was cut into, as in "norm.square"
+    if leaf in root._modules:  # a container of the layer's further steps, such as "norm.square"
         layer._modules.update(root._modules[leaf]._modules)  # type: ignore[union-attr]
-    root._modules[leaf] = layer  # not by add_module, which refuses names that the private net has itself, like "plan"
+    root._modules[leaf] = layer  # not by add_module, which refuses names of the private net's attributes, like "plan"

@@ -1,13 +1,15 @@
-"""A net's steps as its parties compute them: ReLUs behind max poolings (graph/rewrite.py), and norms
-whose means are taken by the weights before them (graph/rewrite.py); columns of small weights that are kept
-(mpc/plan/columns.py); and softmaxes that know which places are hidden (mpc/layers/hidden.py).
+"""Rewrites a net's steps to those that the parties compute.
 
-A pooling that passes a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1), less (N - 1) 2^m,
-and two such values differ by less than 2^k, less 2 (N - 1) 2^m: so k + 1 bits hold their difference, or k + 2 where the
-pooling's own m is larger by more than one (m: the lowest bit that decides, `BitWindow.low`). Its window gets as many,
-if it has fewer; then whatever is right with the ReLU first is right with the pooling first, and windows found for one
-order serve the other. But a pooling with a q rounds: every level of its tree may add N / 2 units of 2^q to a maximum,
-and values as near as that to the end of the ReLU's window may leave it.
+There are four rewrites: max poolings move before ReLUs, and the weights before a norm subtract its mean
+(graph/rewrite.py); small columns of weights keep their precision (mpc/plan/columns.py); masks move into the softmaxes
+(mpc/layers/hidden.py).
+
+A pooling that moves before a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1) - (N - 1) 2^m,
+so two such values differ by less than 2^k - 2 (N - 1) 2^m. k + 1 bits hold their difference, or k + 2 bits if the
+pooling's own m is larger by more than one (m: the lowest bit that decides, `BitWindow.low`). The pooling's window is
+widened to as many bits. Then every net that is right with the ReLU first is right with the pooling first, and windows
+found for one order are valid for the other. There is one exception: a pooling with a q rounds, so that every level of
+its tree may add N / 2 units of 2^q to a maximum. Values this close to the bound of the ReLU's window may leave it.
 """
 
 from __future__ import annotations
@@ -24,16 +26,19 @@ from hummingbird.mpc.protocols.registry import named
 
 
 class Rewritten(NamedTuple):
-    """Steps as the parties compute them; passed: the ReLUs that a max pooling, by name, now comes before."""
+    """The rewritten steps of a net.
+
+    passed: for each max pooling, by name, the ReLUs before which it has moved.
+    """
 
     steps: list[Step]
     passed: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
-        """The steps for a protocol. "gmw" keeps the net's own: its pooling would have to rescale before it compares.
+        """Rewrite the steps for a protocol. "gmw" keeps poolings and norms: a moved pooling would need a rescaling.
 
-        private: what the net is converted with if its weights are private, else None.
+        private: the configuration of the conversion if weights are private, else None.
         """
         steps = hidden.hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))
         if not named(protocol).takes_rounded_shares:
@@ -41,16 +46,16 @@ class Rewritten(NamedTuple):
         return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:
-        """The windows for this order."""
+        """The configuration with the poolings' windows widened for the new order."""
         wider = {}
         for pool, relus in self.passed.items():
             window = config.window(pool)
             asked = [_room(config.window(relu), window) for relu in relus]
-            if window.w:  # without bits it takes the first place, and compares nothing
+            if window.w:  # a pooling without bits compares nothing: it takes the first element
                 wider[pool] = replace(window, k=min(64, max(window.k, *asked)))
         return replace(config, layers={**config.layers, **wider})
 
 
 def _room(relu: BitWindow, pool: BitWindow) -> int:
-    """k of a pooling whose values are in the ReLU's window; 0 for a ReLU without bits, which bounds nothing."""
+    """The k that a pooling needs for values in the ReLU's window; 0 for a ReLU without bits, which has no bound."""
     return 0 if not relu.w else relu.k + (1 if pool.low <= relu.low + 1 else 2)

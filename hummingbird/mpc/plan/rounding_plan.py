@@ -1,20 +1,20 @@
-"""The plan of a private net: which layer runs on what, at which scale, with how many valid bits, for how large values.
+"""Planner: finds the scale, the valid bits and the bound of every value, and inserts rescalings where layers need them.
 
-The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer
-bits, sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale,
-the value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike;
-an opening (`Lift`), of as many bits as the value's bound needs, gives scale 2^16 and the whole ring back. "gmw" has
-openings only.
+The low V bits of a value's shares are valid, and s of them are fraction. So the value is known modulo 2^(V - s): it has
+V - s integer bits, with the sign. A linear layer keeps V and adds its weights' bits of fraction to s. If a reader
+cannot take the scale, the planner rescales the value in one of two ways. With "masked" every party rounds its share,
+which sends nothing and reduces s and V by the same number. An opening (`Lift`), of the bits that the value's bound
+needs, restores scale 2^16 and all 64 bits. "gmw" has openings only.
 
-Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
-integer bits as that takes (`layer.held`), and opens where they would be fewer. A layer with a window [k:m) reads k bits
-and no more, so linear layers before it need not be right beyond them. So a plan is never wrong for values below
-2^FLOOR, and windows cost no opening.
+Every value has a bound: 2^FLOOR, or less if its layer guarantees less (sigmoid: 2). The planner keeps the integer bits
+that the bound takes (`layer.held`), and inserts an opening where fewer would be left. A layer with a window [k:m) reads
+k bits, so linear layers before it need not be right beyond these. So a plan is right for all values below 2^FLOOR, and
+windows cause no opening.
 
-A last pass goes backwards and finds how many low bits of each value anybody looks at, so that a masked ReLU is dealt no
-more than that, and a product is exact in no more. A ReLU alone, of an input and with nothing but an output behind it,
-looks at as many bits of its input as its result has (`Comparison.whole`): they are right at no cost, and nobody
-relies on a bound of the result.
+A last pass, from the output backwards, finds how many low bits of each value later layers read: the material of a
+masked ReLU covers only these bits, and a product is exact only in these. The exception is a ReLU whose input is an
+input of the net and whose result is an output: it reads as many bits of its input as its result has
+(`Comparison.whole`). They are right at no cost, and no layer relies on a bound of the result.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Built:
-    """The layer or plain function of a graph step, and its demands on its inputs."""
+    """The layer or plain function of a graph step, and what it requires of its inputs."""
 
     def __init__(self, layer: nn.Module | None, function: Callable[..., Any] | None, limit: int, whole: bool) -> None:
         self.layer, self.function = layer, function
-        self.limit = limit  # the highest scale it takes
-        self.whole = whole  # whether it needs all 64 bits of the shares
+        self.limit = limit  # the highest scale of an input, in bits of fraction
+        self.whole = whole  # whether all 64 bits of its inputs' shares must be right
 
 
 class _Narrow(Exception):
-    """The value of graph step `index` must be opened, and has too few integer bits for that."""
+    """Raised if the value of graph step `index` must be opened but has too few integer bits for it."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -62,17 +62,20 @@ class _Narrow(Exception):
 _FORMS = "as it is", "local", "summed", "whole"
 _NO_TENSOR = frozenset(
     {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call"}
-)  # and what makes several, of which each reader takes one
+)  # and steps with several results, of which each reader takes one
 
 
 class Planner:
-    """Plan steps from graph steps; `build` knows the layers."""
+    """Makes plan steps from graph steps.
+
+    build: returns the layer of a graph step (builders.py).
+    """
 
     def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
         self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
-        """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
+        """The plan of a net. Raises ConfigError, which names the layer, if a window or a constant does not fit."""
         self._steps = steps
         self._built = [self.build(step) for step in steps]
         self._introduce()
@@ -82,7 +85,7 @@ class Planner:
         for built, bound in zip(self._built, self._bounds, strict=True):
             if built.whole and built.layer is None:
                 built.limit = SCALE + min(FINER, FLOOR - bound)  # a softmax over 1,000 classes gives 0.001
-        self._opened: set[int] = set()  # graph steps whose values are opened somewhere
+        self._opened: set[int] = set()  # graph steps whose values some reader opens
         while True:
             self._integers = self._read()
             try:
@@ -95,7 +98,7 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Tell products which softmaxes of rows in a known range they have beside them."""
+        """Tell every product whether softmaxes of rows in a known range precede or follow it (`MatMul.beside`)."""
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
         for number, step in enumerate(self._steps):
@@ -109,7 +112,11 @@ class Planner:
                 layer.beside(averages, bool(readers[number]) and all(readers[number]))
 
     def _join(self) -> None:
-        """Let a product that alone reads a softmax in a known range divide by its sums, if its values are small."""
+        """Replace softmax and product by `WeightedMean`, which divides after the product, where this is possible.
+
+        Conditions: the softmax's rows are in a known range, the product is its only reader, and the values that it
+        averages have a known bound.
+        """
         readers = [0] * len(self._steps)
         for step in self._steps:
             for ref in refs(step.inputs):
@@ -129,7 +136,7 @@ class Planner:
                 self._bounds[first] = softmax.bound([])
 
     def _coarsen(self) -> None:
-        """Give weights no more bits of fraction than those need who read their results."""
+        """Reduce weights to the bits of fraction that the readers of their results need."""
         needed = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -144,7 +151,7 @@ class Planner:
                 needed[ref.index] = max(needed[ref.index], own)
 
     def _bounded(self) -> list[int]:
-        """log2 of how large each value can be if none exceeds 2^FLOOR."""
+        """log2 of the largest magnitude of each value, if none exceeds 2^FLOOR."""
         bounds: list[int] = []
         for step, built in zip(self._steps, self._built, strict=True):
             given = [bounds[ref.index] for ref in refs(step.inputs)]
@@ -157,16 +164,16 @@ class Planner:
         return bounds
 
     def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
-        """log2 of how large the results of a linear layer can be that reads rows of a norm of the last dimension."""
+        """log2 of the largest result of a linear layer that reads a norm over the last dimension; otherwise FLOOR."""
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
             return FLOOR
-        if norm.attrs["sizes"] is None:  # a norm that was written out
+        if norm.attrs["sizes"] is None:  # a norm that the net computes by single operations
             return FLOOR
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
-        """Integer bits of each value that its readers look at, from the last step to the first."""
+        """How many integer bits the readers of each value need, found from the last step to the first."""
         asked: list[int | None] = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -179,7 +186,7 @@ class Planner:
             for ref in refs(step.inputs):
                 before = asked[ref.index]
                 asked[ref.index] = None if needs is None or before is None else max(before, needs)
-        # A window may be wider than a value that is known to be small; where nothing is known, it is believed.
+        # A window may be wider than a value with a known bound. Without a known bound the window's width counts.
         known = [held(bound) for bound in self._bounds]
         return [
             most if bits is None else bits if most == held(FLOOR) else min(bits, most)
@@ -201,7 +208,7 @@ class Planner:
         return self._plan
 
     def _form(self, index: int, step: Step, built: Built) -> str:
-        """The cheapest form of the inputs that leaves the result as many integer bits as are read of it."""
+        """The cheapest form of the inputs for which the result has the integer bits that its readers need."""
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
         for form in self._forms(step, built):
@@ -216,13 +223,13 @@ class Planner:
             except InputError as error:
                 problem = error
                 continue
-            except ConfigError as error:  # a window, which no other form would make right
+            except ConfigError as error:  # a window does not fit: no other form helps
                 problem = error
                 break
             if low - scale >= self._integers[index]:
                 return form
             most, best = max((most, best), (low - scale, form))
-        # A window further on may ask for more than there can be: it is cut off (Masked.k).
+        # A later window may ask for more bits than the value's bound allows: `Masked.k` limits it.
         if most >= held(self._bounds[index]):
             return best
         if problem is not None:
@@ -234,13 +241,16 @@ class Planner:
         )
 
     def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
-        """The forms to try, the cheapest first: opened ones cost nothing more where another step has them already."""
+        """The forms to try, the cheapest first. Opened inputs come first if another step opens them already."""
         forms = _FORMS if self.rounds_shares else ("as it is", "whole")
         opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
         return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
-        """Scale, valid bits and grain of a step's result; tells the layer what its inputs are, and checks."""
+        """Scale, valid bits and grain of a step's result for this form of its inputs.
+
+        Sets the layer's `given`, and raises ConfigError if its window does not fit.
+        """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
             return SCALE, 64, 0
@@ -255,7 +265,7 @@ class Planner:
         return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
     def _in_form(self, index: int, built: Built, form: str) -> Given:
-        """A graph step's value in this form."""
+        """A graph step's value in this form, as the planner knows it."""
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
         now = Given(step.scale, step.valid, step.grain, self._bounds[index])
@@ -275,7 +285,7 @@ class Planner:
         return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
 
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
-        """The value of a graph step in this form, rescaled where it is in another."""
+        """The plan step that has a graph step's value in this form; appends a rescaling if there is none yet."""
         at = self._place[index]
         step, now = self._plan[at], self._in_form(index, built, "as it is")
         wanted = self._in_form(index, built, form)
@@ -297,10 +307,10 @@ class Planner:
 
 
 def digest(plan: Sequence[PlanStep]) -> str:
-    """SHA-256 (hex) of all that decides what a net sends and takes from a dealer, and of its splines.
+    """SHA-256 (hex) of everything that determines a net's messages, its requests to a dealer, and its splines.
 
-    Bits of fraction follow from public weights, so that two nets of one architecture may have different plans; and
-    splines are computed in floating point: parties whose machines do that differently must notice.
+    Bits of fraction follow from public weights, so two nets of one architecture may have different plans. Splines are
+    fitted in floating point: parties whose machines round differently must notice it.
     """
     state = hashlib.sha256(b"hummingbird-plan-1")
     for step in plan:
@@ -313,7 +323,7 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Tell each layer its inputs' scales, and for which values it is right: of its result, or of what it compares."""
+    """Set each layer's `scales` and `range`."""
     for step in plan:
         if isinstance(step.layer, Layer):
             comparison = step.layer.comparison
@@ -327,17 +337,18 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
 
 
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
-    """How many low bits of each value are looked at, from the output backwards; comparisons and products, which are
-    told, give those.
+    """How many low bits of each value later layers read, found from the output backwards.
+
+    Sets `read` of each layer, and `ring` and `whole` of each comparison: results are right in these bits.
     """
-    later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer reads it
+    later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer computes with it
     later[-1] = 64
     for number in reversed(range(len(plan))):
         step = plan[number]
         places = [ref.index for ref in refs(step.inputs)]
         needed = [later[number] if step.layer is None else 64] * len(places)
         if isinstance(step.layer, Layer) and step.op != "custom":
-            step.layer.read = later[number] or 1  # of a result that nobody reads
+            step.layer.read = later[number] or 1  # 1 for a result without readers
             if step.layer.comparison is not None:
                 comparison = step.layer.comparison
                 comparison.ring = 64 if step.layer.whole_ring else later[number]
@@ -351,7 +362,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
 
 
 def _given(plan: Sequence[PlanStep]) -> list[bool]:
-    """Which values are an input's, in another shape at most."""
+    """Which values are the net's inputs, moved or added up at most."""
     found: list[bool] = []
     for step in plan:
         values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]
@@ -360,5 +371,5 @@ def _given(plan: Sequence[PlanStep]) -> list[bool]:
 
 
 def _moves(step: PlanStep) -> bool:
-    """Whether a step only moves and adds up values, in all their bits."""
+    """Whether a step only moves and adds values, in all their bits."""
     return step.layer is None or isinstance(step.layer, Local)

@@ -1,4 +1,4 @@
-"""Facts that all parties must have in common, compared before anything is computed."""
+"""Facts that must be the same at all parties: they compare them before they compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ _SAME = "all parties must run the same program with the same arguments and files
 
 
 def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
-    """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
+    """Compare facts with all parties: 1 round.
+
+    what: the name of the operation in errors.
+    facts: text by name; all parties must have the same.
+    Raises AgreementError at every party if they differ. It names both sides.
+    """
     for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
         theirs = _facts(text)
         differences = []
@@ -32,18 +37,18 @@ def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME)
 
 
 def text_of(facts: dict[str, str]) -> str:
-    """Facts as they are sent."""
+    """Facts as the text that parties exchange."""
     return json.dumps(facts)
 
 
 def _around(text: str, place: int) -> str:
-    """A long text, cut to what surrounds a place in it."""
+    """A long text, cut to the surroundings of the index `place`."""
     first, last = max(0, place - 60), place + 40
     return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
 
 
 def _facts(text: str) -> dict[str, str]:
-    """The facts in another party's message; a message that holds none becomes a fact that differs from all."""
+    """The facts in another party's message; for a malformed message a fact that differs from all others."""
     try:
         facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
     except InputError:

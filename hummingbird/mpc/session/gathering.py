@@ -1,8 +1,8 @@
-"""Images over the lanes of a party: each lane takes a part of them, and lane 0 gathers what comes out.
+"""Images are divided among the lanes of a party, and lane 0 gathers the results.
 
-Only the lanes of one party talk here. What each has done is counted in the store of their process group: a lane that
-waits for a slower one looks there again and again, for a wait inside Gloo hears no signal. Tensors go over the group
-itself, once all lanes have come.
+Only lanes of one party communicate here. The store of their process group counts the work that each lane has done. A
+lane that waits for a slower one polls the store, since a wait inside Gloo does not react to signals. Tensors travel
+over the process group, after all lanes have arrived.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.records import field
 from hummingbird.rpc.signals import check
 
-PATIENCE = 3600.0  # seconds for which the slower lanes may do nothing that is counted: more than a slice takes
-_POLL = 0.02  # seconds between two looks at the counts
-_LOOK = 0.5  # seconds between two looks for a failure
-_DIMENSIONS = 8  # of a tensor, at most
+PATIENCE = 3600.0  # seconds that slower lanes may take without progress: more than a slice takes
+_POLL = 0.02  # seconds between two polls of the counts
+_LOOK = 0.5  # seconds between two checks for a failure
+_DIMENSIONS = 8  # most dimensions of a tensor
 _DTYPES = tuple(
     getattr(torch, name) for name in "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 )
-_numbers = itertools.count()  # of tallies; the same at all lanes, which make them in the same order
+_numbers = itertools.count()  # numbers of tallies: the same at all lanes, which create tallies in the same order
 
 
 def part(place: LanePosition, count: int) -> slice:
-    """The images of this lane, of `count`: parts in the order of lanes, the first ones larger by one where they differ.
+    """This lane's part of `count` images, in the order of lanes.
 
-    InputError unless `count` is a whole number from 0.
+    If parts differ in size, the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
     """
     if type(count) is not int or count < 0:
         raise InputError(
@@ -48,9 +48,10 @@ def part(place: LanePosition, count: int) -> slice:
 
 
 class Tally:
-    """How much each lane of a party has done, of what it is to do; made at all of them in the same order.
+    """Counts the work that each lane of a party has done. All lanes create their tallies in the same order.
 
-    goals: by lane, such as the number of its images. failure: see `Gathering`.
+    goals: the amount of work of each lane, such as its number of images.
+    failure: see `Gathering`.
     """
 
     def __init__(self, place: LanePosition, goals: Sequence[int], failure: Callable[[], str | None]) -> None:
@@ -59,14 +60,14 @@ class Tally:
         self._store = dist.PrefixStore(f"tally/{next(_numbers)}", store)
 
     def add(self, number: int) -> int:
-        """Count what this lane has done, and return the sum over all lanes."""
+        """Count `number` units of work of this lane, and return the sum over all lanes."""
         return sum(self._counts(number))
 
     def wait(self, told: Callable[[int], object] = lambda done: None) -> None:
-        """Return when every lane has done all of its part; PeerError if a lane of any party has failed, or if nothing
-        is done for `PATIENCE` seconds.
+        """Wait until every lane has reached its goal.
 
-        told: called with the sum over all lanes, whenever this looks.
+        told: called with the sum over all lanes at every poll.
+        Raises PeerError if a lane of any party has failed, or after `PATIENCE` seconds without progress.
         """
         before, since, looked = -1, time.monotonic(), time.monotonic()
         while True:
@@ -104,27 +105,31 @@ class Tally:
 
 @dataclass(frozen=True)
 class Gathering:
-    """The lanes of a party, as one of them sees them: each method is called by all of them, in the same order.
+    """Collective operations among the lanes of a party: all lanes call each method, in the same order.
 
-    failure: asks for the reason of the first lane that has failed, of any party; None if none is known to have.
+    place: this lane.
+    failure: returns why the first failed lane, of any party, has failed; None if no failure is known.
     """
 
     place: LanePosition
     failure: Callable[[], str | None]
 
     def tally(self, goals: Sequence[int]) -> Tally:
-        """A count of what each lane has done, of its goal."""
+        """A new count of the work of each lane, toward its goal."""
         return Tally(self.place, goals, self.failure)
 
     def arrive(self) -> None:
-        """Wait until all lanes of this party are here. PeerError as `Tally.wait`."""
+        """Wait until all lanes of this party call this. Raises PeerError as `Tally.wait`."""
         here = self.tally([1] * self.place.lanes)
         here.add(1)
         here.wait()
 
     def told(self, what: str, text: str = "") -> str:
-        """Lane 0's text, at every lane of this party; the others give none, and wait for it. what: a name for it, once
-        in a session. The text passes through torchrun's store, which others may read. PeerError as `Tally.wait`.
+        """Broadcast lane 0's text to every lane of this party, through torchrun's store, which others may read.
+
+        what: a name for the text, used once in a session.
+        text: ignored at other lanes.
+        Raises PeerError as `Tally.wait`.
         """
         since = looked = time.monotonic()
         try:
@@ -146,10 +151,10 @@ class Gathering:
             raise _lost(self.place, error) from None
 
     def tensors(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all lanes, by lane, at lane 0; none at the others, and only its own with one lane.
+        """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
 
-        tensor: of 1 to 8 dimensions; the others' come on its device. Waits for the slowest lane. Raises InputError for
-        what is no such tensor, PeerError when a lane is lost.
+        tensor: of 1 to 8 dimensions. Those of other lanes are returned on the same device.
+        Raises InputError for anything else than such a tensor, and PeerError if a lane is lost.
         """
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
             got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -178,9 +183,9 @@ class Gathering:
         return [found.to(tensor.device) for found in out]
 
     def rows(self, rows: Tensor) -> Tensor | None:
-        """The rows of all lanes, in the order of lanes, at lane 0; None at the others. See `tensors`.
+        """Gather the rows of all lanes at lane 0, in the order of lanes; other lanes get None. See `tensors`.
 
-        rows: (N, ...), N images of this lane; a lane without images gives a tensor of no elements.
+        rows: (N, ...), for N images of this lane; a lane without images passes a tensor without elements.
         """
         found = [part for part in self.tensors(rows) if part.numel()]
         if self.place.lane > 0:
@@ -191,7 +196,7 @@ class Gathering:
         return torch.cat(found) if found else rows
 
     def meter(self, meter: Meter) -> Meter | None:
-        """One meter for all lanes at lane 0, as `Meter.over_lanes` says; None at the others."""
+        """Merge the meters of all lanes at lane 0, by `Meter.over_lanes`; other lanes get None."""
         if self.place.lanes == 1:
             return meter
         text = records.write(LaneMeter(meter.seconds, tuple(meter.rows.values())))
@@ -203,7 +208,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class LaneMeter:
-    """A lane's meter as it is sent to lane 0."""
+    """A lane's meter as a record, sent to lane 0."""
 
     seconds: float = field(records.real())
     rows: tuple[MeterRow, ...] = field(

@@ -1,8 +1,8 @@
-"""Lanes: a party with several GPUs runs a process for each, and lane g of every party is a session of its own.
+"""Lanes: a party with several GPUs runs a process for each, and lane g of all parties is a session of its own.
 
-Party = RANK // lanes, lane = RANK % lanes. Images are independent, so lanes share no secret of the protocol: only lane
-g of all parties connect to each other, with seeds and material of their own. Inside a party its lanes have the default
-process group of torch.distributed, with rank = lane, over which results are gathered.
+Party = RANK // lanes, lane = RANK % lanes. Images are independent, so lanes share no secrets of the protocol: lane g of
+each party connects only to lane g of the others, with its own seeds and material. The lanes of one party are the
+default process group of torch.distributed, with rank = lane, which gathers results.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch.distributed as dist
 from hummingbird.channel.channel import named
 from hummingbird.errors import ConfigError, EnvironmentProblem
 
-_opened = False  # the process group, by `open_group`
+_opened = False  # whether `open_group` has made the process group
 
 VARIABLE = "HUMMINGBIRD_LANES"
 
 
 class LanePosition(NamedTuple):
-    """This process in the run: its party of how many, and its lane of how many."""
+    """The position of this process in the run: its party among `parties`, and its lane among `lanes`."""
 
     party: int
     parties: int
@@ -52,11 +52,11 @@ class LanePosition(NamedTuple):
 
 
 def environment(lanes: int | None = None) -> LanePosition:
-    """This process's place, as torchrun's variables say; one party without them.
+    """This process's position by torchrun's variables; without them a single party.
 
     lanes: processes of a party; None: HUMMINGBIRD_LANES, else 1.
-    Raises ConfigError for lanes that are no positive number or do not divide the world, EnvironmentProblem for
-    variables that are no numbers, and for lanes of a party on several hosts.
+    Raises ConfigError if lanes is not positive or does not divide WORLD_SIZE, and EnvironmentProblem for variables
+    that are no numbers, and if the lanes of a party are on several hosts.
     """
     count = lanes_of(lanes)
     rank = variable("RANK", 0)
@@ -80,7 +80,7 @@ def environment(lanes: int | None = None) -> LanePosition:
 
 
 def lanes_of(lanes: Any = None) -> int:
-    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. ConfigError for no positive number."""
+    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. ConfigError unless it is a positive integer."""
     where, value = "lanes", lanes
     if lanes is None:
         where, value = VARIABLE, os.environ.get(VARIABLE, "1")
@@ -92,7 +92,7 @@ def lanes_of(lanes: Any = None) -> int:
 
 
 def variable(name: str, default: int | None) -> int:
-    """A number among torchrun's variables; EnvironmentProblem if it is none, or if it is missing without a default."""
+    """A number from torchrun's variables. Raises EnvironmentProblem if it is no number, or has no value nor default."""
     try:
         return int(os.environ.get(name, "" if default is None else str(default)))
     except ValueError:
@@ -103,7 +103,7 @@ def variable(name: str, default: int | None) -> int:
 
 
 def refuse_other_group(place: LanePosition) -> None:
-    """EnvironmentProblem if torch.distributed is in use where the lanes need its default process group."""
+    """Raise EnvironmentProblem if torch.distributed is initialized and the lanes need its default process group."""
     if place.lanes > 1 and dist.is_initialized():
         raise EnvironmentProblem(
             "torch.distributed is initialized already; with lanes its default process group is that of a party's lanes",
@@ -113,10 +113,11 @@ def refuse_other_group(place: LanePosition) -> None:
 
 
 def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
-    """Make the default process group of this party's lanes: rank = lane; Gloo, and NCCL beside it for CUDA.
+    """Make the default process group of this party's lanes, with rank = lane: Gloo, and NCCL for CUDA.
 
-    store: of these lanes alone (shared_port.py). What goes over the group is in clear: the lanes are on one host, and
-    Gloo listens on its loopback interface.
+    store: used by these lanes only (shared_port.py).
+    timeout: seconds.
+    Messages in the group are not encrypted: the lanes are on one host, and Gloo listens on its loopback interface.
     """
     global _opened
     for _, interface in socket.if_nameindex():
@@ -133,7 +134,7 @@ def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
 
 
 def close_group() -> None:
-    """End what `open_group` made: Gloo's threads abort a process that ends with them still running, now and then."""
+    """Destroy the group that `open_group` made: a process that exits while Gloo's threads run sometimes aborts."""
     global _opened
     if _opened and dist.is_initialized():
         dist.destroy_process_group()

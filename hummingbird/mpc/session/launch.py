@@ -1,9 +1,9 @@
-"""How a party joins a run of the parties, and every way in which it leaves.
+"""How a party joins a run, and every way in which it leaves.
 
-`init()` reads the launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
-party has several lanes, the same lane of each), agrees pairwise on seeds for zero sharings (X25519, so that a listener
-on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without these
-variables it makes a session of one party, which computes the same and hides nothing.
+`init()` reads the launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and meets the other parties; a lane
+meets the same lane of each party. Pairs of parties agree on seeds for zero sharings (X25519, so that an eavesdropper
+cannot derive them). Then the party joins the dealer, and replaces parts of CrypTen. Without the variables `init` makes
+a session of one party, which computes the same and hides nothing.
 """
 
 from __future__ import annotations
@@ -49,30 +49,28 @@ from hummingbird.rpc.service import Tls
 from hummingbird.rpc.signals import Stop
 from hummingbird.version import VERSION
 
-# Notes between the lanes of all parties, in torchrun's store: why a run has failed, and who has come to its end.
-#
-# Only lane g of the parties hear of each other through their channel. When a lane dies, a launcher tells the others of
-# its host to stop, without a reason. The lane that sees it first writes it down here, and those that are stopped say
-# so.
+# Notes between the lanes of all parties, in torchrun's store: why a run has failed, and which lanes have finished.
+# A channel connects only lane g of all parties. When a lane dies, the launcher stops other lanes of its host without a
+# reason. So the lane that first sees a failure notes the reason here, and stopped lanes report it.
 
-_POLL = 0.05  # seconds between two looks into the store
+_POLL = 0.05  # seconds between two polls of the store
 _ANSWER = 2.0  # seconds for the store to answer
 
 
 class LaneNotes:
-    """The notes of one run, in its meeting's store. timeout: the longest wait for another lane, seconds."""
+    """The notes of one run, in its meeting's store. timeout: longest wait for another lane, in seconds."""
 
     def __init__(self, store: dist.Store, place: LanePosition, timeout: float) -> None:
         self._store, self._place, self._timeout = store, place, timeout
 
     def failed(self, reason: str) -> None:
-        """Note why this lane stops, unless another one was first; never raises."""
+        """Note why this lane stops, unless another lane has noted a reason before. Never raises."""
         self._ask(lambda: self._store.compare_set("failure", "", reason))
 
     def first_failure(self, seconds: float, seen: Callable[[], str] = str) -> str | None:
-        """The first line of the reason of the first lane that failed; None if none is noted within so many seconds.
+        """The first line of the first failed lane's reason; None if none is noted within `seconds`.
 
-        seen: words for a failure that this lane can see by itself, "" for none; they are noted.
+        seen: returns the text of a failure that this lane sees itself, or ""; the text is then noted.
         """
         deadline = time.monotonic() + seconds
         while not self._has("failure"):
@@ -86,9 +84,9 @@ class LaneNotes:
         return reason.decode(errors="replace").partition("\n")[0] if reason else None
 
     def left(self) -> None:
-        """Note that this lane of party 0 has left; at rank 0, whose dealer the others need to the end, wait for them.
+        """Note that this lane of party 0 has left. Rank 0 then waits for party 0's other lanes, which use its dealer.
 
-        PeerError if one of them fails, or does not come within the timeout.
+        Raises PeerError if one of them fails, or does not leave within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
         if here.party != 0:
@@ -110,7 +108,7 @@ class LaneNotes:
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """The store's answer; None if it is gone or does not answer: a call of the store itself would wait on."""
+        """The store's answer, or None if the store is gone or silent: a direct call would wait without limit."""
         answers: list[Any] = []
 
         def call() -> None:
@@ -121,7 +119,7 @@ class LaneNotes:
         try:
             thread.start()
             thread.join(_ANSWER)
-        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's end
+        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
             call()
         return answers[0] if answers else None
 
@@ -129,7 +127,7 @@ class LaneNotes:
 # ---------------------------------------------------------------------------------------------------------------------
 
 DEFAULT_TIMEOUT = 120.0
-_GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
+_GRACE = 5.0  # seconds for another lane to note why this one is stopped; torchrun kills after 30
 _START = "for a run between parties: python -m hummingbird run --parties 2 -- SCRIPT.py, or hummingbird.launch(fn)"
 
 
@@ -144,31 +142,31 @@ def init(
     timeout: float = DEFAULT_TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> Session:
-    """Join the run that the launcher describes, or, with a warning, make a session of one party.
+    """Join the run that the launcher's variables describe; without them make a session of one party, with a warning.
 
-    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. There are then
+    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. The run has
         parties x lanes processes, party = RANK // lanes, and the lanes of a party are on one host. Lane g of all
         parties is a session of its own; `session.rank` is the party. With several lanes, torch.distributed's default
-        process group is that of the party's lanes.
+        process group consists of the party's lanes.
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
-        collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
-        for runs on one host.
-    store: instead of a dealer, what `python -m hummingbird deal` has dealt in advance: this party's folder, or the one
-        that holds party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can read two
-        parties' folders can read their secrets.
-    tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
-        is plain: use it on one host or on a network that encrypts.
-    peer_listen: HOST:PORT or [IPV6]:PORT where this party takes the connections of all others, for all of its lanes;
-        0.0.0.0 and [::] are all addresses of the host. None: the address that leads to MASTER_ADDR, a free port. One
-        direction is enough: a party that others cannot reach reaches them.
-    peer_address: HOST:PORT that the others are told, where that is another one: of an address translation, or a
-        service. None: what this party listens at.
-    timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
-    device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
-        expanded (prg.py). "cuda" is card LOCAL_RANK of this host, or that number modulo the cards.
+        collude with any party: with a party's help it could read that run's secrets. None starts a dealer on this
+        host, if all parties run on this host.
+    store: replaces a dealer by material that `python -m hummingbird deal` has made in advance: this party's folder, or
+        the folder that contains party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can
+        read the folders of two parties can read their secrets.
+    tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). None: the channel is
+        not encrypted, which is for one host, or for a network that encrypts.
+    peer_listen: HOST:PORT or [IPV6]:PORT at which this party takes connections from other parties, for all of its
+        lanes; 0.0.0.0 and [::] are all addresses of the host. None: the address of the interface that leads to
+        MASTER_ADDR, and a free port. One direction is enough: a party that others cannot reach connects to them.
+    peer_address: HOST:PORT at which other parties reach this one, if it differs from `peer_listen`, as behind an
+        address translation. None: the same.
+    timeout: the longest wait for another party or the dealer, in seconds; after it every wait ends with an error.
+    device: where this party's shares are, "cpu" or "cuda". It has the same type at all parties, since it determines
+        how seeds are expanded (prg.py). "cuda" is the GPU LOCAL_RANK of this host, modulo the number of GPUs.
 
-    Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
-    CrypTen's validation mode.
+    Raises ConfigError for wrong options, TrustError in CrypTen's validation mode, and PeerError, AgreementError,
+    DealerError or EnvironmentProblem if the run does not come about.
     """
     global _lane_notes, _here, _leaving
     if is_initialized():
@@ -232,13 +230,13 @@ def init(
         _stop.raised = False
     begin(made)
     atexit.unregister(uninit)
-    atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
+    atexit.register(uninit)  # registered last, it runs first: before a dealer that was started above is stopped
     crypten_run.start(made, seeds["local"])
     return made
 
 
 def _on_card(device: torch.device) -> torch.device:
-    """The device itself, or for "cuda" the card of this process: processes of one host take its cards in turn."""
+    """The device; for "cuda" the GPU of this process: the processes of a host take its GPUs in turn."""
     if device.type != "cuda":
         return device
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -253,7 +251,7 @@ def _on_card(device: torch.device) -> torch.device:
 
 
 def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
-    """The device, once all options are of the right kind; else ConfigError."""
+    """The device, parsed. Raises ConfigError for an option of the wrong type."""
     if dealer is not None and not isinstance(dealer, str):
         raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
     if tls is not None and not isinstance(tls, Tls):
@@ -272,7 +270,7 @@ def check_options(dealer: object, tls: object, timeout: object, device: object, 
 
 
 def name() -> str:
-    """The name of this process in errors."""
+    """The name of this process, as errors show it."""
     if _here is None:
         try:
             return environment().name
@@ -282,13 +280,13 @@ def name() -> str:
 
 
 def uninit() -> None:
-    """Leave the run in an orderly way; `init` may be called again."""
+    """Leave the run without an error. `init` may be called again."""
     if is_initialized():
         _leave(None, current().channel)
 
 
 def abort(error: BaseException) -> None:
-    """Leave because of an error, telling the other parties why; does nothing without a session."""
+    """Leave the run because of an error, and send the reason to the other parties. Does nothing without a session."""
     if is_initialized():
         _leave(error, current().channel)
 
@@ -307,7 +305,7 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
         channel.close()
         close_group()
         if lane_notes is not None and error is None:
-            lane_notes.left()  # the last thing that needs the dealer above is over
+            lane_notes.left()  # nothing after this needs the dealer
     finally:
         begin(None)
         _leaving = error is not None
@@ -315,21 +313,21 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's text for other parties: our own errors in full, foreign ones by type (their text may hold data)."""
+    """An error's text for other parties: our own errors in full, others by type, since their text may contain data."""
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 
 # Ending -------------------------------------------------------------------------------------------------------------
 
-_here: LanePosition | None = None  # where the last `init` was called
-_lane_notes: LaneNotes | None = None  # where lanes leave notes for each other
+_here: LanePosition | None = None  # the position at the last `init`
+_lane_notes: LaneNotes | None = None  # the notes of the current run; None with one lane
 _watching = False
-_stop: Stop | None = None  # of SIGTERM, which is no reason of its own
-_leaving = False  # set while this party leaves, and after it has left because of an error
+_stop: Stop | None = None  # the handler of SIGTERM, which is not the reason for stopping
+_leaving = False  # true while this party leaves, and after it has left because of an error
 
 
 def _watch() -> None:
-    """Make every way out of this process one that the other parties hear of."""
+    """Install hooks so that this process tells the other parties why it ends: for uncaught errors and for SIGTERM."""
     global _stop, _watching
     if _watching:
         return
@@ -341,20 +339,20 @@ def _watch() -> None:
         before(kind, error, trace)
 
     sys.excepthook = hook
-    # Launchers stop the remaining processes with SIGTERM when one has failed; the default action would end this one
-    # without a word. The program may be anywhere in code of its own: it gets an exception there, as by Ctrl-C.
+    # When a process has failed, launchers stop the others with SIGTERM, whose default action ends a process at once.
+    # Here it raises an exception, as Ctrl-C does, wherever the program is.
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        _stop = Stop(_why_to_stop, over=lambda: _leaving)  # while it leaves, the reason is known already
+        _stop = Stop(_why_to_stop, over=lambda: _leaving)  # no exception while it leaves: the reason is known
 
 
 def _why_to_stop() -> PeerError:
-    """Make the error that SIGTERM raises here. It names the failure of another party, if one is known.
+    """The error that SIGTERM raises. It names the failure of another party, if one is known.
 
-    Waits up to `_GRACE` seconds for that name, so `Stop` calls it in a thread of its own.
+    Waits up to `_GRACE` seconds for this failure, so `Stop` calls it in a thread.
     """
     lane_notes, why = _lane_notes, None
     if lane_notes is not None:
-        # The session may end meanwhile, with its sockets.
+        # The session and its sockets may be closed meanwhile.
         with contextlib.suppress(HummingbirdError, OSError, ValueError):
             why = lane_notes.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
     return PeerError(

@@ -1,7 +1,7 @@
-"""Where a party takes the connections of the others, and which address they are told.
+"""The address at which a party takes connections from other parties, and the address that it tells them.
 
-Without a word it is the address that leads to MASTER_ADDR, and a free port. A party behind a firewall or an address
-translation names its port, and the address by which others reach it: `init(peer_listen=..., peer_address=...)`.
+By default both are the address of the interface that leads to MASTER_ADDR, with a free port. A party behind a firewall
+or an address translation names its port, and the address for others: `init(peer_listen=..., peer_address=...)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hummingbird.channel.connect import listen
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError
 from hummingbird.rpc.security import joined, loopback, split
 
-_ALL = ("0.0.0.0", "::")  # a host's addresses, all of them
+_ALL = ("0.0.0.0", "::")  # all addresses of the host
 _HINT = "HOST:PORT or [IPV6]:PORT"
 
 Address = tuple[str, int]
@@ -22,14 +22,18 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Listener:
-    """A party's own choice; None: the address that leads to MASTER_ADDR and a free port, what it listens at."""
+    """Where a party listens.
+
+    listen: host and port; None: the address of the interface that leads to MASTER_ADDR, and a free port.
+    address: host and port that other parties are told; None: those of `listen`.
+    """
 
     listen: Address | None = None
     address: Address | None = None
 
     @classmethod
     def of(cls, peer_listen: object, peer_address: object) -> Listener:
-        """From the arguments of `init`; ConfigError for what is no address."""
+        """The listener for these arguments of `init`. Raises ConfigError if one is no address."""
         if peer_address is not None and peer_listen is None:
             what = f"peer_address={peer_address!r} without peer_listen"
             hint = f"peer_listen={_HINT} is the port of this host that the address leads to"
@@ -37,9 +41,10 @@ class Listener:
         return cls(_address("peer_listen", peer_listen), _address("peer_address", peer_address))
 
     def open(self, world: int) -> tuple[socket.socket, str]:
-        """A listening socket, and the address for the others. EnvironmentProblem where there can be none.
+        """Open a listening socket, and return it with the address for other parties.
 
         world: number of processes of all parties.
+        Raises EnvironmentProblem if the party cannot listen there.
         """
         if self.listen is None:
             host = own_address(world)
@@ -69,7 +74,7 @@ def _address(name: str, value: object) -> Address | None:
 
 
 def several_hosts(world: int) -> bool:
-    """Whether some of the processes are on other hosts, as torchrun's variables say."""
+    """Whether some of the `world` processes are on other hosts, by torchrun's variables."""
     return os.environ.get("LOCAL_WORLD_SIZE", str(world)) != str(world)
 
 
@@ -78,7 +83,7 @@ def own_address(world: int) -> str:
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     family, kind, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # no packet is sent: this only chooses a route
+        probe.connect(address)  # UDP: sends nothing, only chooses a route
         own = str(probe.getsockname()[0])
     if loopback(own) and several_hosts(world):
         raise EnvironmentProblem(

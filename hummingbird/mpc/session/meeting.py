@@ -1,11 +1,11 @@
-"""How the processes of a run find each other: over torchrun's store, which outlives them.
+"""A meeting: how the processes of a run find each other in torchrun's store, which outlives them.
 
-With `--max-restarts` a process comes back to a store that the dead have written to, and one host may come back before
-another one has noticed anything. So rank 0 draws a number for every meeting. Each process answers with a card, and rank
-0 ends the meeting with a roll: the cards it has read. A card has a nonce, new in every life of a process. Who does not
-find its own nonce in a roll has come to a meeting of the dead, and waits for the next one.
+With `--max-restarts` a restarted process finds a store with entries of its dead predecessors, and one host may restart
+before another has noticed the failure. So rank 0 gives every meeting a new number. Each process writes a card, and rank
+0 ends the meeting by writing a roll, the list of all cards. A card has a nonce, which is new after every restart. A
+process that does not find its own nonce in the roll has read an old meeting, and waits for the next one.
 
-Waiting is asking again and again: a wait inside the store would hear no signal.
+Processes wait by polling: a wait inside the store does not react to signals.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ from hummingbird.records import field
 from hummingbird.rpc.security import split
 from hummingbird.rpc.signals import check
 
-_POLL = 0.03  # seconds between two looks into the store
+_POLL = 0.03  # seconds between two polls of the store
 _REACH = 2.0  # seconds for a connection to the store
-_WORD = records.text(256)  # of a card
+_WORD = records.text(256)  # a text in a card
 
 
 @dataclass(frozen=True)
 class Card:
-    """One process at a meeting: where its party listens, into how many lanes it thinks a party is divided, a nonce, and
-    where the other lanes of its party find it. Address and corridor are those of a party's lane 0, and "" at others.
+    """One process at a meeting.
+
+    address: where the party takes connections; "" but for lane 0.
+    lanes: how many lanes a party has, by this process's arguments.
+    corridor: path of the Unix socket at which lane 0 takes the party's other lanes; "" for these.
+    nonce: random, new after every restart.
     """
 
     address: str = field(_WORD)
@@ -46,13 +50,18 @@ class Card:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port; InputError without."""
+        """Host and port of `address`. Raises InputError if it has none."""
         return split(self.address)
 
 
 @dataclass(frozen=True)
 class Roll:
-    """The word of rank 0 that ends a meeting: all cards, the run's token, and the dealer's address or ""."""
+    """The record by which rank 0 ends a meeting.
+
+    cards: those of all processes, by rank.
+    token: of the run.
+    dealer: address of the dealer that rank 0 has started, or "".
+    """
 
     cards: tuple[Card, ...] = field(records.many(records.record(Card), 1 << 12))
     token: bytes = field(records.hexadecimal(SEED_BYTES))
@@ -61,10 +70,12 @@ class Roll:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The facts that all processes of a run have in common.
+    """The result of a meeting, the same for all processes of a run.
 
-    store: for this meeting alone. cards: by rank. token: known to the processes of this run. dealer: the address of the
-    one that rank 0 has started, or "".
+    store: for this meeting only.
+    cards: by rank.
+    token: secret of this run's processes.
+    dealer: address of the dealer that rank 0 has started, or "".
     """
 
     store: dist.Store
@@ -74,7 +85,7 @@ class Meeting:
 
 
 class Late(Exception):
-    """Not everybody has come in time; `missing`: the ranks."""
+    """Some processes did not come in time. missing: their ranks."""
 
     def __init__(self, missing: list[int]) -> None:
         self.missing = missing
@@ -82,16 +93,17 @@ class Late(Exception):
 
 
 def serves_store(rank: int) -> bool:
-    """Whether the run's store is a part of this process: rank 0 has it, unless its launcher has."""
+    """Whether this process serves the run's store: rank 0 does, unless its launcher does."""
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
-    """torchrun's store, newly connected; one that is a part of this process listens at MASTER_ADDR alone.
+    """A new connection to torchrun's store. If this process serves the store, it listens at MASTER_ADDR only.
 
-    Raises RuntimeError, ValueError or OSError where it cannot be reached, EnvironmentProblem where it cannot listen.
-
-    deadline: of time.monotonic, until when its server must be there. timeout: seconds for a question to it.
+    deadline: of time.monotonic, by which the server must listen.
+    timeout: seconds for one call of the store.
+    Raises RuntimeError, ValueError or OSError if the store cannot be reached, and EnvironmentProblem if this process
+    cannot listen.
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
@@ -107,7 +119,7 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
 
 
 def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
-    """The run's store, at MASTER_ADDR alone. A program's own process group may have made one there already."""
+    """Serve the run's store at MASTER_ADDR only, or join the one that the program's own process group serves there."""
     try:
         return serve_store(host, port, wait)
     except OSError as error:
@@ -123,7 +135,7 @@ def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
 
 
 def _listening(host: str, port: int, deadline: float) -> None:
-    """Return once somebody listens; OSError at the deadline."""
+    """Wait until a server listens at this address. Raises OSError at the deadline."""
     while True:
         try:
             socket.create_connection((host, port), timeout=_REACH).close()
@@ -136,9 +148,11 @@ def _listening(host: str, port: int, deadline: float) -> None:
 
 
 def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:
-    """Meet all processes of the run; `Late` at the deadline (of time.monotonic).
+    """Meet all processes of the run.
 
-    dealer: called at rank 0 once the meeting has begun; returns the address of the dealer for all, or "".
+    card: of this process.
+    deadline: of time.monotonic; at the deadline `Late` is raised.
+    dealer: called at rank 0 after the meeting has begun; returns the address of the dealer for all, or "".
     """
     if rank == 0:
         here = _at(store, store.add("meeting", 1))
@@ -149,7 +163,7 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
         cards = [card, *(_card(here, other) for other in range(1, world))]
         roll = records.write(Roll(tuple(cards), new_seed(), address))
         here.set("roll", roll)
-        return _read(roll, here, world)  # its own: what is in the store may be another's by now
+        return _read(roll, here, world)  # its own text: another process may have changed the store
     answered = 0
     while True:
         number = store.add("meeting", 0)
@@ -162,7 +176,7 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
             if meeting.cards[rank].nonce == card.nonce:
                 _check_own(meeting.cards[rank], card, rank)
                 return meeting
-            _pause(deadline, [0])  # for it to call another meeting
+            _pause(deadline, [0])  # until rank 0 begins the next meeting
         else:
             _pause(deadline, [other for other in range(world) if not here.check([f"card/{other}"])] if number else [0])
 
@@ -179,7 +193,7 @@ def _pause(deadline: float, missing: list[int]) -> None:
 
 
 def _check_own(told: Card, card: Card, rank: int) -> None:
-    """AgreementError unless the roll has a process's own card as it was written."""
+    """Raise AgreementError unless the roll has this process's card unchanged."""
     if told != card:
         raise AgreementError(
             f"the roll of rank 0 says {_words(told)} of rank {rank}, which itself says {_words(card)}",
@@ -193,7 +207,7 @@ def _words(card: Card) -> str:
 
 
 def read_roll(here: dist.Store, world: int) -> Meeting:
-    """The roll of a meeting; AgreementError if it is none of `world` processes."""
+    """Read the roll of a meeting. Raises AgreementError if it is malformed, or not of `world` processes."""
     return _read(here.get("roll"), here, world)
 
 
@@ -212,7 +226,7 @@ def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
 
 
 def _card(here: dist.Store, other: int) -> Card:
-    """The card of another rank."""
+    """Read the card of another rank. Raises AgreementError if it is malformed."""
     hint = "install the same release everywhere"
     how = {"where": "init", "hint": hint, "error": AgreementError}
     return records.read(here.get(f"card/{other}"), Card, name=f"card of rank {other}", **how)

@@ -1,8 +1,8 @@
-"""How the parties of a run come together, and agree on seeds and on a dealer.
+"""How the parties of a run connect to each other, and agree on seeds and on a dealer.
 
-torchrun's variables name a store (env://); addresses, a token for the run, and the address of a dealer on this host go
-through it (meeting.py). Everything else goes through sockets between all pairs of parties, for each lane its own: first
-of all, whether all were told the same.
+Through torchrun's store (env://) they exchange addresses, a token of the run, and the address of a dealer on this host
+(meeting.py). Everything else goes through sockets between each pair of parties, one for each lane: first the parties
+compare what they have read in the store.
 """
 
 from __future__ import annotations
@@ -38,28 +38,33 @@ from hummingbird.prg import derive, new_seed
 from hummingbird.rpc.security import check_own_folder, split
 from hummingbird.rpc.service import Tls
 
-_DIGITS = 20  # of a slot's number
-_served: list[dist.Store] = []  # the run's store, where this process is its server: it must outlive a session
+_DIGITS = 20  # most digits of a slot's number
+_served: list[dist.Store] = []  # the run's store, if this process serves it: it must outlive a session
 
 
 class Sockets(NamedTuple):
-    """Where the others call this process: a listening socket, or lane 0 of its party, and the other lanes by number."""
+    """Where this process takes connections.
+
+    server: the party's listening socket at lane 0; None at other lanes. links: at lane 0, Unix sockets to the party's
+    other lanes, by lane, with the lane's token; at others, that to 0.
+    """
 
     server: socket.socket | None
     links: dict[int, wire.Link]
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all sockets."""
         for end in (self.server, *(link for _, link in self.links.values())):
             if end is not None:
                 end.close()
 
 
 def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool) -> tuple[Meeting, Sockets]:
-    """Meet all processes of the run in torchrun's store (env://); returns where this one is called, too.
+    """Meet all processes of the run in torchrun's store (env://). Returns the meeting, and this process's sockets.
 
-    dealing: rank 0 starts a dealer on this host, for all lanes. Raises PeerError, AgreementError, DealerError,
-    TrustError and EnvironmentProblem.
+    timeout: seconds.
+    dealing: whether rank 0 starts a dealer on this host, for all lanes.
+    Raises PeerError, AgreementError, DealerError, TrustError and EnvironmentProblem.
     """
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as failed:
@@ -89,7 +94,7 @@ def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool)
 
 
 def _check_own_dealer(address: str, place: LanePosition) -> None:
-    """TrustError unless the dealer that party 0 has started is one of this user's: another one could read the run."""
+    """Raise TrustError unless this user owns the dealer that party 0 has started: another dealer could read the run."""
     if not address.startswith("unix:/"):
         what = f"the roll of rank 0 names a dealer at {address!r}, and not one that party 0 has started on this host"
         hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
@@ -110,7 +115,7 @@ def _not_met(error: Exception, place: LanePosition, deadline: float, timeout: fl
 
 
 def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.Store:
-    """The run's store. Clients connect anew for every meeting: the host of its server may have been started again."""
+    """The run's store. Clients connect anew for every meeting: the store's host may have restarted."""
     if _served:
         return _served[0]
     store = run_store(place.rank, place.world, deadline, timeout)
@@ -120,7 +125,12 @@ def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.St
 
 
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
-    """Connect this lane of all parties. Raises PeerError, AgreementError, and InputError for certificates."""
+    """Connect this lane to the same lane of all parties.
+
+    ends: from `meet`.
+    timeout: seconds.
+    Raises PeerError, AgreementError, and InputError for wrong certificates.
+    """
     try:
         mates = [card.endpoint for card in meeting.cards[:: place.lanes]]
         contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
@@ -134,10 +144,10 @@ def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | Non
 
 
 def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> None:
-    """Compare what the parties were told of each other, and of a dealer that party 0 has started: 1 round.
+    """Compare the addresses of all parties, and of a dealer that party 0 has started: 1 round.
 
-    Over the parties' own channel: what others write into torchrun's store is found, unless they sit in a plain channel
-    as well. AgreementError names both sides.
+    The parties use their own channel. So they detect entries that others wrote into torchrun's store, unless these
+    others control an unencrypted channel as well. Raises AgreementError, which names both sides.
     """
     told = {f"the address of {place.name_of(rank)}": card.address for rank, card in enumerate(meeting.cards)}
     hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
@@ -145,7 +155,7 @@ def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> No
 
 
 def beside(session: Session, tls: Tls | None) -> Channel:
-    """Another channel of the same parties, with the same proof, for threads of their own: 1 round over the first.
+    """A second channel between the same parties, authenticated likewise, for other threads. 1 round over the first.
 
     For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
     """
@@ -177,12 +187,12 @@ def _agree_on_lanes(meeting: Meeting, place: LanePosition) -> None:
 
 
 def _start_dealer(place: LanePosition, timeout: float) -> str:
-    """Start a dealer on this host, for a session of each lane; returns its address."""
+    """Start a dealer on this host that serves a session of each lane. Returns its address."""
     return spawn_local(place.parties, timeout, place.lanes)[0]
 
 
 def check_dealer(place: LanePosition) -> None:
-    """EnvironmentProblem if a dealer on this host would have to serve parties on others."""
+    """Raise EnvironmentProblem if parties are on several hosts, which a dealer on this host cannot serve."""
     if several_hosts(place.world):
         raise EnvironmentProblem(
             "the parties run on several hosts and no dealer is named",
@@ -191,16 +201,16 @@ def check_dealer(place: LanePosition) -> None:
 
 
 def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
-    """Seeds of `size` bytes shared with the next and the previous party, by Diffie-Hellman on X25519.
+    """Seeds of `size` bytes that this party shares with the next ("next") and the previous party ("prev"), by X25519.
 
-    With two parties there is one per direction.
+    1 round. "local" is a seed of this party only. Two parties share a seed for each direction.
     """
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
     keys = channel.exchange_text(public.hex())
 
     def shared(peer: int, direction: int) -> bytes:
-        """The seed that party `direction` shares with its successor."""
+        """The seed that party `direction` and its successor share; `peer` is the other one of the two."""
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
         except ValueError:
@@ -219,8 +229,9 @@ def open_store(
     timeout: float,
     device: torch.device | str = "cpu",
 ) -> StoreDealer | KeptStore:
-    """This lane's folder of a store, which must be of one set at all parties; they go on with the highest slot that
-    any of them has not used. 2 rounds. Of a kept store the set that is next, once there is one.
+    """Open this lane's folder of a store, for a kept store that of its next set. 2 rounds.
+
+    All parties must have the same set. They continue with the highest of their next unused slots.
     """
     party, parties, lane, lanes = place
     root = Path(str(path).replace("{rank}", str(party)))
@@ -248,7 +259,7 @@ def join_dealer(
     cipher: str,
     device: torch.device,
 ) -> DealerClient:
-    """Join the dealer at this address under an id derived from the lane's token."""
+    """Join the dealer at this address. The session's id is derived from the lane's token."""
     return DealerClient(
         address,
         session=derive(meeting.token, "dealer session"),

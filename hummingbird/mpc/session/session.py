@@ -1,4 +1,4 @@
-"""A party's place in a run: its rank, the channel to the others, and the dealer (launch.py makes one)."""
+"""A session: a party's rank in a run, its channel to the other parties, and its dealer. launch.py makes it."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.prg import SEED_BYTES, Stream
 
-_LEAVE = 2.0  # seconds for the dealer to hear that this party leaves
+_LEAVE = 2.0  # seconds that a leaving party waits for its dealer
 
 
 class Supply(Protocol):
-    """The material of one slice of a net's run, in order."""
+    """The material of one slice of a net's run, in the order of its requests."""
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares, and what they have cost."""
+        """This party's shares for a request, and their cost."""
 
 
 class Dealer(Protocol):
-    """A dealer as a party sees it: a client of one, a store, or the stand-in for a single party."""
+    """A party's source of correlated randomness: a dealer's client, a store, or a single party's local dealer."""
 
     @property
     def slice_shape(self) -> tuple[int, ...] | None:
-        """Shape of the slices that there is material for; None where it is made as needed."""
+        """Shape of the slices that a store has material for; None if material is dealt on request."""
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares and what they have cost, outside of a net's slices."""
+        """This party's shares for a request outside of a net's slices, and their cost."""
 
     def reserve(self, requests: Sequence[Request[Any]] | None) -> Supply:
-        """The material of a net's next slice; None: its requests are not known yet."""
+        """The material of a net's next slice. requests: None if they are not known yet."""
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Use this material with what has the digest only: a mask that outlives a run must not meet two secrets."""
+        """Bind material to the secret with this digest: a mask that outlives a run must not hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """DealerError unless there is material for a net with these facts, on slices of these shapes."""
+        """Raise DealerError unless there is material for a net with these facts, on slices of these shapes."""
 
     def stay(self) -> None:
-        """Say that this party goes on, where a silent one would be forgotten; DealerError if the dealer has gone."""
+        """Heartbeat: tell the dealer that this session is still in use. Raises DealerError if the dealer is gone."""
 
     def close(self) -> None: ...
 
 
 class ZeroSharing:
-    """This party's shares of zero: the words of a stream that it shares with the previous party, less those of one that
-    it shares with the next. All parties ask for the same shapes in the same order, and nothing is sent.
+    """This party's shares of zero: words of the stream shared with the previous party, minus words of the stream shared
+    with the next party. All parties draw the same shapes in the same order. Nothing is sent.
     """
 
     def __init__(self, previous: Stream, following: Stream) -> None:
@@ -68,20 +68,20 @@ class ZeroSharing:
 
     @classmethod
     def of_zeros(cls) -> ZeroSharing:
-        """Shares that are zeros, for a session in which nothing has to be hidden."""
+        """Shares that are all zero, for a session without secrets."""
         return cls(Stream(bytes(SEED_BYTES)), Stream(bytes(SEED_BYTES)))
 
     def share(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """This party's share, int64."""
+        """This party's share of zero, int64."""
         return (self.previous.words(*shape) - self.following.words(*shape)).to(device)
 
 
 @dataclass(repr=False)
 class Session:
-    """This party's place in a run: its rank, the channel to the others, and the dealer.
+    """This party in a run: its rank, its channel to the other parties, and its dealer.
 
-    A party with several GPUs has a session for each, a lane: `rank` and `parties` count parties, and the channel leads
-    to the same lane of the others.
+    A party with several GPUs has a session for each of its lanes: `rank` and `parties` count parties, and the channel
+    connects the same lane of all parties.
     """
 
     rank: int
@@ -92,19 +92,19 @@ class Session:
     lane: int = 0
     lanes: int = 1
     listener: Listener = Listener()  # where other parties connect
-    # Asks for the reason of the first lane that has failed.
+    # Returns why the first failed lane of the run failed; None if none has.
     failure: Callable[[], str | None] = field(default=lambda: None)
     fixed_keys: Iterator[int] = field(default_factory=itertools.count)  # one for each private weight
     zeros: ZeroSharing | None = None  # None: no party shares a secret in this session
-    supply: Supply | None = None  # what `correlation` draws on; None: the dealer
-    requests: list[Request[Any]] = field(default_factory=list)  # that were made of the supply, in order
-    run: object = field(default_factory=object)  # the same object in a session and in what `supplied_by` makes of it
+    supply: Supply | None = None  # the source of `correlation`; None: the dealer
+    requests: list[Request[Any]] = field(default_factory=list)  # the requests made to the supply, in order
+    run: object = field(default_factory=object)  # identifies the run: `supplied_by` keeps it
 
     def correlation(self, request: Request[Shares]) -> Shares:
-        """This party's shares of one piece of correlated randomness, by name; the same requests in the same order at
-        all parties. Their cost is counted for the layer that is open.
+        """This party's shares of one correlation. All parties make the same requests in the same order.
 
-        DealerError where they do not come; of a dealer that another lane's failure has taken with it, names that too.
+        The meter counts the cost for the current layer. Raises DealerError if the shares do not arrive; if another lane
+        has failed before the dealer did, the error names that failure too.
         """
         if self.supply is not None:
             self.requests.append(request)
@@ -112,7 +112,7 @@ class Session:
             material = (self.dealer if self.supply is None else self.supply).correlation(request)
         except DealerError as error:
             why = self.failure()
-            if why is None or error.what in why:  # nobody else has failed, or all for the same reason
+            if why is None or error.what in why:  # no other lane has failed, or it failed for the same reason
                 raise
             raise DealerError(f"{error.what}, after a failure: {why}", where=error.where, hint=error.hint) from None
         meter.count(
@@ -126,16 +126,16 @@ class Session:
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     def supplied_by(self, supply: Supply) -> Session:
-        """The same session, but its correlations come from this supply, and it notes the requests for them."""
+        """The same session with its correlations from this supply; it records its requests."""
         return replace(self, supply=supply, requests=[])
 
     @property
     def streamed(self) -> bool:
-        """Whether material comes from a dealer during the run."""
+        """Whether a dealer sends material during the run."""
         return self.parties > 1 and self.dealer.slice_shape is None
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
-        """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
+        """Compare facts with all parties: 1 round. Raises AgreementError, at every party, if they differ."""
         agree(self.channel, what, facts)
 
     def __repr__(self) -> str:
@@ -145,51 +145,53 @@ class Session:
 
     @property
     def place(self) -> LanePosition:
-        """This process in the run."""
+        """The party and the lane of this process."""
         return LanePosition(self.rank, self.parties, self.lane, self.lanes)
 
     @property
     def gathering(self) -> gathering.Gathering:
-        """The lanes of this party."""
+        """The collective operations among this party's lanes."""
         return gathering.Gathering(self.place, self.failure)
 
     def part(self, count: int) -> slice:
-        """This lane's images, of `count` of all lanes: `images[session.part(len(images))]`.
+        """This lane's part of `count` images: `images[session.part(len(images))]`.
 
-        Parts lie in the order of lanes, the first ones larger by one where they differ; some are empty where images are
-        fewer than lanes.
+        Parts are in the order of lanes. If they differ in size, the first ones have one image more; if there are fewer
+        images than lanes, some are empty.
         """
         return gathering.part(self.place, count)
 
     def gather(self, rows: Tensor) -> Tensor | None:
-        """The rows of all lanes of this party at lane 0, in the order of lanes; None at its other lanes.
+        """Gather the rows of all lanes of this party at lane 0, in the order of lanes; other lanes get None.
 
-        rows: (N, ...) of this lane; a lane without images gives a tensor of no elements. Every lane of the party calls
-        it, and waits for the slowest one. Nothing leaves the party. Raises InputError for rows that do not fit, and
-        PeerError for a lane that is lost.
+        rows: (N, ...), this lane's rows; a lane without images passes a tensor without elements.
+        Every lane of the party calls this, and waits for the slowest one. Nothing leaves the party. Raises InputError
+        for rows that do not fit together, and PeerError if a lane is lost.
         """
         return self.gathering.rows(rows)
 
     def gather_meter(self, opened: meter.Meter) -> meter.Meter | None:
-        """One meter of all lanes of this party at lane 0, None at its other lanes: counts are summed, seconds are the
-        slowest lane's. As `gather`.
+        """Merge the meters of all lanes of this party at lane 0; other lanes get None.
+
+        Counts are sums over the lanes, seconds are those of the slowest lane. Otherwise as `gather`.
         """
         return self.gathering.meter(opened)
 
     def close(self) -> None:
-        """End this party's part, within seconds."""
-        # gRPC waits without a limit for a call in which a signal (Ctrl-C, SIGTERM) has raised an exception.
+        """Leave the dealer, waiting for seconds at most, and close the channel."""
+        # In a thread: gRPC waits without limit for a call that a signal (Ctrl-C, SIGTERM) has interrupted by an
+        # exception.
         leaving = threading.Thread(target=self.dealer.close, daemon=True)
         try:
             leaving.start()
             leaving.join(_LEAVE)
-        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's end; no call is under way then
+        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit; no call runs then
             self.dealer.close()
         self.channel.close()
 
 
-# The running session, for the public edge: functions that users call, and CrypTen's, which take no session. The code
-# inside takes it as an argument.
+# The current session, for functions without a session argument: those that users call, and CrypTen's. All other code
+# takes the session as an argument.
 
 
 def begin(session: Session | None) -> None:
@@ -199,7 +201,7 @@ def begin(session: Session | None) -> None:
 
 @contextlib.contextmanager
 def entered(session: Session) -> Iterator[None]:
-    """Make this the session that `current` gives in this block, in this computation (channel/interleave.py) alone."""
+    """Make `current` return this session within this block, in this computation only (channel/interleave.py)."""
     here = interleave.computation()
     before, here.session = here.session, session
     try:
@@ -209,7 +211,7 @@ def entered(session: Session) -> Iterator[None]:
 
 
 def current() -> Session:
-    """The session that this computation has entered, or else that of `init`; EnvironmentProblem if there is none."""
+    """The session that this computation has entered, or else that of `init`. EnvironmentProblem without one."""
     session: Session | None = interleave.computation().entered()
     if session is None:
         raise EnvironmentProblem("no session", hint="call hummingbird.init() first")
@@ -217,5 +219,5 @@ def current() -> Session:
 
 
 def is_initialized() -> bool:
-    """Whether there is a session: `init` has been called."""
+    """Whether there is a current session."""
     return interleave.computation().entered() is not None

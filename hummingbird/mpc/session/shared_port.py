@@ -1,9 +1,9 @@
-"""How the lanes of a party come to share its port: a Unix socket between lane 0 and each of the others.
+"""One port for all lanes of a party: lane 0 has a Unix socket to each of the others.
 
-Lane 0 makes a folder of mode 0700 with a listening socket, and tells its path in its card (meeting.py). Once all have
-met, each lane connects, says its number, and hears the port of a store on this host's loopback, which lane 0 serves for
-their process group: results of all lanes are gathered there, and no other host has a say in it. Over the same sockets
-lane 0 then gives each lane the parties' connections that are for it (channel/connect.py).
+Lane 0 makes a folder of mode 0700 with a listening socket, and writes its path into its card (meeting.py). After the
+meeting each lane connects and sends its number. Lane 0 answers with the port of a store on the host's loopback, which
+it serves for the lanes' process group; no other host can reach this store. Over the same sockets lane 0 then hands
+each lane the parties' connections that belong to it (channel/connect.py).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hummingbird.rpc.security import check_own_folder
 from hummingbird.rpc.signals import check
 
 _WORD = struct.Struct("!I")
-_LOOK = 0.5  # seconds between two looks at the clock
+_LOOK = 0.5  # seconds between two checks of the deadline
 _HOST = "127.0.0.1"
 
 
 @dataclass
 class SharedPort:
-    """This lane's end, before the lanes of its party have found each other."""
+    """This lane's sockets to the other lanes of its party."""
 
     place: LanePosition
-    path: str = ""  # where lane 0 listens, "" at the others
+    path: str = ""  # where lane 0 listens; "" at other lanes
     _folder: str = ""
     _server: socket.socket | None = None
-    links: dict[int, socket.socket] = field(default_factory=dict)  # at lane 0 by lane, at the others lane 0's
+    links: dict[int, socket.socket] = field(default_factory=dict)  # by lane; at lanes but 0 only lane 0's
 
     @classmethod
     def open(cls, place: LanePosition) -> SharedPort:
-        """At lane 0 a listening socket, where there are other lanes; EnvironmentProblem if there can be none."""
+        """Listen at lane 0, if there are other lanes. Raises EnvironmentProblem if this is not possible."""
         if place.lane or place.lanes == 1:
             return cls(place)
         folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
@@ -53,10 +53,12 @@ class SharedPort:
         return cls(place, path, folder, server)
 
     def join(self, path: str, deadline: float, timeout: float) -> dist.Store:
-        """The store of this party's lanes, which are then linked. path: of their lane 0. deadline: of time.monotonic.
-        timeout: seconds for an answer of the store.
+        """Connect lane 0 with all other lanes of this party, and return the store of these lanes.
 
-        OSError where a lane does not come, TrustError for a folder of somebody else.
+        path: of lane 0's socket.
+        deadline: of time.monotonic.
+        timeout: seconds for an answer of the store.
+        Raises PeerError or OSError if a lane does not connect, and TrustError if another user owns the folder.
         """
         wait = datetime.timedelta(seconds=timeout)
         if self._server is not None:
@@ -90,13 +92,13 @@ class SharedPort:
             self.links[lane] = link
 
     def shut(self) -> None:
-        """Take no more lanes."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Close all of it."""
+        """Stop listening, and close all sockets."""
         self.shut()
         for link in self.links.values():
             link.close()
@@ -113,8 +115,9 @@ def _word(link: socket.socket) -> int:
 
 
 def listen(folder: str, name: str) -> tuple[str, socket.socket]:
-    """The path of a Unix socket in a folder that `tempfile.mkdtemp` has made, and the socket; EnvironmentProblem if
-    there can be none.
+    """Listen at a Unix socket in a folder that `tempfile.mkdtemp` has made. Returns its path and the socket.
+
+    Raises EnvironmentProblem if this is not possible.
     """
     path, server = f"{folder}/{name}", socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

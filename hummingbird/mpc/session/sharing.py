@@ -1,4 +1,4 @@
-"""Private values inside: a party's share with its bits of fraction, and how a tensor of one party becomes shares."""
+"""Private values inside the package: a party's share with its bits of fraction; and sharing of one party's tensor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hummingbird.ring import SCALE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """A private tensor as one party has it. No tuple: a structure of values ends at it.
+    """One party's view of a private tensor. It is no tuple, so that a nested structure of values ends at it.
 
-    share: this party's additive share, int64. scale: bits of fraction of the value.
+    share: this party's additive share, int64.
+    scale: bits of fraction of the value.
     """
 
     share: Tensor = field(repr=False)
@@ -26,23 +27,24 @@ class Shared:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape, as of a tensor."""
+        """The value's shape, as `Tensor.shape`."""
         return self.share.shape
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The shape, or its entry `dim`, as of a tensor."""
+        """The value's shape, or its entry `dim`, as `Tensor.size`."""
         return self.share.shape if dim is None else self.share.shape[dim]
 
     def __getitem__(self, index: Any) -> Shared:
-        """A part of the value, as of a tensor."""
+        """A part of the value, as `Tensor.__getitem__`."""
         return Shared(self.share[index], self.scale)
 
 
 def share_secret(session: Session, encoded: Tensor | None, shape: Sequence[int], src: int) -> Tensor:
     """This party's additive share, int64, of ring elements that party `src` has.
 
-    encoded: the ring elements at party `src`, anything elsewhere. shape: theirs, which all parties know: nothing is
-    sent, as the shares of zero that hide them come from seeds of neighbouring parties.
+    encoded: the ring elements at party `src`; ignored at other parties.
+    shape: the shape of the ring elements, which all parties know.
+    Nothing is sent: shares of zero hide the elements, and come from seeds that neighbouring parties share.
     """
     assert session.zeros is not None, "a session without seeds shares no secrets"
     share = session.zeros.share(shape, session.device)
