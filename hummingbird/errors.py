@@ -24,7 +24,7 @@ class HummingbirdError(Exception):
 
 
 def shown(value: Any) -> str:
-    """A short text of a value for an error; of a tensor only its shape, since its numbers may be private."""
+    """Return a short text of a value for an error; for a tensor only its shape, since its numbers may be private."""
     if (shape := getattr(value, "shape", None)) is not None:
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     if isinstance(value, Sequence) and any(hasattr(part, "shape") for part in value):
@@ -61,7 +61,10 @@ _SHOWN = 3  # steps that a message names for one reason
 
 
 def _grouped(problems: Sequence[Problem]) -> list[str]:
-    """A line for each reason, `a, b, c and 21 more: what  [hint: ..]`, and where to find the steps left out."""
+    """Return a line for each reason, `a, b, c and 21 more: what  [hint: ..]`, naming only the first of its steps.
+
+    If steps were left out, a last line says that `problems` has them.
+    """
     places: dict[tuple[str, str], list[str]] = {}
     for problem in problems:
         places.setdefault((problem.what, problem.hint), []).append(problem.name)
