@@ -220,7 +220,9 @@ def _owner(rank: int | None) -> WeightOwner | None:
 
 
 def owner_of(weights: str | int) -> int | None:
-    """Return the rank of the party that owns the weights, None for public ones. Raises ConfigError for anything else."""
+    """Return the rank of the party that owns the weights, None for public ones. Raises ConfigError for anything
+    else.
+    """
     if weights == "public":
         return None
     parties = sessions.current().parties if sessions.is_initialized() else None

@@ -33,7 +33,9 @@ class Cost:
         return Cost(self.rounds * times, self.bits * times, self.offline_bits * times)
 
     def seconds(self, bits_per_second: float, round_trip_seconds: float) -> float:
-        """Return the time on the wire: half a round trip for every round, and the time for the bits at this bandwidth."""
+        """Return the time on the wire: half a round trip for every round, and the time for the bits at this
+        bandwidth.
+        """
         return self.rounds * round_trip_seconds / 2 + self.bits / bits_per_second
 
 
@@ -97,7 +99,9 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's product of two private values, n elements, truncated as in crypten/fixed_point.py."""
+    """Return the cost of CrypTen's product of two private values, n elements, truncated as in
+    crypten/fixed_point.py.
+    """
     return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 

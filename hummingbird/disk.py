@@ -107,7 +107,9 @@ def remove(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """Replace a file's content by zeros, which are on the disk when this returns. A disk may still keep the old blocks."""
+    """Replace a file's content by zeros, which are on the disk when this returns. A disk may still keep the old
+    blocks.
+    """
     with open(path, "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))
         flush(file)
