@@ -61,7 +61,7 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """A block in which `check`, called in waits for other processes, raises once the flag is set."""
+    """Run a block in which `check`, called in waits for other processes, raises once the flag is set."""
     _ending.append(flag)
     try:
         yield
@@ -95,7 +95,8 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """The handler of SIGTERM until `close`, which raises one exception in the main thread. Make it in the main thread.
+    """A handler of SIGTERM that raises one exception in the main thread; in force until `close`. Make it in the main
+    thread.
 
     reason: makes the exception, in another thread, and may take long. over: called in the main thread; returns whether
     the exception is not needed any more. then: the handler of a second SIGTERM; by default it ends the process at once.
@@ -162,7 +163,7 @@ def _is_delicate(frame: FrameType) -> bool:
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """Whether the frame is within a destructor, whose exceptions Python drops."""
+    """Return whether the frame, or one that called it, is a destructor, whose exceptions Python drops."""
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
             return True
