@@ -391,7 +391,7 @@ def _no_number(name: str) -> NoReturn:
 def _told(
     name: str, where: str = "", hint: str = "", error: Callable[..., HummingbirdError] = InputError
 ) -> Iterator[None]:
-    """Run a block, and turn its faults into errors of class `error`, which name the record, the field and `where`."""
+    """Turn the faults of a `with` block into errors of class `error`, which name the record, the field and `where`."""
     try:
         yield
     except Fault as fault:

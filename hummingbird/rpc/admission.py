@@ -266,7 +266,7 @@ class Call:
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Run a block in which the service waits for the caller; if that takes more than `stall` seconds, the call is
+        """Mark the service as waiting for the caller within a `with` block; after `stall` seconds there the call is
         cancelled.
         """
         self.waiting = time.monotonic()
@@ -323,7 +323,7 @@ class Admission:
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
-        """Run a method in a block, if its call is admitted; a refusal, or an error in the block, becomes the call's
+        """Admit a call to a method, which runs in the `with` block; a refusal, or the block's error, becomes the call's
         status.
 
         The call counts, with the bytes that it holds, until its caller has read the answer. brief: whether it counts

@@ -208,8 +208,7 @@ def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: boo
 
 
 def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
-    """Return images float32 (n, ...) and labels (n,), or None for labels, from the files that options of `add_images`
-    name.
+    """Return images, float32 (n, ...), and labels, (n,) or None, from the files that the options of `add_images` name.
 
     Raises InputError for other contents, and if the folder of --out does not exist.
     """
@@ -218,9 +217,7 @@ def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
 
 
 def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
-    """Return a net's inputs, one from each of these files, and labels or None, as `images_of` does. Each input keeps
-    its type.
-    """
+    """Return a net's inputs, one from each of these files with its own type, and labels as `images_of` does."""
     images, labels = [array_of(file, "--images") for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
@@ -271,8 +268,9 @@ def write_results(path: Path, results: Any) -> None:
 
 
 def array_of(path: Path, where: str) -> Tensor:
-    """Return the array in a file of numpy.save, with its own type. Raises InputError, naming the option `where`, if
-    empty.
+    """Return the array in a file of numpy.save, with its own type.
+
+    Raises InputError, naming the option `where`, for a file that holds no array of numbers, or an empty one.
     """
     import numpy as np  # here: a health probe needs neither of these, which take seconds to import
     import torch

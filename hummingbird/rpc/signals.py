@@ -61,7 +61,9 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """Run a block in which `check`, called in waits for other processes, raises once the flag is set."""
+    """Make `check`, which waits for other processes call, raise once the flag is set; in force within a `with`
+    block.
+    """
     _ending.append(flag)
     try:
         yield
