@@ -24,7 +24,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Figures of one process over all its sessions. registry: of `rpc.telemetry.Metrics`."""
+    """Counts the serving figures of one process over all its sessions. registry: of `rpc.telemetry.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -50,14 +50,18 @@ class Figures:
         self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
-        """Call these functions at each scrape from now on. store: "dealt", "kept", or "" with a dealer."""
+        """Call these functions at each scrape from now on.
+
+        waiting: returns the number of requests without an outcome. slices: returns the slices of material in the
+        stores. store: its kind, "dealt" or "kept"; "" with a dealer.
+        """
         self._waiting.set_function(waiting)
         self._slices.clear()
         if store:
             self._slices.labels(store).set_function(slices)
 
     def forget(self) -> None:
-        """Call no functions any more: they would keep a party that has left, and its net, in memory."""
+        """Stop calling the functions of `watch`: they would keep a party that has left, and its net, in memory."""
         self.watch(lambda: 0, lambda: 0, "")
 
     def answered(self, queued: float, computed: float) -> None:
@@ -66,7 +70,7 @@ class Figures:
         self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
-        """Count a computed batch."""
+        """Count a computed batch. padding: rows of the store's slots without an image."""
         self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)

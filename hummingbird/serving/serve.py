@@ -80,6 +80,6 @@ def serve(
 
 
 def _drain(program: ServiceProgram, methods: Methods) -> None:
-    """End the party once the program is to end."""
+    """Let the party end, on a thread, once the program is to end."""
     program.wait()
     methods.drain()
