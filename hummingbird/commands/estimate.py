@@ -19,7 +19,7 @@ _EPILOG = """examples:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `estimate`, with its options, to the command line."""
     sub = add_command(commands, "estimate", HELP, HELP, _EPILOG)
     add_arguments(sub, "shape of the batch of each lane")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")

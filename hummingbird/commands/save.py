@@ -23,7 +23,7 @@ _EPILOG = """example, with my_net.py in the current folder:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `save`, with its options, to the command line."""
     sub = add_command(commands, "save", HELP, _DESCRIPTION, _EPILOG)
     add_model_arguments(sub)
     add_example_argument(sub)
