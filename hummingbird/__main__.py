@@ -21,7 +21,7 @@ COMMANDS = (
 
 
 class _OneLineEach(argparse.HelpFormatter):
-    """A help formatter that shows each command on one line."""
+    """A formatter of argparse's help that shows each command on one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=20, width=120)

@@ -204,22 +204,24 @@ class BitConfig:
         return BitConfig(self.default, self.layers, rows=self.rows)
 
     def window(self, name: str) -> BitWindow:
-        """Return the window of a layer by its qualified name.
+        """Return the window of the layer with this qualified name.
 
-        The further calls of a module that a net uses several times are named `name#1`, `name#2` ...; a call without a
-        window of its own has that of `name`.
+        A module that a net calls several times has the names `name`, `name#1`, `name#2` ...; a call that has no window
+        of its own gets that of `name`. Layers without a window get the default.
         """
         return self.layers.get(name, self.layers.get(name.partition("#")[0], self.default))
 
     def rows_of(self, name: str) -> Rows | None:
-        """Return the assumption on the rows of a layer, or None.
+        """Return the assumption on the rows of the layer with this qualified name, or None.
 
-        A further call of a reused module, such as `name#1`, without an assumption of its own has that of `name`.
+        A further call of a module, such as `name#1`, that has no assumption of its own gets that of `name`.
         """
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """Return a copy of the configuration with these assumptions, by layer, added to its own or in their place."""
+        """Return a copy of the configuration with these assumptions on rows, by layer, which replace its own of the
+        same layers.
+        """
         return replace(self, rows={**self.rows, **rows})
 
     def check_names(self, names: Iterable[str]) -> None:
@@ -356,7 +358,9 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return the hint for a path that is no file of windows: it may be a budget such as 6/64, one window, or wrong."""
+    """Return a hint on a path that is no file of windows: it may be a budget such as 6/64, a single window, or
+    mistaken.
+    """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"

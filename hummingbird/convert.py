@@ -202,7 +202,7 @@ def build(
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
-    """Return the fingerprints that windows of the net may name as the net for which they were found.
+    """Return the fingerprints by which windows may name this net as the one for which they were found.
 
     steps: the net traced with the numbers of its weights; None: trace it here. Where weights are private, a party's
     steps lack the numbers that forward() reads from weights, while a search for windows sees them.

@@ -43,8 +43,10 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """Return the number of the first slot that may be unused after a line of the ledger, if it was `slot` before that
-    line.
+    """Read a line of a ledger; return the number of the first slot that may be unused after it, if it was `slot`
+    before.
+
+    entry: the line, parsed.
     """
     used = entry.get("used")
     if type(used) is int and used >= 0:
@@ -93,7 +95,9 @@ class Ledger:
             raise
 
     def use(self, slot: int) -> None:
-        """Mark a slot as used, on the disk when this returns. Raises `error` for a slot that may have been used."""
+        """Mark a slot as used, on the disk when this returns. Raises `error` for a slot that may have been used
+        before.
+        """
         if slot < self._first or slot in self._marked:
             raise self._error(
                 f"slot {slot} has been handed out already", where=str(self.path), hint="randomness is for single use"

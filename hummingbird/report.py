@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def total(self) -> Cost:
-        """Rounds and bits of a batch of one lane."""
+        """Rounds and bits of all layers, for a batch of one lane."""
         return _total(self.layers)
 
     @property
@@ -291,8 +291,9 @@ def _total(layers: Sequence[PlannedCost]) -> Cost:
 
 
 def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
-    """Raise ConfigError unless the bandwidth, bits per second, is positive and the round-trip time, seconds, is not
-    negative; both finite. name: the bandwidth's name in errors.
+    """Raise ConfigError for a bandwidth, bits per second, that is not positive, or a round-trip time, seconds, below 0.
+
+    Both must be finite. name: the bandwidth's name in errors.
     """
     for what, value, least in ((name, bandwidth, math.ulp(0.0)), ("rtt", rtt, 0.0)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:

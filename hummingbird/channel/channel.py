@@ -94,7 +94,7 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """The name of this process in errors."""
+        """The name of this party's process in errors."""
         return self.names[self.rank]
 
     @property
@@ -135,7 +135,7 @@ class Channel:
     # Point to point ---------------------------------------------------------------------------------------------------
 
     def send(self, peer: int, *tensors: Tensor) -> None:
-        """Send tensors to one party; returns once they are handed to the network."""
+        """Send tensors to one party; return once they are handed to the network."""
         self._finish([peer], self._send([peer], tensors))
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
@@ -157,7 +157,7 @@ class Channel:
         return out
 
     def count_round(self) -> None:
-        """Count a round that consists of `send` and `receive` calls."""
+        """Count one round in the meter, for a round that consists of `send` and `receive` calls."""
         if self.parties > 1:
             meter.count(rounds=1)
 

@@ -333,7 +333,7 @@ class _Joining:
                 raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
 
     def _hand_over(self, found: Taken) -> None:
-        """Hand a connection to the lane that it is for, unless that lane is complete."""
+        """Hand an accepted connection to the lane that it is for, unless that lane has all connections."""
         link = self._links.get(self._elsewhere[found.hello])
         with found.connection, contextlib.suppress(OSError):  # the link shows that a lane has ended
             if link is not None:
@@ -388,16 +388,14 @@ class _Joining:
             self._redial(peer, False)
 
     def _settle(self, peer: int, sends: bool) -> None:
-        """Stop attempts to open a connection to this peer that is made already. sends: whether this party sends on
-        it.
-        """
+        """Stop calling a party for a connection, as it is made. sends: whether this party sends on it."""
         for dialing in [d for d in self._dialing if d.call.called == peer and d.call.sends == sends]:
             self._dialing.remove(dialing)
             if dialing.under_way is not None and dialing.under_way in self._steps:
                 self._end(dialing.under_way)
 
     def _redial(self, peer: int, sends: bool) -> None:
-        """Begin attempts to open a connection again that was lost. sends: whether this party sends on it."""
+        """Begin to call a party again for a connection that was lost. sends: whether this party sends on it."""
         if not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 

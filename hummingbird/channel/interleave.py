@@ -75,8 +75,8 @@ class Interleave:
         self._failed: BaseException | None = None
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run the functions, and return their results. The first one runs on the calling thread, which signals
-        interrupt.
+        """Run the functions, and return their results. The first one runs on the calling thread, so that signals
+        interrupt it.
         """
         results: list[Any] = [None] * len(functions)
         around = computation()

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table of a net's costs."""
+    """Print the table of what a net costs: rounds, bits and time on the wire of every layer."""
     net, bits, weights, protocol = planned(args)
     found = estimate(
         net,

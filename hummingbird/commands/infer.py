@@ -89,7 +89,10 @@ def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
 
 
 def show(found: dict[str, object], meter: Meter, layers: bool) -> None:
-    """Print the figures and the meter's table. layers: whether the table has a row for every layer, or only the sum."""
+    """Print the figures of a run and the meter's table. found: the figures by name.
+
+    layers: whether the table has a row for every layer, or only the sum.
+    """
     for key, value in found.items():
         print(f"{key.replace('_', ' '):32} {_text(value)}")
     print("\n" + meter.table(every_layer=layers))
@@ -107,7 +110,7 @@ def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, f
 
 
 def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
-    """Return the way to judge the outputs of all images: whether they are decisions of classes or other answers."""
+    """Return an `Answers` object for the outputs of all images, which judges outputs by labels, or by other outputs."""
     return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)
 
 

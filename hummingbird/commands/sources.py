@@ -78,7 +78,7 @@ def add_images_argument(parser: argparse._ActionsContainer, option: str, what: s
 
 
 def add_example_argument(parser: argparse._ActionsContainer) -> None:
-    """Add --example, which `example_of` reads."""
+    """Add the option --example, which `example_of` reads."""
     text = "a function that returns a batch of the net's inputs (a tensor, a tuple or a dict), for nets with several "
     text += "inputs, token numbers or flags; and its arguments"
     parser.add_argument("--example", nargs="+", metavar=_WORDS, help=text)

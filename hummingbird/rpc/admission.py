@@ -165,7 +165,7 @@ class FairQueue:
 
     @property
     def at_work(self) -> int:
-        """Number of places in use."""
+        """Number of calls that have a place."""
         return sum(self._at_work.values())
 
     @property
@@ -223,12 +223,12 @@ class WaitingCall:
             return self._queue.changed.wait_for(lambda: self.taken, timeout)
 
     def leave(self) -> None:
-        """Free the place, or stop waiting; call it once."""
+        """Give the place back, or stop waiting for one; call this once."""
         self._queue.leave(self)
 
 
 class Record(NamedTuple):
-    """A call that has ended.
+    """A call that has ended, for the log and the metrics.
 
     client: the caller's name. outcome: the name of its gRPC status. received, sent: bytes of messages. notes: fields
     that its method adds to the log.
@@ -308,7 +308,7 @@ class Admission:
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
-        """Refuse new calls, and wait at most `timeout` seconds for those at work; returns whether all have ended."""
+        """Refuse new calls, and wait at most `timeout` seconds for those at work; return whether all have ended."""
         with self._changed:
             self._stopping = True
             return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)

@@ -138,7 +138,7 @@ class AsyncClient:
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Return once the service has answered; retries for `timeout` seconds.
+        """Call the service until it has answered once; retry for `timeout` seconds.
 
         Raises errors of `rpc.client.connect`, and aio.UsageError if another coroutine has closed the channel.
         """

@@ -66,7 +66,10 @@ def add_tls(
     cert: str = "this side's certificate (PEM); a server's is for its host name",
     ca: str = "certificate of the authority of all sides (PEM)",
 ) -> None:
-    """Add --tls-cert, --tls-key and --tls-ca. cert, ca: help texts, with the owner and the name on the certificate."""
+    """Add the options --tls-cert, --tls-key and --tls-ca.
+
+    cert, ca: help texts of --tls-cert and --tls-ca, which say whose certificate it is, and for which name.
+    """
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help=cert)
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help=ca)
@@ -99,7 +102,7 @@ def add_service(
     tokens: bool = True,
     grace: float = GRACE,
 ) -> None:
-    """Add the options of every program that serves, which `service_of` reads.
+    """Add the options that all server programs have, which `service_of` reads.
 
     addresses: argparse's nargs for a program that listens at several addresses. listen: help text of --listen in place
     of the usual one. tokens: whether callers may show tokens. grace: the default of --grace, seconds.
@@ -159,7 +162,7 @@ def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceC
 
 
 def add_caller(parser: argparse._ActionsContainer) -> None:
-    """Add the options of every program that calls a service, which `caller_of` reads."""
+    """Add the options that all programs which call a service have, and which `caller_of` reads."""
     add_tls(parser)
     add_token(parser)
 

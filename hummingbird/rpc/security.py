@@ -277,7 +277,9 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Return time, size and inode of a file, one of which changes with its content; None for a missing file."""
+    """Return time, size and inode of a file, of which at least one changes with the content; None for a missing
+    file.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -315,7 +317,7 @@ def line_of(name: str, token: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise InputError unless `name` is 1 to 64 letters, digits and . _ @ -"""
+    """Raise InputError unless a caller's name is 1 to 64 letters, digits and . _ @ -"""
     if not 0 < len(name) <= NAME_LENGTH or not all(s.isascii() and (s.isalnum() or s in "._@-") for s in name):
         raise InputError(f"not a name: {name[:80]!r}", hint="1 to 64 letters, digits and . _ @ -")
 

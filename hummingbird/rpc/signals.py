@@ -52,7 +52,7 @@ class Flag:
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the flag, at most `seconds`; returns whether it is set."""
+        """Wait until the flag is set, at most `seconds`; return whether it is set."""
         ends = time.monotonic() + seconds
         while not self._set and (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK))

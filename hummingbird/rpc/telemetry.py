@@ -122,7 +122,7 @@ def _messages() -> Any:
 
 
 def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
-    """Ask the health service at an address once: SERVING or NOT_SERVING. No token is needed.
+    """Ask the health service at an address once; return its answer, SERVING or NOT_SERVING. No token is needed.
 
     timeout: seconds. name: the service whose health is asked for. Raises errors of `rpc.client.connect`.
     """
@@ -263,7 +263,7 @@ class Metrics:
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 
     def count(self, record: Record) -> None:
-        """Count a call that has ended."""
+        """Count a call that has ended, with its duration and its bytes."""
         requests, seconds, received, sent = self._of(record.method, record.outcome)
         requests.inc()
         seconds.observe(record.seconds)

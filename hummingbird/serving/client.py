@@ -172,7 +172,10 @@ class PartyGroup:
             return self._lines[loop]
 
     async def _describe(self, here: _Lines, timeout: float) -> Joined:
-        """Ask all parties for their description, check that all are equal, and sort the parties by rank."""
+        """Ask all parties for their description; return the service, with the parties sorted by rank.
+
+        Raises AgreementError unless all descriptions are equal.
+        """
         began = clock()
         asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
         answers = await self._call("Describe", asked, timeout)

@@ -55,7 +55,7 @@ class Teller:
         self._tell([_END, 0, 0, 0, 0, 0])
 
     def close(self) -> None:
-        """Stop the reports."""
+        """Send no further reports."""
         self._closed.set()
 
     def _beat(self) -> None:

@@ -24,7 +24,10 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Counts the serving figures of one process over all its sessions. registry: of `rpc.telemetry.Metrics`."""
+    """Counts the figures of a serving process over all its sessions.
+
+    registry: that of the program's `rpc.telemetry.Metrics`.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -65,7 +68,9 @@ class Figures:
         self.watch(lambda: 0, lambda: 0, "")
 
     def answered(self, queued: float, computed: float) -> None:
-        """Count an answered request. queued: seconds until its batch. computed: seconds in its batch."""
+        """Count an answered request. queued: seconds from its arrival to its batch. computed: seconds that its batch
+        took.
+        """
         self._queued.observe(queued)
         self._computed.observe(computed)
 

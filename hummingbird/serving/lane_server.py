@@ -289,7 +289,7 @@ class LaneServer:
             raise AgreementError(f"{link.other} asks {kind[:40]!r}", where=self._name(0))
 
     def wait(self) -> None:
-        """Return when all other lanes have said goodbye. Raises the failure of a lane."""
+        """Wait until all other lanes have said goodbye. Raises the failure of a lane."""
         going = True
         while going:
             going = any(thread.is_alive() for thread in self._threads)
@@ -359,7 +359,7 @@ class RemoteDispatcher:
         self._ending = True
 
     def bye(self) -> None:
-        """Say goodbye to lane 0, and disconnect."""
+        """Tell lane 0 that this lane has done its work, and disconnect."""
         self._link.send("bye")
         self._link.close()
 

@@ -48,11 +48,11 @@ def clock() -> float:
 
 @dataclass(frozen=True, repr=False)
 class Request:
-    """One party's part of a request.
+    """A client's request, as one party gets it.
 
     id: 16 random bytes. claim: 16 random bytes of the client, by which a party distinguishes clients without
-    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: a seed
-    or packed words, then keys.
+    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: this
+    party's share of the inputs, as a seed or as packed words, and then keys of lookups.
     """
 
     id: bytes

@@ -208,7 +208,7 @@ class Methods:
         self._ready(party is not None and party.stocked and not self._draining)
 
     def shut(self, reason: UnavailableError) -> None:
-        """Refuse all calls from now on."""
+        """Refuse all calls from now on, for this reason."""
         self.party, self._reason = None, reason
         self.look()
 

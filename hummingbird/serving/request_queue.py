@@ -193,7 +193,7 @@ class RequestQueue:
             return self._requests.taken
 
     def _forget(self) -> None:
-        """Drop the ids of requests that have an outcome, once their deadline has passed."""
+        """Forget the requests that have an outcome, with their ids, once their deadlines have passed."""
         now, kept = time.monotonic(), []
         while self._ends and self._ends[0][0] < now:
             _, id = heapq.heappop(self._ends)

@@ -72,7 +72,7 @@ class _Held:
 
     @property
     def until(self) -> float:
-        """The time at which the request is dropped if nothing else happens."""
+        """The time at which the request is dropped unless it runs before."""
         return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
@@ -245,8 +245,8 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Return whether no lane has room for a request, by reports that all lanes made after its patience had
-        ended.
+        """Return whether a complete request fits no lane, by what all lanes reported after it had waited `patience`
+        seconds.
         """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
