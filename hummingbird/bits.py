@@ -86,13 +86,12 @@ class BitWindow:
 
 @dataclass(frozen=True)
 class Rows:
-    """An assumption on every row of a softmax or of a norm, which makes the layer cheaper. Other rows give noise,
-    unnoticed.
+    """An assumption on every row of a softmax or of a norm, which makes the layer cheaper.
 
-    For a softmax over x: x minus the mean of its row is in [least, most], least < 0 < most, and the mean of
-    exp(x - mean) over a row is at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a
-    row is in [least, most], 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite,
-    least >= most, and a sum below 1.
+    Other rows give noise, unnoticed. For a softmax over x: x minus the mean of its row is in [least, most], least < 0 <
+    most, and the mean of exp(x - mean) over a row is at most `sum` (None: the maximum that the range allows). For a
+    norm: variance + eps of a row is in [least, most], 0 < least, and there is no `sum`. Raises ConfigError for numbers
+    that are not finite, least >= most, and a sum below 1.
     """
 
     least: float = record_field(_NUMBER)
@@ -219,8 +218,9 @@ class BitConfig:
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """Return a copy of the configuration with these assumptions on rows, by layer, which replace its own of the
-        same layers.
+        """Return a copy of the configuration with these assumptions on rows, by layer.
+
+        They replace its own assumptions for the same layers; those for other layers remain.
         """
         return replace(self, rows={**self.rows, **rows})
 
@@ -252,8 +252,8 @@ class BitConfig:
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
-        """Raise ConfigError if the windows were found for another net, and warn if for other parties or another
-        protocol.
+        """Raise ConfigError if the windows were found for another net; warn if for another protocol or number of
+        parties.
 
         net: returns the fingerprint of the net in use, then fingerprints that are accepted as well. parties: their
         number, None if not known. With another protocol or number of parties the same windows decide more signs
@@ -358,9 +358,7 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return a hint on a path that is no file of windows: it may be a budget such as 6/64, a single window, or
-    mistaken.
-    """
+    """Return a hint on a path that is no file of windows, but maybe a budget such as 6/64, a window, or mistaken."""
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"

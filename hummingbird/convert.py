@@ -65,8 +65,8 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
-    """Return the steps' problems: steps without a private form or without values, numbers beyond the range of fixed
-    point.
+    """Return a problem for each step that has no private form or no values, or whose numbers fixed point cannot
+    represent.
     """
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
@@ -220,8 +220,9 @@ def _owner(rank: int | None) -> WeightOwner | None:
 
 
 def owner_of(weights: str | int) -> int | None:
-    """Return the rank of the party that owns the weights, None for public ones. Raises ConfigError for anything
-    else.
+    """Return the rank of the party that owns the weights, None for public ones.
+
+    Raises ConfigError for anything else.
     """
     if weights == "public":
         return None

@@ -33,9 +33,7 @@ class Cost:
         return Cost(self.rounds * times, self.bits * times, self.offline_bits * times)
 
     def seconds(self, bits_per_second: float, round_trip_seconds: float) -> float:
-        """Return the time on the wire: half a round trip for every round, and the time for the bits at this
-        bandwidth.
-        """
+        """Return the time on the wire: half a round trip for every round, and the time to send the bits."""
         return self.rounds * round_trip_seconds / 2 + self.bits / bits_per_second
 
 
@@ -99,14 +97,16 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's product of two private values, n elements, truncated as in
-    crypten/fixed_point.py.
+    """Return the cost of CrypTen's product of two private values of n elements, with truncation
+    (crypten/fixed_point.py).
     """
     return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's square of a private value, n elements, truncated as in crypten/fixed_point.py."""
+    """Return the cost of CrypTen's square of a private value of n elements, with truncation
+    (crypten/fixed_point.py).
+    """
     return opening(parties, 8 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
@@ -162,8 +162,9 @@ BFV_DEGREE, BFV_PRIME_BITS = 4096, 26
 
 
 def bfv_fresh(ciphertexts: int) -> int:
-    """Return the bytes of a message of fresh BFV ciphertexts: a seed, then 53,248 bytes for each, a polynomial modulo
-    four primes.
+    """Return the bytes of a message of fresh BFV ciphertexts: a seed, and 53,248 bytes for each.
+
+    A fresh ciphertext is sent as one polynomial modulo four primes; the other follows from the seed.
     """
     return 16 + ciphertexts * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
 

@@ -85,8 +85,9 @@ def sync(path: Path) -> None:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Rename a file or folder atomically, replacing a file at `path`. A crash may undo the renaming until `sync` of the
-    folder.
+    """Rename a file or folder atomically, replacing a file at `path`.
+
+    A crash may undo the renaming until `sync` of the folder.
     """
     os.replace(draft, path)
 
@@ -107,8 +108,9 @@ def remove(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """Replace a file's content by zeros, which are on the disk when this returns. A disk may still keep the old
-    blocks.
+    """Replace a file's content by zeros, which are on the disk when this returns.
+
+    A disk may still keep the old blocks.
     """
     with open(path, "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))

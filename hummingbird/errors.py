@@ -105,8 +105,8 @@ class OverloadError(PeerError):
 
 
 class UnavailableError(PeerError):
-    """Raised if a service is stopping, or the connection to it is lost: a request that is safe to repeat may be sent
-    later.
+    """Raised if a service is stopping, or the connection to it is lost; the request may be repeated later if that is
+    safe.
     """
 
 
@@ -135,9 +135,7 @@ class TrustError(HummingbirdError):
 
 
 class EnvironmentProblem(HummingbirdError):
-    """Raised if something that the package needs from its environment (a library, a variable, a file) is missing or
-    unusable.
-    """
+    """Raised if the package lacks something in its environment: a library, a variable or a file."""
 
 
 class LaunchError(HummingbirdError):

@@ -43,10 +43,9 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """Read a line of a ledger; return the number of the first slot that may be unused after it, if it was `slot`
-    before.
+    """Read a line of a ledger; return the number of the first slot that may be unused after it.
 
-    entry: the line, parsed.
+    slot: this number before the line. entry: the line, parsed.
     """
     used = entry.get("used")
     if type(used) is int and used >= 0:
@@ -95,8 +94,9 @@ class Ledger:
             raise
 
     def use(self, slot: int) -> None:
-        """Mark a slot as used, on the disk when this returns. Raises `error` for a slot that may have been used
-        before.
+        """Mark a slot as used, on the disk when this returns.
+
+        Raises `error` for a slot that may have been used before.
         """
         if slot < self._first or slot in self._marked:
             raise self._error(

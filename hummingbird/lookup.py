@@ -46,8 +46,7 @@ class Weighted(nn.Module):
 
 
 class LookedUp(nn.Module):
-    """A net whose inputs are row numbers of a table, int64 (n, positions), and their weights, floating point (n,
-    positions).
+    """A net whose inputs are row numbers of a table, int64 (n, positions), and weights, floating point (n, positions).
 
     table: the table of rows. net: the layers that take the weighted sums of the bags. bags: how many positions each bag
     has; (1, 63): one row, and the weighted sum of 63 rows. Raises ConfigError for other arguments.

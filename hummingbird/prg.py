@@ -35,8 +35,9 @@ def new_seed(size: int = SEED_BYTES) -> bytes:
 
 
 def fresh(device: torch.device | str = "cpu") -> Stream:
-    """Return a stream from a fresh seed, with a cipher that runs on this device: for numbers that no other process
-    draws.
+    """Return a stream from a fresh seed, for numbers that no other process draws.
+
+    device: of the results; it selects the cipher.
     """
     return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
 
@@ -86,7 +87,7 @@ class Stream:
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
-        """Reserve the next blocks for uniform elements of this shape, and return an object from which they are computed
+        """Reserve the next blocks for uniform elements of this shape; return an object from which they are computed
         later.
 
         width: bits of each element, packed without gaps; None: all bits of `dtype`.

@@ -30,8 +30,9 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost of a step before or after the layers of a net, for each party that sends in it. by: which parties
-    send.
+    """The cost of a step before or after the layers of a net, for each party that sends in it.
+
+    by: which parties send.
     """
 
     cost: Cost
@@ -134,8 +135,9 @@ class Estimate:
         return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
     def _in_all(self) -> str:
-        """Return a table of what a batch of all lanes costs, online, offline and in all, for each aim and entry of
-        `beside`.
+        """Return a table of the costs of a batch of all lanes, online, offline and in all.
+
+        It has a row for each aim, and for each comparison in `beside`.
         """
         differ = len(set(self.aims.values())) > 1
         rows = []
@@ -152,8 +154,7 @@ class Estimate:
         return "\n".join([table, *self._fewest()])
 
     def _fewest(self) -> list[str]:
-        """Return a line if protocol `gmw` moves fewer bits than any aim, online and offline together; else an empty
-        list.
+        """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.
 
         It may if smooth functions dominate.
         """
@@ -241,8 +242,7 @@ def estimate(
 
 
 def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[str, Around]:
-    """Return the costs before and after the layers: the parties compare their plans, share the inputs, open the
-    results.
+    """Return the costs of comparing the parties' plans, of sharing the inputs, and of opening the results.
 
     sizes: the shape of the batch. The plans are compared once for a net, not for each batch.
     """
@@ -260,9 +260,7 @@ def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[s
 
 
 def agreement_cost(private: PrivateNet, parties: int) -> Cost:
-    """Return the cost of `PrivateNet.set_up` with public weights: each party sends the net's facts as text to every
-    other.
-    """
+    """Return the cost of `PrivateNet.set_up` with public weights: every party sends the net's facts to every other."""
     return opening(parties, len(text_of({"hummingbird version": VERSION, **private.facts}).encode()))
 
 

@@ -37,11 +37,10 @@ LEAST_PRECISION = 8  # without room for these, constants are rounded by at most 
 
 
 def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode", limit: float | None = None) -> Tensor:
-    """Convert real numbers to ring elements, int64 round(x * 2^scale), of the same shape. where: the name of x in
-    errors.
+    """Convert real numbers to ring elements, int64 round(x * 2^scale), of the same shape.
 
-    limit: the largest |x| allowed, or None. Raises InputError for a larger |x|, NaN, infinities, and |x| >= 2^30, or
-    2^(62 - scale) if that is less.
+    where: the name of x in errors. limit: the largest |x| allowed, or None. Raises InputError for a larger |x|, NaN,
+    infinities, and |x| >= 2^30, or 2^(62 - scale) if that is less.
     """
     bits = min(MAX_INTEGER_BITS, 62 - scale)
     if not x.is_floating_point():
@@ -67,12 +66,11 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Return how many fraction bits public constants need: the fewest that hold them exactly, or else enough for
-    `precision`.
+    """Return how many fraction bits public constants need: the fewest that hold them exactly, if these suffice.
 
-    In the second case they are at least 16. x: real tensor of the constants. most: the largest result. precision: bits
-    of the largest |x| that are to be kept. where: the constants' name in errors. Raises InputError if rounding to
-    `most` bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
+    Otherwise enough for `precision` bits of the largest |x|, and at least 16. x: real tensor of the constants. most:
+    the largest result. where: the constants' name in errors. Raises InputError if rounding to `most` bits would exceed
+    2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))
@@ -143,8 +141,7 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Compute a transposed convolution in 2 dimensions, as a convolution of the input with zeros put between its
-    pixels.
+    """Compute a transposed convolution in 2 dimensions: a convolution of the input, spread out by the stride.
 
     weight: arranged as by `arranged`. bits: the low bits of the result that must be right.
     """
@@ -166,11 +163,11 @@ BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_trans
 
 
 def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
-    """Compute the product `op` of two int64 tensors mod 2^bits, with torch's own names and keyword arguments
-    (`BILINEAR`).
+    """Compute the product `op` of two int64 tensors mod 2^bits. op: one of `BILINEAR`, torch's own names.
 
     The bits of the result above `bits` are arbitrary. b: a tensor in torch's layout for `op`, or, for all but "mul",
-    the `Factor` of its `arranged` form, which makes repeated products cheaper. Raises InputError for an unknown `op`.
+    the `Factor` of its `arranged` form, which makes repeated products cheaper. kwargs: torch's options of a
+    convolution. Raises InputError for an unknown `op`.
     """
     if op not in BILINEAR:
         raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")

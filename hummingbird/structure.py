@@ -18,9 +18,7 @@ DEEPEST = 16  # nesting of a structure from another process
 
 
 class NamedResults(dict[str, Any]):
-    """The results of a net that returns a dataclass, by the names of its fields: `result.logits` is
-    `result["logits"]`.
-    """
+    """The results of a net that returns a dataclass, by name: `result.logits` is `result["logits"]`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -32,8 +30,8 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """Split a value into its structure and the list of its tensors, private (`is_tensor`) and public (`is_public`), in
-    order.
+    """Split a value into its structure and its tensors, in order: private ones (`is_tensor`) and public ones
+    (`is_public`).
     """
     if is_tensor(value):
         return TENSOR, [value]

@@ -162,8 +162,9 @@ class Channel:
             meter.count(rounds=1)
 
     def loss(self) -> str:
-        """Return a sentence about a party that has closed its connection, "" if none has. Reads nothing from
-        connections.
+        """Return a sentence about a party that has closed its connection, "" if none has.
+
+        Reads nothing from connections.
         """
         if self.closed:
             return ""
@@ -274,9 +275,7 @@ class Channel:
                     part = part[counts[-1] :]
 
     def _torn(self, peer: int) -> bool:
-        """Return whether only a part of the last frame was sent: the peer would read a further frame as the rest of
-        it.
-        """
+        """Return whether the last frame was sent in part only: the peer would read a further frame as its rest."""
         length, *sent = self._frame[peer] or [0]
         return bool(sent) and length + sum(sent) < 0
 
@@ -397,8 +396,7 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """Return the error for a failed send: the peer's own words if they are among the bytes that it sent and nobody
-        read.
+        """Return the error for a failed send: the peer's own words if it has sent some that nobody has read.
 
         Only the thread that reads may call this.
         """

@@ -41,8 +41,9 @@ Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a listening socket at an address of this host. port: 0 for a free one. Raises OSError if it cannot
-    listen.
+    """Return a listening socket at an address of this host.
+
+    port: 0 for a free one. Raises OSError if it cannot listen.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = found[0]
@@ -51,8 +52,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """Serve a torch TCPStore from this process, at this address of its host alone; torch itself listens at all
-    addresses.
+    """Serve a torch TCPStore from this process, at one address of its host; torch itself listens at all addresses.
 
     port: 0 for a free one. wait: longest wait for an answer. Does not wait for other processes. Raises OSError if it
     cannot listen.
@@ -177,9 +177,7 @@ class _Joining:
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
-        """Begin to accept connections at a listening socket, also for other lanes; at another lane, to get them from
-        lane 0.
-        """
+        """Begin to accept connections at a listening socket, also for other lanes, or to get them from lane 0."""
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
             link.setblocking(False)
@@ -273,9 +271,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Stop accepting connections while `_STRANGERS` of them have not proved who they are, and accept again after
-        that.
-        """
+        """Stop accepting connections while `_STRANGERS` of them have not proved who they are."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS
@@ -308,8 +304,9 @@ class _Joining:
     # The other lanes of this party ------------------------------------------------------------------------------------
 
     def _heard(self, lane: int) -> None:
-        """Read from the link to another lane: at lane 0 the byte that says that the lane is complete, elsewhere a
-        connection.
+        """Read from the link to another lane.
+
+        Lane 0 reads the byte that says that the lane has all its connections, another lane reads a connection.
         """
         link = self._links[lane]
         try:
@@ -365,8 +362,9 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Read whether the sender has chosen this connection, to receive on it from now on, or has closed it for
-        another one.
+        """Read whether the sender has chosen this connection, or has closed it for another one.
+
+        A chosen connection is used to receive on from now on.
         """
         try:
             said = connection.recv(1)

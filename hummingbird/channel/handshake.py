@@ -86,10 +86,10 @@ def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
 def introduce(
     connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
 ) -> Steps[socket.socket]:
-    """Do the caller's handshake; return the connection to party `call.called`. Raises OSError if another program
-    answers.
+    """Do the caller's handshake; return the connection to party `call.called`.
 
-    token: the run's token. context: TLS of the connecting side, None for plain text.
+    Raises OSError if another program answers. token: the run's token. context: TLS of the connecting side, None for
+    plain text.
     """
     try:
         connection.sendall(call.hello(token))  # a new connection has room for it

@@ -31,9 +31,7 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """Return the session that this computation has entered, or else that of the code around it; None if there is
-        none.
-        """
+        """Return the session that this computation has entered, or that of the code around it, or None."""
         if self.session is not None or self._around is None:
             return self.session
         return self._around.entered()
@@ -65,8 +63,9 @@ def pass_on() -> None:
 
 
 class Interleave:
-    """Runs functions interleaved: one at a time, each until it waits for messages. An error of any ends all, and is
-    raised.
+    """Runs functions interleaved: one at a time, each until it waits for messages.
+
+    An error of any ends all, and is raised.
     """
 
     def __init__(self) -> None:
@@ -75,8 +74,9 @@ class Interleave:
         self._failed: BaseException | None = None
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run the functions, and return their results. The first one runs on the calling thread, so that signals
-        interrupt it.
+        """Run the functions, and return their results.
+
+        The first one runs on the calling thread, so that signals interrupt it.
         """
         results: list[Any] = [None] * len(functions)
         around = computation()

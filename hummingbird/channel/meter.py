@@ -161,9 +161,7 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """The layer in which a computation is, and for how many seconds so far the computation has waited or let others
-    run.
-    """
+    """The layer in which a computation is (`layer`), and the seconds for which it has not computed so far (`idle`)."""
 
     layer: str = ""
     idle: float = 0.0

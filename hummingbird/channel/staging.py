@@ -62,8 +62,9 @@ class Staging:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Send this thread's kernels and copies, within a `with` block, to the stream of material, which waits for no
-        other.
+        """Send this thread's kernels and copies, within a `with` block, to the stream on which material is made.
+
+        This stream waits for no other.
         """
         with self._cuda.stream(self._aside):
             yield
@@ -73,8 +74,9 @@ class Staging:
         return self._aside.record_event()
 
     def take(self, event: Any, tensors: Iterable[Tensor]) -> None:
-        """Let later kernels of this thread's stream wait for an event of `event`, and use the tensors of material made
-        before it.
+        """Let later kernels of this thread's stream wait for an event that `event` returned.
+
+        tensors: the material that was made before the event, and that these kernels use.
         """
         current = self._cuda.current_stream(self.device)
         current.wait_event(event)

@@ -45,8 +45,9 @@ def parallel(model: nn.Module) -> nn.Module:
 
 
 def own(batch: int) -> slice:
-    """Return which images of a batch are this rank's. Raises InputError if the number of ranks does not divide the
-    batch.
+    """Return which images of a batch are this rank's.
+
+    Raises InputError if the number of ranks does not divide the batch.
     """
     each, rest = divmod(batch, ranks.size())
     if rest:

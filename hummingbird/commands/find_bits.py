@@ -175,8 +175,9 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 
 
 def in_all_table(study: Study, config: BitConfig) -> str:
-    """Return a table of the kB that all parties and the dealer send for an image, by layer, with q of the windows and
-    without.
+    """Return a table of the kB that all parties and the dealer send for an image, by layer, with q and without.
+
+    config: the windows with q.
     """
     costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
     rows = []

@@ -106,8 +106,9 @@ class Tuning:
         return Epoch(number, self.judge.accuracy(weights, self.config, *self.held), weights)
 
     def run(self, training: Training) -> None:
-        """Train for the recipe's epochs, or until --patience epochs in a row were no better than the best; print a line
-        for each.
+        """Train for the recipe's epochs, and print a line for each.
+
+        Stops earlier if --patience epochs in a row were no better than the best.
         """
         print("epoch    loss  accuracy")
         _row(self.first, None)

@@ -110,10 +110,9 @@ class Frontier:
         }
 
     def row(self, how: str, budget: str) -> Row:
-        """Search windows for a budget and write them to a file; return the row of their figures, or why none meet the
-        budget.
+        """Search windows for a budget and write them to a file; return the row of their figures.
 
-        how: "searched", or "uniform" for one window for all layers.
+        If no windows meet the budget, the row says why. how: "searched", or "uniform" for one window for all layers.
         """
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
@@ -141,9 +140,7 @@ class Frontier:
         }
 
     def _in_all(self, config: BitConfig) -> Row:
-        """Return the kB that all parties and the dealer send for an image; with --knobs q also for the windows without
-        q.
-        """
+        """Return the kB that all parties and the dealer send for an image, with --knobs q also without q."""
         costs = {"in_all_kilobytes_per_image": config}
         if self.args.knobs:
             costs["in_all_kilobytes_without_q"] = without_q(config)

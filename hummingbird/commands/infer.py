@@ -221,10 +221,10 @@ def _advance(bar: Any, done: int) -> None:
 
 
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
-    """Print how much material the session's store holds, if it has one, and check that this is enough for `count`
-    images.
+    """Print how much material the session's store holds, if it has one, and check that it suffices.
 
-    shape: of one image. Raises DealerError if the store is for another net or shape, or holds too little.
+    shape: of one image. count: images of this lane. Raises DealerError if the store is for another net or shape, or
+    holds too little.
     """
     store = session.dealer
     if not isinstance(store, STORES):

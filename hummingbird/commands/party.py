@@ -81,8 +81,9 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_party(main: Callable[[], None]) -> None:
-    """Run a party's program. An error is printed in two lines, sent to the other parties, and ends this process with
-    exit code 1.
+    """Run a party's program.
+
+    An error is printed in two lines, sent to the other parties, and ends this process with exit code 1.
     """
     try:
         main()

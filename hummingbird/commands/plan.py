@@ -33,10 +33,10 @@ _POINTS = 2000  # points of a line, or dots
 
 
 def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
-    """Draw the share of requests that take longer than each latency. If the load is above the largest rate, draw each
-    request's latency and time of arrival instead.
+    """Draw the share of requests that take longer than each latency.
 
-    path: the picture. goal: a figure such as p99, and its seconds, to be marked.
+    If the load is above the largest rate, draw each request's latency and time of arrival instead. path: the picture.
+    goal: a figure such as p99, and its seconds, to be marked.
     """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))

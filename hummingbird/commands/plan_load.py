@@ -99,8 +99,9 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
 
 
 def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
-    """Return the same arrivals at another rate, in requests per second. Raises InputError for arrivals without a
-    rate.
+    """Return the same arrivals at another rate, in requests per second.
+
+    Raises InputError for arrivals without a rate.
     """
     if not isinstance(arrivals, Gaps):
         raise InputError("these requests have no rate to vary", where="--vary", hint="give --rate")

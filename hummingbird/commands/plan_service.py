@@ -121,8 +121,9 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 
 
 def _composed(args: argparse.Namespace) -> Service:
-    """Return the service "sg" or "cg" (capacity/paper.py) for the user's own net; --profile has its seconds of
-    garbling.
+    """Return the service "sg" or "cg" (capacity/paper.py) for the user's own net.
+
+    With --profile, it has the seconds of garbling that were measured on the user's machine.
     """
     refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))

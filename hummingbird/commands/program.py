@@ -38,8 +38,9 @@ def command_of(program: str, words: Sequence[str]) -> str:
 
 
 def without_folders(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, with absolute paths reduced to file names: folders are specific to a
-    machine.
+    """Return the words of a command line, with absolute paths reduced to file names.
+
+    The folders would be those of one machine.
     """
     shown = []
     for word in words:
@@ -73,8 +74,9 @@ def machine() -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """Return the name of a device for rows of figures, "cpu" or the GPU's name. Raises InputError for a missing
-    device.
+    """Return the name of a device for rows of figures, "cpu" or the GPU's name.
+
+    Raises InputError for a missing device.
     """
     try:
         found = torch.device(device)

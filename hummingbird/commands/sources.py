@@ -59,8 +59,9 @@ def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
-    """Return the folder that --saved names for a party; None without it. Raises ConfigError beside options that it
-    replaces.
+    """Return the folder that --saved names for a party; None without it.
+
+    Raises ConfigError beside options that it replaces.
     """
     if args.saved is None:
         return None
@@ -93,10 +94,10 @@ def example_of(args: argparse.Namespace) -> Any:
 
 
 def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
-    """Return the net from the function of --model, in eval mode. weights: whether to load the file of --weights into
-    it.
+    """Return the net from the function of --model, in eval mode.
 
-    Raises HummingbirdError for a missing function, or one that returns no net, and errors of `read_weights`.
+    weights: whether to load the file of --weights into it. Raises HummingbirdError for a missing function, or one that
+    returns no net, and errors of `read_weights`.
     """
     net = call(args.model, "--model", "net", default="get_model")
     if not isinstance(net, nn.Module):

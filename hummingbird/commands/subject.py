@@ -25,10 +25,10 @@ from hummingbird.window_search.images import fingerprint
 
 @dataclass(frozen=True)
 class Subject:
-    """A net in eval mode, with the images on which a command measures it: float32 (N, ...), and labels (N, ...) or
-    None.
+    """A net in eval mode, and the images on which a command measures it.
 
-    names: names of net and data set, for rows and provenance. source: the origin of the images, for sentences.
+    images: float32 (N, ...). labels: (N, ...) or None. names: names of net and data set, for rows and provenance.
+    source: the origin of the images, for sentences.
     """
 
     net: nn.Module
@@ -44,8 +44,9 @@ class Subject:
 
     @property
     def example(self) -> Tensor | None:
-        """An image, if the net can be traced only with an example, else None. Raises ModelError if it cannot be
-        traced.
+        """An image, if the net can be traced only with an example, else None.
+
+        Raises ModelError if it cannot be traced.
         """
         return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
 

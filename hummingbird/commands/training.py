@@ -203,8 +203,9 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from the `state` of a training of the same net, data and recipe. Raises InputError for other
-        data.
+        """Continue from the `state` of a training of the same net, data and recipe.
+
+        Raises InputError for other data.
         """
         if state["images"] != len(self.labels):
             what = f"the state is of a training on {state['images']} images, these are {len(self.labels)}"

@@ -83,8 +83,7 @@ def standard_error(accuracy: float, n: int) -> float:
 
 
 def paired_error(lost: float, won: float, n: int) -> float:
-    """Return the standard error of the change (won - lost) / n of an accuracy, measured on the same n images before and
-    after.
+    """Return the standard error of the change (won - lost) / n of an accuracy on the same n images.
 
     lost, won: predictions that changed from right to wrong, and from wrong to right.
     """
@@ -205,8 +204,9 @@ def beyond(images: Tensor, config: BitConfig) -> str:
 
 
 def show(result: Validation, found: Sequence[WindowRange], images: str) -> None:
-    """Print the accuracies, how many predictions changed, the layers' windows and the warnings. images: their
-    origin.
+    """Print the accuracies, how many predictions changed, the layers' windows and the warnings.
+
+    images: their origin.
     """
     n, lost, won = result.images, result.right_to_wrong, result.wrong_to_right
     plain, spread = result.accuracy_plain, result.accuracy_error_of_runs
@@ -261,7 +261,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject]) -> int:
-    """Call `run`, and return the exit code: 0 on success, also with warnings, 1 after an `error:` line, 130 after
-    Ctrl-C.
+    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
+
+    Warnings do not change it.
     """
     return end_ranked(lambda: run(args, load), lambda: "interrupted: nothing was written")

@@ -113,8 +113,9 @@ class Quota:
                 self._held[name] += size
 
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
-        """Return `size` of the resource. late: seconds for which it still counts against its name, though others may
-        take it.
+        """Return `size` of the resource.
+
+        late: seconds for which it still counts against its name, though others may take it.
         """
         with self._lock:
             self.taken -= size
@@ -244,9 +245,7 @@ class Record(NamedTuple):
 
 
 class Call:
-    """A running call, from its first byte until its caller has the answer or has gone; it counts the bytes of its
-    messages.
-    """
+    """A running call, from its first byte until its caller has the answer or has gone; it counts its bytes."""
 
     def __init__(self, method: str, brief: bool, context: grpc.ServicerContext) -> None:
         self.method, self.brief, self.context = method, brief, context
@@ -257,8 +256,9 @@ class Call:
         self.ends = 2  # ends still to come: the method's, and gRPC's
 
     def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the caller's messages, and count their bytes. The method itself limits how long it waits for a
-        message.
+        """Yield the caller's messages, and count their bytes.
+
+        The method itself limits how long it waits for a message.
         """
         for request in requests:
             self.received += len(request)
@@ -266,9 +266,7 @@ class Call:
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Mark the service as waiting for the caller within a `with` block; after `stall` seconds there the call is
-        cancelled.
-        """
+        """Mark the call, within a `with` block, as waiting for its caller; after `stall` seconds it is cancelled."""
         self.waiting = time.monotonic()
         try:
             yield
@@ -323,11 +321,10 @@ class Admission:
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
-        """Admit a call to a method, which runs in the `with` block; a refusal, or the block's error, becomes the call's
-        status.
+        """Admit a call to a method, which runs in the `with` block.
 
-        The call counts, with the bytes that it holds, until its caller has read the answer. brief: whether it counts
-        among the brief calls.
+        A refusal, or an error in the block, becomes the call's status. The call counts, with the bytes that it holds,
+        until its caller has read the answer. brief: whether it counts among the brief calls.
         """
         call, outcome = Call(method, brief, context), "OK"
         notes = _notes[context] = dict[str, object]()
@@ -355,8 +352,9 @@ class Admission:
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
-        """Count `size` bytes that a call keeps in memory until its end. Raises OverloadError beyond the caller's
-        limit.
+        """Count `size` bytes that a call keeps in memory until its end.
+
+        Raises OverloadError beyond the caller's limit.
         """
         if call.client is None:
             return
@@ -406,8 +404,9 @@ class Admission:
 
 
 def certified_name(context: grpc.ServicerContext) -> str | None:
-    """Return the common name in the caller's verified certificate, or its hash if it has no name; None in plain
-    text.
+    """Return the common name in the caller's verified certificate; None in plain text.
+
+    A certificate without a common name gives its hash.
     """
     known = context.auth_context()
     name = next(iter(known.get("x509_common_name", [])), b"")
@@ -423,7 +422,5 @@ def note(context: grpc.ServicerContext, **fields: object) -> None:
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """Return the name that a call's certificate or token shows, for use in a method; None in plain text without
-    tokens.
-    """
+    """Return the name that a caller's certificate or token shows, for a method; None in plain text without tokens."""
     return _names.get(context)

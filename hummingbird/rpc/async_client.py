@@ -69,9 +69,7 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Return function(*args), whose data has `size` bytes; for large data it runs in a thread, so that the loop goes
-    on.
-    """
+    """Return function(*args). size: bytes of its data; for large data it runs in a thread, so that the loop goes on."""
     return function(*args) if size <= _SMALL else await asyncio.to_thread(function, *args)
 
 
@@ -86,8 +84,9 @@ def _own() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """Reset the background loop and its lock in a forked process, which lacks the loop's thread, and may find the lock
-    held.
+    """Reset the background loop and its lock in a forked process.
+
+    That process lacks the loop's thread, and may find the lock held.
     """
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
@@ -130,8 +129,9 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """Begin a call, and return it; awaiting it gives the answer, or raises grpc.RpcError, which `status.explain`
-        translates.
+        """Begin a call, and return it; awaiting it gives the answer.
+
+        It may raise grpc.RpcError, which `status.explain` translates.
         """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)

@@ -39,8 +39,7 @@ _REFUSED = 5  # closed connections after which a connection counts as refused
 
 
 class Retry:
-    """The attempts to ask one question until it is answered: after each failure, `failed` says when the next one
-    begins.
+    """The attempts to ask one question until it is answered; `failed` says when the next one begins.
 
     timeout: seconds from now within which attempts begin. pauses: first and longest pause, in seconds, between attempts
     at a service that is away; each pause doubles the last. A full service names the pause itself. passing: errors after
@@ -108,8 +107,9 @@ class Patience:
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Return the seconds until another attempt, if that may succeed after this error. Otherwise raises an error of
-        `connect`.
+        """Return the seconds until another attempt, if that may succeed after this error.
+
+        Otherwise raises an error of `connect`.
         """
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -160,8 +160,9 @@ def connect(
 
 
 def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """Return a channel that is not connected yet; the service need not listen. Raises the errors of `connect` but
-    PeerError.
+    """Return a channel that is not connected yet; the service need not listen.
+
+    Raises the errors of `connect` but PeerError.
     """
     # The thread that wants a streamed answer reads it.
     options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
@@ -254,9 +255,7 @@ def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) 
 
 
 def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """Return a method of one message each way, on which `future(message, timeout=...)` begins a call; for many
-    calls.
-    """
+    """Return a method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
     return channel.unary_unary(PREFIX + method)
 
 
@@ -271,7 +270,8 @@ def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float
 
 
 def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
-    """Send a stream of messages, and return the stream of answers as `stream` does. A thread of gRPC iterates
-    `requests`.
+    """Send a stream of messages, and return the stream of answers as `stream` does.
+
+    A thread of gRPC iterates `requests`.
     """
     return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

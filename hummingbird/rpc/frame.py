@@ -41,17 +41,18 @@ def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
 
 
 def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
-    """Return the frame of tensors on any device with any strides: uint8, int32, int64 or float32, of at most 8
-    dimensions.
+    """Return the frame of tensors on any device, with any strides.
 
-    Contiguous data is copied once. Raises InputError for another type or more dimensions.
+    Their types may be uint8, int32, int64 and float32, and they have at most 8 dimensions. Contiguous data is copied
+    once. Raises InputError for another type or more dimensions.
     """
     return b"".join(_parts(tensors))
 
 
 def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
-    """Yield the frame of `pack_tensors` in pieces of `size` bytes, the last maybe shorter; each is copied when it is
-    read.
+    """Yield the frame of `pack_tensors` in pieces of `size` bytes, the last maybe shorter.
+
+    Each piece is copied when it is read.
     """
     piece: list[memoryview] = []
     room = size
@@ -88,12 +89,12 @@ def _parts(tensors: Sequence[Tensor]) -> list[Any]:
 def unpack_tensors(
     buffer: bytes | bytearray | memoryview, *, max_tensors: int, max_bytes: int = MAX_BYTES
 ) -> list[Tensor]:
-    """Return the tensors of one frame. Raises InputError for anything but exactly one well-formed frame within the
-    limits.
+    """Return the tensors of one frame.
 
-    max_tensors: most tensors, no more than the message needs, as even a tensor without data costs its reader more than
-    its 16 bytes. Nothing is allocated before all lengths are checked. The tensors share the memory of a writable
-    aligned buffer; a read-only buffer is copied once, since torch has no read-only tensors.
+    Raises InputError for anything but exactly one well-formed frame within the limits. max_tensors: most tensors, no
+    more than the message needs, as even a tensor without data costs its reader more than its 16 bytes. Nothing is
+    allocated before all lengths are checked. The tensors share the memory of a writable aligned buffer; a read-only
+    buffer is copied once, since torch has no read-only tensors.
     """
     try:
         view = memoryview(buffer).cast("B")

@@ -76,8 +76,9 @@ def add_tls(
 
 
 def tls_of(args: argparse.Namespace) -> Tls | None:
-    """Return the files that the options of `add_tls` name; None if none is set. Raises InputError for one or two of the
-    three.
+    """Return the files that the options of `add_tls` name; None if none is set.
+
+    Raises InputError for one or two of the three.
     """
     files = {f"--tls-{name}": getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     missing = [option for option, file in files.items() if file is None]
@@ -140,10 +141,10 @@ def add_service(
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
-    """Return the configuration that the options of `add_service` describe. message: most bytes of one message, in
-    either direction.
+    """Return the configuration that the options of `add_service` describe.
 
-    Raises InputError and TrustError for options that contradict each other.
+    message: most bytes of one message, in either direction. Raises InputError and TrustError for options that
+    contradict each other.
     """
     shares = dict(args.max_per_client)
     if len(shares) < len(args.max_per_client):

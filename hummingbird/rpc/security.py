@@ -155,9 +155,7 @@ def _unusable(error: Exception, path: PathLike | None) -> EnvironmentProblem:
 
 
 def check_address(address: str, tls: Tls | None) -> None:
-    """Raise InputError unless `address` is unix:PATH or HOST:PORT, and TrustError if it is on another host and `tls` is
-    None.
-    """
+    """Raise InputError unless `address` is unix:PATH or HOST:PORT, TrustError for another host without TLS."""
     if address.startswith("unix:"):
         if not 0 < len(os.fsencode(address[5:])) <= 107:  # sockaddr_un holds 108 bytes, the last one zero
             raise InputError("a unix socket's path has 1 to 107 bytes", where=address, hint="use a shorter directory")
@@ -235,8 +233,8 @@ class Certificates:
             return self._pem
 
     def ends(self) -> dict[str, Callable[[], float]]:
-        """Return functions by "cert" and "ca", which return when the certificate in use expires, Unix time in
-        seconds.
+        """Return two functions, by the names "cert" and "ca", which return when the certificate in use expires, Unix
+        time.
         """
         return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
 
@@ -255,10 +253,10 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, self.tls.mutual)
 
     def _read(self, stamps: list[_Stamp | None]) -> None:
-        """Read the changed files. If they are unusable, a later call reads them again: a certificate may become valid
-        with time.
+        """Read the changed files.
 
-        stamps: the state of each file on the disk, by `_stamp`.
+        If they are unusable, a later call reads them again: a certificate may become valid with time. stamps: the state
+        of each file on the disk, by `_stamp`.
         """
         try:
             pem = self.tls.read()
@@ -277,9 +275,7 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Return time, size and inode of a file, of which at least one changes with the content; None for a missing
-    file.
-    """
+    """Return time, size and inode of a file, one of which changes with the content; None for a missing file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -323,8 +319,9 @@ def check_name(name: str) -> None:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a caller's file. Raises EnvironmentProblem if others may read the file, InputError for no
-    token.
+    """Return the token in a caller's file.
+
+    Raises EnvironmentProblem if others may read the file, InputError for no token.
     """
     text = _read(path, 0o077, "others may read it: chmod 600").strip()
     if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):

@@ -156,8 +156,9 @@ class ServiceProgram:
 
 
 def _room_for(connections: int) -> int:
-    """Return the number of connections, cut to the files that this process may open, after raising that limit if
-    possible.
+    """Return how many connections are possible, at most `connections`, by the files that this process may open.
+
+    Raises the soft limit of open files, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES

@@ -223,9 +223,7 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 def _single(
     name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Admission, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
-    """Return a handler for a method of one answer, which gRPC sends with the call's status after the handler has
-    returned.
-    """
+    """Return a handler for a method of one answer, which gRPC sends with the status after the handler's return."""
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with gate.call(name, context, brief) as call:

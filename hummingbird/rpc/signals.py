@@ -61,9 +61,7 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """Make `check`, which waits for other processes call, raise once the flag is set; in force within a `with`
-    block.
-    """
+    """Make `check` raise once the flag is set, within a `with` block; waits for other processes call `check`."""
     _ending.append(flag)
     try:
         yield
@@ -97,12 +95,11 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """A handler of SIGTERM that raises one exception in the main thread; in force until `close`. Make it in the main
-    thread.
+    """A handler of SIGTERM that raises one exception in the main thread; in force until `close`.
 
-    reason: makes the exception, in another thread, and may take long. over: called in the main thread; returns whether
-    the exception is not needed any more. then: the handler of a second SIGTERM; by default it ends the process at once.
-    A process forked from this one ends as if there were no handler.
+    Make it in the main thread. reason: makes the exception, in another thread, and may take long. over: called in the
+    main thread; returns whether the exception is not needed any more. then: the handler of a second SIGTERM; by default
+    it ends the process at once. A process forked from this one ends as if there were no handler.
     """
 
     def __init__(

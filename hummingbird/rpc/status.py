@@ -57,8 +57,9 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
-    """End a call with the text of an error. gRPC's abort() raises; the return value only serves `raise` and type
-    checkers.
+    """End a call with the text of an error, by gRPC's abort(), which raises.
+
+    The return value only serves `raise` and type checkers.
     """
     metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
     if isinstance(error, OverloadError):

@@ -107,9 +107,7 @@ class Health:
 
 
 def connection(context: grpc.ServicerContext) -> str | None:
-    """Return a name for a call's connection, the caller's address and port; None on a unix socket, which has
-    neither.
-    """
+    """Return the caller's address and port as the name of its connection; None on a unix socket."""
     peer: str = context.peer()
     return None if peer.startswith("unix") else peer
 
@@ -256,9 +254,7 @@ class Metrics:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """Return the counters with these labels; the result is cached, because the lookup takes longer than to
-        count.
-        """
+        """Return the counters with these labels, from a cache, because the lookup takes longer than to count."""
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 

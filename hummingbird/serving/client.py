@@ -111,8 +111,7 @@ class PartyGroup:
                     wait([closing], _LAST)
 
     async def join(self, timeout: float) -> Joined:
-        """Return the service of these parties; connect to them, and ask them for their description, unless that is
-        done.
+        """Return the service of these parties, once they are connected and have described it.
 
         timeout: seconds. Raises PeerError, AgreementError for parties of different services, and InputError after
         `close`.
@@ -302,9 +301,7 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`; requested once, and again after a
-        failure.
-        """
+        """The parties' description of the service, with `inputs` and `outputs`; requested once, and after a failure."""
         return run(self._described())
 
     @property
@@ -376,8 +373,9 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send one request, and return its result. Raises AgreementError if the description has changed since the call
-        began.
+        """Send one request, and return its result.
+
+        Raises AgreementError if the description has changed since the call began.
         """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
@@ -443,8 +441,9 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Service
 
 
 def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
-    """Divide the images into questions of at most `service.most` each. Raises InputError for inputs that do not fit the
-    net.
+    """Divide the images into questions of at most `service.most` each.
+
+    Raises InputError for inputs that do not fit the net.
     """
     units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):

@@ -128,8 +128,9 @@ class ServiceDescription:
         return rebuild(self.form, iter(shaped))
 
     def answer(self, rank: int, clock: float) -> bytes:
-        """Return the answer of party `rank` to a client's call of Describe. clock: the party's time, seconds since
-        1970.
+        """Return the answer of party `rank` to a client's call of Describe.
+
+        clock: the party's time, seconds since 1970.
         """
         return json.dumps({**records.plain(_Party(rank, clock)), **records.plain(self)}).encode()
 

@@ -38,8 +38,9 @@ _LONGEST = WireLimits.stall  # the admission waits no longer for a message
 
 
 class Dispatcher(Protocol):
-    """A party's dispatcher, as its lanes call it. If any part of the service has failed, methods raise the first
-    failure.
+    """A party's dispatcher, as its lanes call it.
+
+    If any part of the service has failed, methods raise the first failure.
     """
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
@@ -157,16 +158,14 @@ class LocalDispatcher:
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """Fail because the second channel, and with it a party, is lost; not after the last lists, when parties may
+        """Fail because the second channel to a party is lost, unless all lanes have their last lists: parties then
         end.
         """
         if len(self._last) < self._lanes:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """Fail because a lane of this party is lost, and tell the other parties, which may wait for that lane's
-        messages.
-        """
+        """Fail because a lane of this party is lost, and tell the other parties, which may wait for that lane."""
         self.fail(error)
         self._control.abort(str(error))
 
@@ -249,8 +248,9 @@ def seconds_to_send(service: ServiceDescription, images: int) -> float:
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
-    """Return the error with which requests are refused after a failure. It does not say on what the parties
-    disagree.
+    """Return the error with which requests are refused after a failure.
+
+    It does not say on what the parties disagree.
     """
     what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
     return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

@@ -68,8 +68,9 @@ class Figures:
         self.watch(lambda: 0, lambda: 0, "")
 
     def answered(self, queued: float, computed: float) -> None:
-        """Count an answered request. queued: seconds from its arrival to its batch. computed: seconds that its batch
-        took.
+        """Count an answered request.
+
+        queued: seconds from its arrival to its batch. computed: seconds that its batch took.
         """
         self._queued.observe(queued)
         self._computed.observe(computed)

@@ -170,9 +170,7 @@ class Question:
 
 
 def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
-    """Split the ring elements x, int64, into fresh shares mod 2^bits; return the bodies of the messages to all
-    parties.
-    """
+    """Split ring elements x, int64, into fresh shares mod 2^bits; return the bodies of all parties' messages."""
     flat = x.reshape(-1)
     seeds = [new_seed() for _ in range(parties - 1)]
     for seed in seeds:

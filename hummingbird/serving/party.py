@@ -140,8 +140,9 @@ class Party:
         self._dispatcher.close(reason)
 
     def run(self) -> None:
-        """Run batches until `end` is called. After an error of the net's run, or PeerError, refuse the waiting
-        requests.
+        """Run batches until `end` is called.
+
+        After an error of the net's run, or PeerError, refuse the waiting requests.
         """
         try:
             self._worker.run(self._dispatcher)
@@ -186,8 +187,7 @@ _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
 
 class Methods:
-    """The methods Describe and Ask: they pass calls on to a `Party`, and refuse calls with a reason while there is
-    none.
+    """The methods Describe and Ask of a service: they pass calls on to a `Party`, or refuse them while there is none.
 
     ready: called with whether there is a party that takes requests and has material. A `Lane` gets no calls.
     """

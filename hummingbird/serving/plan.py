@@ -100,8 +100,9 @@ def describe(
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """Return the net's inputs, with these shapes of one image. Raises InputError for other shapes than those of the
-    net.
+    """Return the net's inputs, with these shapes of one image.
+
+    Raises InputError for other shapes than those of the net.
     """
     shapes = shapes_of(shape)
     found = private.inputs

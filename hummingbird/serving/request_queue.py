@@ -89,11 +89,11 @@ class RequestQueue:
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
-        """Add a request, or find it if it is known; return its entry. now: time of this party's `clock`; None: read the
-        clock.
+        """Add a request, or find it if it is known; return its entry.
 
-        Raises AccessError or InputError for an id that is known with another client or other bytes, PeerError for a
-        deadline that has passed, OverloadError beyond the limits, and the reason of `shut`.
+        now: time of this party's `clock`; None: read the clock. Raises AccessError or InputError for an id that is
+        known with another client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the
+        limits, and the reason of `shut`.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
         left = request.deadline / 1e3 - (clock() if now is None else now)
@@ -166,9 +166,7 @@ class RequestQueue:
         return entry
 
     def leave(self, entry: QueuedRequest) -> bool:
-        """Note that a call has ended; return whether the request has no outcome yet and no further call waits for
-        it.
-        """
+        """Note that a call has ended; return whether it was the last one of a request that has no outcome yet."""
         with self._lock:
             entry.waiters -= 1
             return entry.waiters == 0 and entry.outcome is None

@@ -42,8 +42,9 @@ class Action(enum.IntEnum):
 
 
 class Decision(NamedTuple):
-    """One row of party 0's list: a request's id, what is decided on it, and a number that explains this (see
-    `Action`).
+    """One row of party 0's list: what is decided on a request.
+
+    id: of the request. detail: a number that explains the action, see `Action`.
     """
 
     id: bytes
@@ -168,9 +169,7 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Return whether some request fits no lane, and this lane's store may have more material than it last
-        reported.
-        """
+        """Return whether a request fits no lane, while this lane's store may have more than the lane last reported."""
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
@@ -205,9 +204,7 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Take from the head of the queue as many of the fitting requests as make up a batch; return the decisions to
-        run them.
-        """
+        """Take a batch from the head of the queue, out of the requests that fit; return the decisions to run them."""
         out: list[Decision] = []
         images = 0
         for id in fitting:
@@ -245,9 +242,7 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Return whether a complete request fits no lane, by what all lanes reported after it had waited `patience`
-        seconds.
-        """
+        """Return whether a complete request fits no lane, by reports made after it had waited `patience` seconds."""
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
 

@@ -61,11 +61,11 @@ class _Batch:
 
 
 class Batches:
-    """Runs batches of requests through the private net at one party; every party makes the same calls in the same
-    order.
+    """Runs batches of requests through the private net at one party.
 
-    poll: asks for another list without waiting, and may call `add`. done: called for each computed batch with ids,
-    images of each, padding rows, and this party's share of the results, int64 (images, ...).
+    Every party makes the same calls in the same order. poll: asks for another list without waiting, and may call `add`.
+    done: called for each computed batch with ids, images of each, padding rows, and this party's share of the results,
+    int64 (images, ...).
     """
 
     def __init__(
@@ -109,9 +109,7 @@ class Batches:
         self._make_ahead(1)
 
     def _make_ahead(self, images: int) -> None:
-        """Let the dealer make the material of a slice in advance, unless it is present already or comes from a
-        store.
-        """
+        """Let the dealer make the material of a slice in advance, unless it is present or comes from a store."""
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)
             material = None if shape in self._ahead else self._private.material(self._session, shape, _AHEAD_BYTES)
@@ -220,8 +218,9 @@ class Worker:
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
-        """Run the batches on party 0's lists, until the last one. Raises errors of the net's run and the dispatcher,
-        and PeerError.
+        """Run the batches on party 0's lists, until the last one.
+
+        Raises errors of the net's run and the dispatcher, and PeerError.
         """
         self._dispatcher = dispatcher
         try:
@@ -239,8 +238,9 @@ class Worker:
                 self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
-        """Send or receive party 0's next list, and carry it out; return its length. idle: seconds to wait for a
-        list.
+        """Send or receive party 0's next list, and carry it out; return its length.
+
+        idle: seconds to wait for a list.
         """
         if self._last:  # at all parties alike, though other computations may still be under way
             return 0
@@ -276,7 +276,7 @@ class Worker:
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """Return the decision; if it refuses for lack of material, add the milliseconds after which there may be
+        """Return the decision, to which a refusal for lack of material adds the milliseconds until there may be
         more.
         """
         if decision.action != Action.LOW or self._store is None:
@@ -284,9 +284,7 @@ class Worker:
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
-        """Deliver the answers of a batch to the dispatcher: this party's share of the results plus a fresh share of
-        zero.
-        """
+        """Deliver the answers of a batch to the dispatcher: this party's share of the results, plus a share of zero."""
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
         answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]
