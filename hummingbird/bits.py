@@ -252,8 +252,7 @@ class BitConfig:
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
-        """Raise ConfigError if the windows were found for another net; warn if for another protocol or number of
-        parties.
+        """Raise ConfigError for windows of another net; warn of those for another protocol or number of parties.
 
         net: returns the fingerprint of the net in use, then fingerprints that are accepted as well. parties: their
         number, None if not known. With another protocol or number of parties the same windows decide more signs

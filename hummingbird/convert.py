@@ -65,9 +65,7 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
-    """Return a problem for each step that has no private form or no values, or whose numbers fixed point cannot
-    represent.
-    """
+    """Return a problem for each step without a private form or values, or with numbers beyond fixed point."""
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)

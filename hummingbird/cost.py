@@ -97,16 +97,12 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's product of two private values of n elements, with truncation
-    (crypten/fixed_point.py).
-    """
+    """Return the cost of CrypTen's product of two private values of n elements, truncation included."""
     return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's square of a private value of n elements, with truncation
-    (crypten/fixed_point.py).
-    """
+    """Return the cost of CrypTen's square of a private value of n elements, truncation included."""
     return opening(parties, 8 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 

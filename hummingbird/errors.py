@@ -105,8 +105,9 @@ class OverloadError(PeerError):
 
 
 class UnavailableError(PeerError):
-    """Raised if a service is stopping, or the connection to it is lost; the request may be repeated later if that is
-    safe.
+    """Raised if a service is stopping, or the connection to it is lost.
+
+    The request may be sent again later if it is safe to repeat.
     """
 
 

@@ -87,8 +87,7 @@ class Stream:
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
-        """Reserve the next blocks for uniform elements of this shape; return an object from which they are computed
-        later.
+        """Reserve the next blocks for uniform elements of this shape, and return an object that computes them later.
 
         width: bits of each element, packed without gaps; None: all bits of `dtype`.
         """

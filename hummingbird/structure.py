@@ -30,8 +30,9 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """Split a value into its structure and its tensors, in order: private ones (`is_tensor`) and public ones
-    (`is_public`).
+    """Split a value into its structure and the list of its tensors in order.
+
+    is_tensor: whether a part is a private tensor. is_public: whether it is a public one.
     """
     if is_tensor(value):
         return TENSOR, [value]

@@ -233,9 +233,7 @@ class Certificates:
             return self._pem
 
     def ends(self) -> dict[str, Callable[[], float]]:
-        """Return two functions, by the names "cert" and "ca", which return when the certificate in use expires, Unix
-        time.
-        """
+        """Return two functions, named "cert" and "ca", which return when that certificate expires, Unix time."""
         return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
 
     def credentials(self) -> grpc.ServerCredentials:

@@ -158,8 +158,9 @@ class LocalDispatcher:
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """Fail because the second channel to a party is lost, unless all lanes have their last lists: parties then
-        end.
+        """Fail because the second channel to a party is lost, unless all lanes have their last lists.
+
+        After these lists parties end, some before others.
         """
         if len(self._last) < self._lanes:
             self.fail(error)

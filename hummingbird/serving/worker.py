@@ -276,9 +276,7 @@ class Worker:
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """Return the decision, to which a refusal for lack of material adds the milliseconds until there may be
-        more.
-        """
+        """Return the decision; a refusal for lack of material gets the milliseconds until there may be more."""
         if decision.action != Action.LOW or self._store is None:
             return decision
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
