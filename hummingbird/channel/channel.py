@@ -280,7 +280,10 @@ class Channel:
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Send a text in an ABORT or PLACE frame if the peer still reads; never raises."""
+        """Send a text, why this party stops (ABORT frame) or what it expected (PLACE frame), if the peer still reads.
+
+        Never raises.
+        """
         data = text.encode()[:MAX_TEXT]
         if peer in self._long:
             wait([self._long[peer]], _GRACE)  # a queued frame comes first, even if its thread has not begun
@@ -328,7 +331,8 @@ class Channel:
     def _header(self, peer: int) -> tuple[int, int, int]:
         """Read the next frame's header; return kind, checksum and length.
 
-        Raises PeerError for an ABORT frame, AgreementError for a PLACE frame.
+        Raises PeerError for an ABORT frame, in which the peer says why it stopped, and AgreementError for a PLACE
+        frame, in which it says what it expected.
         """
         header = bytearray(HEADER_BYTES)
         self._fill(peer, memoryview(header))
@@ -366,7 +370,7 @@ class Channel:
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
         """Return the error for a frame of another kind, layer or shape than expected.
 
-        Tells the peer in a PLACE frame what this party expected, and reads from the peer's what the peer expected.
+        Tells the peer in a PLACE frame what this party expected, and reads the peer's PLACE frame.
         """
         mine = f"{self.name} expects {expected} at {_place()}"
         theirs = f"{self.names[peer]} sent {length} bytes of another message"

@@ -65,7 +65,7 @@ def pass_on() -> None:
 class Interleave:
     """Runs functions interleaved: one at a time, each until it waits for messages.
 
-    An error of any ends all, and is raised.
+    The first error of a function ends all of them, and is raised.
     """
 
     def __init__(self) -> None:

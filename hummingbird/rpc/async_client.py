@@ -69,7 +69,10 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Return function(*args). size: bytes of its data; for large data it runs in a thread, so that the loop goes on."""
+    """Compute function(*args), and return the result.
+
+    size: bytes of the data; large data is computed on in a thread, so that the event loop goes on.
+    """
     return function(*args) if size <= _SMALL else await asyncio.to_thread(function, *args)
 
 

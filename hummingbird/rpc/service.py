@@ -177,9 +177,9 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
 
 
 def _claim(path: str) -> None:
-    """Remove the unix socket that a killed server has left; raise EnvironmentProblem if its server lives.
+    """Remove the unix socket that a killed server has left; raise EnvironmentProblem if a server still uses it.
 
-    gRPC would replace both.
+    gRPC itself would replace the socket of either.
     """
     try:
         mode = os.stat(path).st_mode

@@ -61,7 +61,10 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """Make `check` raise once the flag is set, within a `with` block; waits for other processes call `check`."""
+    """Make `check` raise once the flag is set; in force within a `with` block.
+
+    Code that waits for other processes calls `check`.
+    """
     _ending.append(flag)
     try:
         yield
@@ -70,7 +73,7 @@ def ends_waits(flag: Flag) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise PeerError if this process is to end; loops that wait for another process call it."""
+    """Raise PeerError if this process is to end (`ends_waits`); loops that wait for another process call this."""
     if any(flag.is_set() for flag in _ending):
         raise PeerError("this process was told to stop", hint="its operator knows why")
 

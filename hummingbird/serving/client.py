@@ -390,7 +390,7 @@ class Client:
     async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
         """Return the result of attempt(group, joint, seconds left), made at one group after another until one succeeds.
 
-        It is repeated while no group serves and has room, until the timeout.
+        The attempts go on until the timeout while no group serves and has room.
         """
         retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
         while True:

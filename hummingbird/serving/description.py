@@ -128,7 +128,7 @@ class ServiceDescription:
         return rebuild(self.form, iter(shaped))
 
     def answer(self, rank: int, clock: float) -> bytes:
-        """Return the answer of party `rank` to a client's call of Describe.
+        """Return the answer of party `rank` to a client that asks for the description (method Describe).
 
         clock: the party's time, seconds since 1970.
         """
@@ -137,7 +137,7 @@ class ServiceDescription:
 
 @dataclass(frozen=True)
 class _Party:
-    """The part of a Describe answer that differs by party: its rank, and its time in seconds since 1970."""
+    """The part of a party's answer to Describe in which parties differ: rank, and time in seconds since 1970."""
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
@@ -145,7 +145,7 @@ class _Party:
 
 @dataclass(frozen=True)
 class Described:
-    """One party's answer to Describe: its rank, its clock, and the service."""
+    """One party's answer to a client that asks for the description: its rank, its clock, and the service."""
 
     rank: int
     clock: float

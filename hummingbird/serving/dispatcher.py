@@ -62,7 +62,7 @@ class Dispatcher(Protocol):
 
 @dataclass
 class Counts:
-    """The numbers of computed batches, of their images, and of rows of a store's slots that had no image (padding)."""
+    """The numbers of computed batches, of their images, and of padding: rows of a store's slots without an image."""
 
     batches: int = 0
     images: int = 0
@@ -158,7 +158,7 @@ class LocalDispatcher:
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """Fail because the second channel to a party is lost, unless all lanes have their last lists.
+        """Fail because the parties' second channel (control.py) is lost, unless all lanes have their last lists.
 
         After these lists parties end, some before others.
         """
@@ -171,7 +171,7 @@ class LocalDispatcher:
         self._control.abort(str(error))
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests and the lanes' calls, and close the second channel; may be called twice.
+        """Refuse waiting requests and the lanes' calls, and close the parties' second channel; may be called twice.
 
         reason: the error that clients and lanes get; None: that the service has stopped.
         """

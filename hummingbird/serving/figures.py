@@ -56,7 +56,7 @@ class Figures:
         """Call these functions at each scrape from now on.
 
         waiting: returns the number of requests without an outcome. slices: returns the slices of material in the
-        stores. store: its kind, "dealt" or "kept"; "" with a dealer.
+        stores. store: "dealt" for stores of `deal`, "kept" for those that `deal --keep` fills again, "" with a dealer.
         """
         self._waiting.set_function(waiting)
         self._slices.clear()

@@ -136,7 +136,7 @@ class Party:
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests for this reason, and close the second channel; may be called twice."""
+        """Refuse waiting requests for this reason, and close the parties' second channel; may be called twice."""
         self._dispatcher.close(reason)
 
     def run(self) -> None:

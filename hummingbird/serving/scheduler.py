@@ -174,7 +174,7 @@ class Scheduler:
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
     def _lacking(self) -> list[_Held]:
-        """Return the complete requests that fit no lane."""
+        """Return the requests that all parties hold, and for which no lane has enough material."""
         largest = max(self._rooms.values())
         return [held for id in self._ready if (held := self._held[id]).images > largest]
 
@@ -183,7 +183,7 @@ class Scheduler:
         return _LOOK if self._patience else math.inf
 
     def _line_up(self, id: bytes, held: _Held) -> None:
-        """Put a complete request into the queue, so that clients with many waiting images do not delay the others.
+        """Put a request that all parties hold into the queue, so that no client with many images delays the others.
 
         Ahead of it are its client's earlier requests, and as many images of each other client (fair queueing:
         Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
@@ -242,7 +242,9 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Return whether a complete request fits no lane, by reports made after it had waited `patience` seconds."""
+        """Return whether no lane has enough material for a request, by reports made after it had waited `patience`
+        seconds.
+        """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
 

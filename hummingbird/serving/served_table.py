@@ -21,7 +21,8 @@ from hummingbird.serving.message import Request
 
 
 class ServedTable:
-    """The table of a service with lookups, at one of its two parties: it answers the keys of clients.
+    """The table of a service with lookups, at one of its two parties: it gives shares of the rows that clients' keys
+    select.
 
     table: floating point (rows, dim), held in memory with 8 bytes for each number. Raises ConfigError unless the
     session has two parties and no store; InputError for numbers beyond the ring's range.
