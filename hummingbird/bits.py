@@ -357,7 +357,9 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return a hint on a path that is no file of windows, but maybe a budget such as 6/64, a window, or mistaken."""
+    """Return a hint on `path`, which is no file of windows: it may be a budget such as 6/64, one window, or a wrong
+    path.
+    """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"

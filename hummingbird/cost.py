@@ -109,7 +109,8 @@ def crypten_square(n: int, parties: int) -> Cost:
 def crypten_ltz(n: int, parties: int) -> Cost:
     """Return the cost of CrypTen's exact sign of n elements.
 
-    It adds the shares pairwise by a prefix adder on words of 64 bits, and converts one bit back to shares in the ring.
+    CrypTen adds the shares pairwise by a prefix adder on words of 64 bits, and converts one bit back to shares in the
+    ring.
     """
     if parties == 1:
         return Cost(0, 0, 64 * n)
@@ -184,21 +185,21 @@ LABEL_BYTES, TILE = 16, 16  # of a wire; instances whose rows are packed togethe
 
 
 def garbled_tables(n: int, blocks: int, words: int, ring: int) -> int:
-    """Return the bytes of the tables of n garbled instances of a gate (hybrid/gc/relu.py).
+    """Return the bytes of the tables of n garbled circuits of one kind (kernels/garble.py).
 
-    blocks: blocks of 16 bytes of each instance. words: its words of `ring` bits, which are packed for 16 instances at a
-    time.
+    Each circuit has `blocks` blocks of 16 bytes, and `words` words of `ring` bits, which are packed for 16 circuits at
+    a time.
     """
     full, rest = divmod(n, TILE)
     return LABEL_BYTES * blocks * n + packed(TILE * words * ring) * full + packed(rest * words * ring)
 
 
 def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, int]:
-    """Return the bytes sent online for n garbled gates, to the data's side and to the model's side.
+    """Return the bytes sent online for n garbled circuits, to the data's side and to the model's side.
 
-    width: input bits of each gate. ring: bits of each result. garbler: the side that made the gates, "data" or "model".
-    If it is the data's side, it gets `width` bits of each gate and sends a label for each bit. If it is the model's
-    side, it sends these labels, and gets results mod 2^ring.
+    width: input bits of each circuit. ring: bits of each result. garbler: the side that made the circuits, "data" or
+    "model". If it is the data's side, it gets `width` bits of each circuit and sends a label for each bit. If it is the
+    model's side, it sends these labels, and gets results mod 2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))

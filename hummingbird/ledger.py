@@ -66,9 +66,9 @@ def looked_at(path: Path) -> int:
 
 
 class Ledger:
-    """A ledger that this process has locked: it marks slots as used.
+    """A ledger that this process has locked: it marks slots of a store as used.
 
-    path: its file. set_id: the name of the set of slots to which the store belongs. next: the number of the first slot
+    path: its file. set_id: the name of the set of slots, which were dealt together. next: the number of the first slot
     after all marked ones. error: the class of the errors that methods raise.
     """
 

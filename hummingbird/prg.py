@@ -58,7 +58,7 @@ def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
 
 
 def expands_on_devices(seed: bytes) -> bool:
-    """Return whether every device can expand this seed, because it is a key of ChaCha20."""
+    """Return whether every device can expand this seed, as it can a key of ChaCha20."""
     return len(seed) == CIPHERS["chacha20"]
 
 
@@ -100,7 +100,7 @@ class Stream:
         return self.leave(torch.uint8, count).octets().to(self.device)
 
     def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Draw uniform elements of Z_2^64, or of Z_2^32 as int32, of the given shape."""
+        """Draw uniform integers mod 2^64, or mod 2^32 as int32, of the given shape."""
         return self.bytes(dtype.itemsize * torch.Size(shape).numel()).view(dtype).view(shape)
 
     def bits(self, *shape: int) -> torch.Tensor:

@@ -275,9 +275,9 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:
-    """Return the prices of a batch by `gmw`, and of its ReLUs by CrypTen.
+    """Return, for comparison, the prices of a batch by protocol `gmw`, and of its ReLUs by CrypTen.
 
-    layers: the prices of the net's steps by `gmw`, which still have every ReLU of the net as one step.
+    layers: the prices of the net's steps by `gmw`, in which every ReLU of the net is a step.
     """
     relus = [crypten_shipped_relu(planned.elements, parties) for planned in layers if planned.op == "relu"]
     return {"gmw": _total(layers), **({CRYPTEN: sum(relus, FREE)} if relus else {})}

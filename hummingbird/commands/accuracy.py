@@ -42,7 +42,11 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """Return `FastSimulator.passes` of a simulation, and for any other model a function that does nothing."""
+    """Return a function to call before each batch, with the batch's number, so that ranks draw the numbers of one
+    process.
+
+    Only simulations draw (`FastSimulator.passes`); for any other model the function does nothing. image: (1, ...).
+    """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
 

@@ -87,9 +87,8 @@ def uniform_window(study: Study, budget: Fraction) -> BitWindow:
 
 
 class Frontier:
-    """Computes the rows of the table, one for each budget, from parts that they share.
-
-    These are a net with labelled images, its study, and the options.
+    """Computes the rows of the table, one for each budget, which share a net, labelled images, a study and the
+    options.
     """
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:

@@ -205,7 +205,7 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """Return the facts of the table from which the servers' tables were made.
+    """Return the facts (rows, dimension, type ...) of the table from which the servers' tables were made.
 
     facts: of the servers' table. plan: the plan by which the table was divided among servers, or None.
     """

@@ -54,8 +54,8 @@ def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | 
 def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
     """Return the requests over time that the options describe, or None if they describe none.
 
-    Without --images each request has as many images as the service takes. Raises InputError for options that contradict
-    each other, and for a file of arrival times (--trace) that is out of order.
+    service: the service that gets them. Without --images each request has as many images as the service takes. Raises
+    InputError for options that contradict each other, and for a file of arrival times (--trace) that is out of order.
     """
     other: dict[str, Any] = {"images": args.images or service.images}
     if args.patience:

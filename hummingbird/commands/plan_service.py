@@ -52,7 +52,7 @@ def _need(args: argparse.Namespace, *options: str) -> None:
 
 
 def _of_net(args: argparse.Namespace) -> Service:
-    """Return the service of a net that parties compute on shares."""
+    """Return the model (capacity/service.py) of a service in which parties compute a net on shares."""
     name = args.service
     refuse(args, "net", "threads", "mode", *_LOOKUPS)
     _need(args, "input", "profile", "model")
@@ -78,7 +78,7 @@ def _dealer(args: argparse.Namespace) -> str:
 
 
 def _shipped(args: argparse.Namespace) -> Service:
-    """Return the service of a net that parties compute by CrypTen as shipped."""
+    """Return the model (capacity/service.py) of a service in which parties compute a net by CrypTen as shipped."""
     refuse(args, "net", "threads", "mode", "protocol", "aim", "bits", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
@@ -86,7 +86,7 @@ def _shipped(args: argparse.Namespace) -> Service:
 
 
 def _encrypted(args: argparse.Namespace) -> Service:
-    """Return the service of a net that a server computes on ciphertexts."""
+    """Return the model (capacity/service.py) of a service in which a server computes a net on ciphertexts."""
     refuse(args, "net", "threads", "protocol", "aim", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
@@ -94,7 +94,7 @@ def _encrypted(args: argparse.Namespace) -> Service:
 
 
 def _lookups(args: argparse.Namespace) -> Service:
-    """Return the service of private lookups, of single rows or of many at once by a plan."""
+    """Return the model (capacity/service.py) of a service of private lookups, of single rows or of many by a plan."""
     refuse(args, *_NET, "net", "threads", *_DEFAULTS)
     _need(args, "table", "profile")
     rows, width = args.table
@@ -111,7 +111,7 @@ def _lookups(args: argparse.Namespace) -> Service:
 
 
 def measured(kind: str, args: argparse.Namespace) -> Service:
-    """Return the service of one of the nets that Garimella et al. measured (capacity/paper.py).
+    """Return the model of a service with one of the nets that Garimella et al. measured (capacity/paper.py).
 
     kind: "sg" or "cg", garbling by the server or by the client.
     """
@@ -121,7 +121,7 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 
 
 def _composed(args: argparse.Namespace) -> Service:
-    """Return the service "sg" or "cg" (capacity/paper.py) for the user's own net.
+    """Return the model of a service "sg" or "cg" (capacity/paper.py) for the user's own net.
 
     With --profile, it has the seconds of garbling that were measured on the user's machine.
     """
@@ -144,7 +144,7 @@ def _links(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published | None = None) -> Service:
-    """Return the service "sg" or "cg" of a net on the client's link (capacity/paper.py).
+    """Return the model of a service "sg" or "cg" (capacity/paper.py) with a net, on the client's link.
 
     published: the measured seconds and bytes of layers; None: those of the paper.
     """
@@ -154,7 +154,7 @@ def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published
 
 
 def refuse(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if one of these options is set: only other kinds of service take them."""
+    """Raise InputError if one of these options is set, which only other kinds of service take."""
     for option in options:
         if getattr(args, option) not in (None, False, _DEFAULTS.get(option)):
             shown = option.replace("_", "-")
@@ -232,7 +232,8 @@ def table(text: str) -> tuple[int, ...]:
 
 
 def service_of(args: argparse.Namespace) -> Service:
-    """Return the service that the options describe, on the machines that they describe.
+    """Return the model of the service that the options describe (capacity/service.py), on the machines that they
+    describe.
 
     Raises ConfigError and InputError for invalid options.
     """

@@ -59,7 +59,9 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """Simulate the service for each value, all with the same random numbers; yield the figures for each."""
+    """Simulate the service for each value of the input, all with the same random numbers; yield the figures for
+    each.
+    """
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
         there, asked = change(service, arrivals, value)

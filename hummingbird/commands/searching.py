@@ -18,7 +18,7 @@ from hummingbird.window_search.study import Study, open_study
 
 
 def state_of(out: Path) -> Path:
-    """Return the file that keeps the answers of an unfinished search, which will write its windows to `out`."""
+    """Return the path of the file that keeps the answers of an unfinished search, beside the windows' file `out`."""
     return out.with_name(f"{out.name}.state")
 
 
@@ -40,7 +40,10 @@ def interrupted(states: Sequence[Path]) -> str:
 
 
 def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
-    """Make the study of windows that the options describe. cut: as for `Study`. Raises errors of `Study`."""
+    """Make the `Study` (hummingbird/window_search/study.py) in which windows are searched, as the options describe.
+
+    cut: as for `Study`. Raises errors of `Study`.
+    """
     return open_study(
         subject.net,
         subject.images,

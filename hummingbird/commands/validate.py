@@ -174,10 +174,10 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
-    """Return, for each layer, its window with the largest |x|. largest: the largest |x| by layer, in ring units.
+    """Return, for each layer, how far the values that it compares are from leaving its window.
 
-    An entry has a warning if |x| is beyond the window, or if, for a window that must change nothing (m = q = 0), its
-    margin is below `margin` bits.
+    largest: the largest |x| by layer, in ring units. A result has a warning if |x| is beyond the window, or if, for a
+    window that must change nothing (m = q = 0), its margin is below `margin` bits.
     """
     found = []
     for name, most in largest.items():
