@@ -21,7 +21,7 @@ COMMANDS = (
 
 
 class _OneLineEach(argparse.HelpFormatter):
-    """A help formatter that shows each command on one line."""
+    """A formatter of argparse's help that shows each command on one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=20, width=120)
@@ -29,7 +29,10 @@ class _OneLineEach(argparse.HelpFormatter):
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The parser with these commands. Only their modules are imported: a dealer needs no CrypTen."""
+    """Return the parser of the command line with these commands.
+
+    Imports only the modules of these commands, so that a dealer needs no CrypTen.
+    """
     top = argparse.ArgumentParser(
         prog="python -m hummingbird",
         description="Private inference of PyTorch nets between servers.",
@@ -42,8 +45,9 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, or list all commands if there is none; returns the exit code. Errors print two lines, the error
-    and a hint, Ctrl-C one.
+    """Run the command that `argv` names, or list all commands if it names none; return the exit code.
+
+    Prints an error in two lines, the error and a hint, and Ctrl-C in one. argv: None for the process's own arguments.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:

@@ -37,9 +37,10 @@ _NUMBER = records.anything("a number")  # the record's own __post_init__ checks 
 
 @dataclass(frozen=True, order=True)
 class BitWindow:
-    """The bits m..k-1 of each share, 0 <= m <= k <= 64. `BitWindow(64, 0)` is exact; w = 0 makes the layer an identity.
+    """A window: a comparison decides on the bits m..k-1 of each share, 0 <= m <= k <= 64.
 
-    q: number of fraction bits, of 16, rounded away from the layer's results, 0 <= q <= 16.
+    `BitWindow(64, 0)` compares exactly; k = m leaves no bits, and makes the layer an identity.
+    q: how many of the 16 fraction bits the layer's results are rounded by, 0 <= q <= 16; 0: no rounding.
     Raises ConfigError for anything else, and for windows in which q leaves no bit.
     """
 
@@ -71,7 +72,7 @@ class BitWindow:
 
     @property
     def low(self) -> int:
-        """The lowest bit that decides a sign."""
+        """The lowest bit that decides a sign: the larger of m and q."""
         return max(self.m, self.q)
 
     @property
@@ -85,12 +86,12 @@ class BitWindow:
 
 @dataclass(frozen=True)
 class Rows:
-    """An assumption on every row of a softmax or of a norm. Rows beyond it give noise, without notice.
+    """An assumption on every row of a softmax or of a norm, which makes the layer cheaper.
 
-    For a softmax over x: x minus the mean of its row is in [least, most], least < 0 < most, and the mean of
-    exp(x - mean) over a row is at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a
-    row is in [least, most], 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite,
-    least >= most, and a sum below 1.
+    Other rows give noise, unnoticed. For a softmax over x: x minus the mean of its row is in [least, most], least < 0 <
+    most, and the mean of exp(x - mean) over a row is at most `sum` (None: the maximum that the range allows). For a
+    norm: variance + eps of a row is in [least, most], 0 < least, and there is no `sum`. Raises ConfigError for numbers
+    that are not finite, least >= most, and a sum below 1.
     """
 
     least: float = record_field(_NUMBER)
@@ -120,7 +121,7 @@ _SHOWN = 12  # lines for windows, and for rows, in a repr
 
 
 class Frozen(dict[str, Any]):
-    """An immutable dict, which otherwise behaves like any dict."""
+    """A dict whose entries cannot be changed."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a bit configuration cannot change: make a new one, BitConfig(default, layers, provenance)")
@@ -198,19 +199,29 @@ class BitConfig:
 
     @property
     def windows(self) -> BitConfig:
-        """The windows and rows alone, without provenance and input range."""
+        """A configuration of the same windows and rows, without provenance and input range."""
         return BitConfig(self.default, self.layers, rows=self.rows)
 
     def window(self, name: str) -> BitWindow:
-        """The window of a layer; the second call of a reused module, `name#1`, falls back to `name`."""
+        """Return the window of the layer with this qualified name.
+
+        A module that a net calls several times has the names `name`, `name#1`, `name#2` ...; a call that has no window
+        of its own gets that of `name`. Layers without a window get the default.
+        """
         return self.layers.get(name, self.layers.get(name.partition("#")[0], self.default))
 
     def rows_of(self, name: str) -> Rows | None:
-        """The assumption on a layer's rows, or None; the second call of a reused module falls back as in `window`."""
+        """Return the assumption on the rows of the layer with this qualified name, or None.
+
+        A further call of a module, such as `name#1`, that has no assumption of its own gets that of `name`.
+        """
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """The configuration with these rows added, or replaced where the layer has rows."""
+        """Return a copy of the configuration with these assumptions on rows, by layer.
+
+        They replace its own assumptions for the same layers; those for other layers remain.
+        """
         return replace(self, rows={**self.rows, **rows})
 
     def check_names(self, names: Iterable[str]) -> None:
@@ -241,11 +252,11 @@ class BitConfig:
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
-        """Compare the provenance of the windows with their use, as far as it is known.
+        """Raise ConfigError for windows of another net; warn of those for another protocol or number of parties.
 
-        net: returns the net's fingerprint, then others that are also accepted. parties: None if not known. Raises
-        ConfigError for another net; warns of another protocol or number of parties, with which the same windows prune
-        more, or have a smaller range.
+        net: returns the fingerprint of the net in use, then fingerprints that are accepted as well. parties: their
+        number, None if not known. With another protocol or number of parties the same windows decide more signs
+        wrongly, or have a smaller range. Entries that the provenance lacks are not compared.
         """
         if "net" in self.provenance and self.provenance["net"] not in (own := net()):
             raise ConfigError(
@@ -267,7 +278,7 @@ class BitConfig:
             )
 
     def plain(self) -> dict[str, Any]:
-        """The file's content (docs/bit-config.md), values of JSON."""
+        """Return the content of the configuration's file (docs/bit-config.md) as JSON values."""
         layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
         file = BitsFile(
             default=self.default,
@@ -279,18 +290,21 @@ class BitConfig:
         return records.plain(file)
 
     def to_json(self) -> str:
-        """The file's text (docs/bit-config.md)."""
+        """Return the text of the configuration's file (docs/bit-config.md)."""
         return json.dumps(self.plain(), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "bit configuration") -> BitConfig:
-        """Parse the text of `to_json`. Raises ConfigError for another format or version, unknown keys, bad windows."""
+        """Read the configuration from a text that `to_json` has returned. where: the name of its file in errors.
+
+        Raises ConfigError for another format or version, unknown fields, and invalid windows.
+        """
         data = records.parse(text, most=_MOST_TEXT, deepest=_DEEPEST + 8, **_how(where))
         return cls.from_plain(data, where=where)
 
     @classmethod
     def from_plain(cls, data: Any, *, where: str = "bit configuration") -> BitConfig:
-        """The configuration from the JSON value of a file. Raises errors of `from_json`."""
+        """Read the configuration from the JSON value of a file. Raises the errors of `from_json`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ConfigError(
                 f"not a {FORMAT} file", where=where, hint='the first key must be "format": "hummingbird-bits"'
@@ -312,9 +326,10 @@ class BitConfig:
 
     @classmethod
     def of(cls, bits: BitConfig | BitWindow | str | os.PathLike[str] | None) -> BitConfig:
-        """The configuration for a BitConfig, a window for all layers, a file's path, or None for exact comparisons.
+        """Return the configuration that `bits` describes.
 
-        Raises errors of `load`.
+        bits: a BitConfig, one window for all layers, the path of a file, or None for exact comparisons. Raises the
+        errors of `load`.
         """
         if bits is None:
             return cls(EXACT)
@@ -342,7 +357,9 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """The hint for a budget, a window, or a wrong path in place of a file of windows."""
+    """Return a hint on `path`, which is no file of windows: it may be a budget such as 6/64, one window, or a wrong
+    path.
+    """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"
@@ -355,7 +372,7 @@ def _instead_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile:
-    """The file of a configuration, with its fields in order. BitWindow, Rows and BitConfig check the numbers."""
+    """A file of a bit configuration, as a record. BitWindow, Rows and BitConfig check its numbers."""
 
     format: str = records.constant(FORMAT)
     version: int = record_field(records.one_of((2, VERSION)), default=VERSION)
@@ -369,7 +386,7 @@ class BitsFile:
 
     @property
     def config(self) -> BitConfig:
-        """The file as a BitConfig. Raises ConfigError for an invalid one."""
+        """The configuration in the file. Raises ConfigError for an invalid one."""
         return BitConfig(self.default, self.layers, self.provenance, self.input_range, self.rows)
 
 
@@ -379,14 +396,14 @@ def _none(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile2(BitsFile):
-    """A file of version 2, which has no rows."""
+    """A file of version 2, which lacks the field `rows`."""
 
     rows: Mapping[str, Rows] = record_field(records.Kind("nothing", _none), left_out=True, default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WindowFile1:
-    """A window in a file of version 1, without q."""
+    """A window in a file of version 1, which lacks q."""
 
     k: int = record_field(_NUMBER)
     m: int = record_field(_NUMBER)
@@ -419,7 +436,7 @@ def _short(fingerprint: Any) -> str:
 
 
 def _finite(number: float) -> bool:
-    """Whether a number is at least 0, and a float can hold it."""
+    """Return whether a number is at least 0 and finite as a float."""
     try:
         return 0 <= float(number) < math.inf
     except OverflowError:
@@ -427,7 +444,11 @@ def _finite(number: float) -> bool:
 
 
 def _frozen(value: Any, where: str, depth: int = 0) -> Any:
-    """An immutable copy of JSON values: dicts become `Frozen`, lists tuples. Raises ConfigError for other values."""
+    """Return an immutable copy of JSON values: dicts become `Frozen`, lists tuples.
+
+    where: the values' name in errors. depth: how deep in the whole value this one is nested. Raises ConfigError for
+    values that JSON does not have.
+    """
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if depth == _DEEPEST:

@@ -34,10 +34,12 @@ from hummingbird.mpc.session import session as sessions
 
 
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
-    """Teach `convert_model` a layer: `build(module)` returns a module from CrypTen tensors (scale 2^16) to one of them.
+    """Teach `convert_model` to convert modules of another type.
 
-    A `hummingbird.mpc.layers.layer.Layer` with a `cost` method is priced and metered exactly. The module's parameters
-    and buffers are public: with private weights it must have none. Raises ConfigError for other arguments.
+    build: takes such a module, and returns a module from CrypTen tensors (scale 2^16) to one CrypTen tensor. If that is
+    a `hummingbird.mpc.layers.layer.Layer` with a `cost` method, it is priced and metered exactly. The parameters and
+    buffers of the original module are public: where weights are private, it must have none. Raises ConfigError for
+    other arguments.
     """
     if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
         got = type(module_type).__name__ if isinstance(module_type, nn.Module) else repr(module_type)
@@ -51,7 +53,7 @@ def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module]
 
 
 def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
-    """All reasons why `net` cannot be converted, by qualified name with a hint; an empty list if it can.
+    """Return all reasons why `net` cannot be converted, by qualified name with a hint; an empty list if it can.
 
     example: as for `convert_model`.
     """
@@ -63,7 +65,7 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
-    """Problems of steps without a private form or without values, and of numbers that fixed point cannot represent."""
+    """Return a problem for each step without a private form or values, or with numbers beyond fixed point."""
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
@@ -87,7 +89,7 @@ def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -
 
 
 def _tensors(step: Step) -> list[Tensor]:
-    """Constants and weights of a step."""
+    """Return the constants and weights of a step."""
     values = step.attrs.values()
     modules = [value for value in values if isinstance(value, nn.Module)]
     own = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -95,7 +97,7 @@ def _tensors(step: Step) -> list[Tensor]:
 
 
 def _unbuilt(step: Step) -> list[Problem]:
-    """Problems of a custom layer's private form."""
+    """Return the problems of the private form that `register_converter` gives to a step's module."""
     kind = type(step.attrs["module"])
     try:
         built = CUSTOM[kind](step.attrs["module"])
@@ -116,12 +118,12 @@ def convert_model(
     example: Any = None,
     aim: str | None = None,
 ) -> PrivateNet:
-    """The private form of a trained net; the net itself does not change, and is used as in eval mode.
+    """Convert a trained net to its private form; the net itself does not change, and counts as in eval mode.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
-        `rows` are assumptions on the rows of softmaxes and norms, which then cost a fraction; rows beyond them give
-        noise, without notice.
-    weights: "public", or the rank of the party that owns the weights; of the other parties' weights only shapes count.
+        `rows` are assumptions on the rows of softmaxes and norms, which then cost a fraction; other rows give noise,
+        without notice.
+    weights: "public", or the rank of the party that owns the weights; of the other parties' nets only shapes count.
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
         reduced-ring ReLU, whose comparison the parties compute on dealt triples. Both trust the dealer not to collude
         with a party.
@@ -159,7 +161,7 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet:
-    """`convert_model` without communication. parties: number of parties, None if not known."""
+    """Do the work of `convert_model` without communication. parties: number of parties, None if not known."""
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
     named(protocol)
@@ -198,10 +200,10 @@ def build(
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
-    """The fingerprints that windows of the net may name.
+    """Return the fingerprints by which windows may name this net as the one for which they were found.
 
-    steps: the net traced with its numbers; None: trace it here. A search sees the numbers that forward() reads from
-    weights, while with private weights the steps do not contain them.
+    steps: the net traced with the numbers of its weights; None: trace it here. Where weights are private, a party's
+    steps lack the numbers that forward() reads from weights, while a search for windows sees them.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps
@@ -209,14 +211,17 @@ def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> lis
 
 
 def _owner(rank: int | None) -> WeightOwner | None:
-    """The owner of this rank, None for public weights."""
+    """Return the object that stands for the weights' owner, from its rank; None for public weights."""
     if rank is None:
         return None
     return WeightOwner(rank, known=not sessions.is_initialized() or sessions.current().rank == rank)
 
 
 def owner_of(weights: str | int) -> int | None:
-    """The rank of the party that owns the weights, None for public ones. Raises ConfigError for anything else."""
+    """Return the rank of the party that owns the weights, None for public ones.
+
+    Raises ConfigError for anything else.
+    """
     if weights == "public":
         return None
     parties = sessions.current().parties if sessions.is_initialized() else None

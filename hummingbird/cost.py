@@ -17,7 +17,10 @@ HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """Rounds, bits sent by one party, and bits received offline by all parties; costs of consecutive steps add up."""
+    """The price of a piece of work; adding the prices of consecutive steps gives that of both.
+
+    rounds: their number. bits: sent online by one party. offline_bits: sent by the dealer to all parties together.
+    """
 
     rounds: int = 0
     bits: int = 0
@@ -30,7 +33,7 @@ class Cost:
         return Cost(self.rounds * times, self.bits * times, self.offline_bits * times)
 
     def seconds(self, bits_per_second: float, round_trip_seconds: float) -> float:
-        """Wire time: every round costs half a round trip (one way), every bit its share of the bandwidth."""
+        """Return the time on the wire: half a round trip for every round, and the time to send the bits."""
         return self.rounds * round_trip_seconds / 2 + self.bits / bits_per_second
 
 
@@ -38,24 +41,27 @@ FREE = Cost()
 
 
 def packed(n: int) -> int:
-    """Bytes of n packed bits."""
+    """Return the number of bytes into which n single bits are packed."""
     return (n + 7) // 8
 
 
 def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
-    """The cost of an opening: one frame with this payload to each of the other parties."""
+    """Return the cost of an opening, in which every party sends one frame with this payload to each other party."""
     if parties == 1:
         return Cost(0, 0, offline_bits)
     return Cost(1, 8 * (parties - 1) * (HEADER_BYTES + payload_bytes), offline_bits)
 
 
 def to_one(parties: int, payload_bytes: int, sends: bool) -> Cost:
-    """The cost of one message from each party to a single one. sends: whether this party is a sender."""
+    """Return the cost of one message from each party to a single one. sends: whether the price is that of a sender."""
     return Cost(int(parties > 1), 8 * (HEADER_BYTES + payload_bytes) if sends and parties > 1 else 0)
 
 
 def sharing(parties: int, is_source: bool) -> Cost:
-    """The cost of sharing an input: its owner sends the shape (nine words); the shares come from seeds."""
+    """Return the cost of sharing an input: its owner sends the shape (nine words); the shares come from seeds.
+
+    is_source: whether the price is that of the owner.
+    """
     return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
 
 
@@ -66,19 +72,20 @@ ORDER_WORDS = 4  # of 8 bytes, for each request that party 0 names
 
 
 def asking(parties: int, values: int, bits: int, results: int, result_bits: int, key_bytes: int = 0) -> tuple[int, int]:
-    """Bytes that a client sends to all parties together, and receives from them: up N - 1 seeds and one copy of the
-    values' low bits, down N copies of the results' low bits.
+    """Return the bytes that a client sends to all parties together for a request, and those that it receives from them.
 
-    values, results: numbers in all images of the request. key_bytes: bytes of the lookups' keys for each party.
+    The client sends N - 1 seeds and one copy of the values' low bits, and receives N copies of the results' low bits.
+    values, results: how many numbers the request's images have in all. bits, result_bits: low bits sent of each.
+    key_bytes: bytes of the lookups' keys for each party.
     """
     up = parties * (REQUEST_HEADER_BYTES + key_bytes) + (parties - 1) * 16 + packed(values * bits)
     return up, parties * (ANSWER_HEADER_BYTES + packed(results * result_bits))
 
 
 def ordering(parties: int, requests: int, first: bool) -> Cost:
-    """The cost of party 0's list of `requests` requests to the others: a header, and a row for each request.
+    """Return the cost of party 0's list of `requests` requests to the others: a header, and a row for each request.
 
-    first: whether the cost is party 0's.
+    first: whether the price is that of party 0, the only sender.
     """
     payload = 16 + 8 * ORDER_WORDS * requests
     frames = 1 + (requests > 0)
@@ -90,17 +97,21 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """CrypTen's private product of n elements, with the truncation of crypten/fixed_point.py."""
+    """Return the cost of CrypTen's product of two private values of n elements, truncation included."""
     return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
-    """CrypTen's private square of n elements, with the truncation of crypten/fixed_point.py."""
+    """Return the cost of CrypTen's square of a private value of n elements, truncation included."""
     return opening(parties, 8 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_ltz(n: int, parties: int) -> Cost:
-    """CrypTen's exact sign: 64-bit words throughout, a prefix adder per pair of addends, one bit back to the ring."""
+    """Return the cost of CrypTen's exact sign of n elements.
+
+    CrypTen adds the shares pairwise by a prefix adder on words of 64 bits, and converts one bit back to shares in the
+    ring.
+    """
     if parties == 1:
         return Cost(0, 0, 64 * n)
     total, addends = FREE, parties
@@ -113,13 +124,15 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 
 
 def crypten_relu(n: int, parties: int) -> Cost:
-    """CrypTen's ReLU: 1856 bits and 9 rounds for two parties."""
+    """Return the cost of CrypTen's ReLU of n elements: for two parties 1856 bits each and 9 rounds."""
     return crypten_ltz(n, parties) + opening(parties, 16 * n, 64 * n)
 
 
 def crypten_shipped_relu(n: int, parties: int) -> Cost:
-    """CrypTen's ReLU as shipped, without this package's frames. Its offline bits are those that a dealer would send for
-    its triples, which CrypTen's own provider lets every party draw.
+    """Return the cost of CrypTen's ReLU of n elements as shipped, without this package's frames.
+
+    Its offline bits are those that a dealer would send for its triples, which CrypTen's own provider lets every party
+    draw.
     """
     here = crypten_relu(n, parties)
     return Cost(here.rounds, here.bits - 8 * HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
@@ -132,7 +145,11 @@ COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's messa
 
 
 def cot_message(count: int, random: bool) -> int:
-    """Bytes of a receiver's message for `count` correlated transfers, in blocks of 128: 31/8 or 4 bytes each."""
+    """Return the bytes of the receiver's message for `count` correlated oblivious transfers (hybrid/gc/cot.py).
+
+    Transfers come in blocks of 128. random: whether the choice bits are random, which takes 31/8 bytes each instead of
+    4.
+    """
     return (31 if random else 32) * 16 * -(-count // 128)
 
 
@@ -142,17 +159,23 @@ BFV_DEGREE, BFV_PRIME_BITS = 4096, 26
 
 
 def bfv_fresh(ciphertexts: int) -> int:
-    """Bytes of a message of fresh ciphertexts: one seed, and a polynomial modulo four primes for each, 53,248 bytes."""
+    """Return the bytes of a message of fresh BFV ciphertexts: a seed, and 53,248 bytes for each.
+
+    A fresh ciphertext is sent as one polynomial modulo four primes; the other follows from the seed.
+    """
     return 16 + ciphertexts * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
 
 
 def bfv_switching_key() -> int:
-    """Bytes of a switching key: eight ciphertexts of two polynomials modulo four primes, 851,968."""
+    """Return the bytes of a BFV switching key, 851,968: eight ciphertexts of two polynomials modulo four primes."""
     return 8 * 2 * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
 
 
 def bfv_reply(replies: int, values: int) -> int:
-    """Bytes of replies: 26,624 for each, a polynomial modulo two primes, and 6.5 for each value read from them."""
+    """Return the bytes of a BFV server's answer: 26,624 for each of `replies` ciphertexts, and 6.5 for each value read.
+
+    A ciphertext of an answer has one polynomial modulo two primes in full, and of the other only the values' numbers.
+    """
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
 
 
@@ -162,18 +185,21 @@ LABEL_BYTES, TILE = 16, 16  # of a wire; instances whose rows are packed togethe
 
 
 def garbled_tables(n: int, blocks: int, words: int, ring: int) -> int:
-    """Bytes of the tables of n instances, each of `blocks` blocks of 16 bytes and `words` words of `ring` bits, packed
-    in tiles of 16 instances.
+    """Return the bytes of the tables of n garbled circuits of one kind (kernels/garble.py).
+
+    Each circuit has `blocks` blocks of 16 bytes, and `words` words of `ring` bits, which are packed for 16 circuits at
+    a time.
     """
     full, rest = divmod(n, TILE)
     return LABEL_BYTES * blocks * n + packed(TILE * words * ring) * full + packed(rest * words * ring)
 
 
 def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, int]:
-    """Bytes online for n instances, to the data's side and to the model's side. garbler: "data" or "model".
+    """Return the bytes sent online for n garbled circuits, to the data's side and to the model's side.
 
-    If the data's side garbles, it gets width bits of each instance and sends a label for each bit. If the model's side
-    garbles, it sends these labels, and gets results mod 2^ring.
+    width: input bits of each circuit. ring: bits of each result. garbler: the side that made the circuits, "data" or
+    "model". If it is the data's side, it gets `width` bits of each circuit and sends a label for each bit. If it is the
+    model's side, it sends these labels, and gets results mod 2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))
@@ -183,5 +209,8 @@ def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, in
 
 
 def impala(relus: int, pools: int, width: int) -> tuple[int, int]:
-    """Bytes offline and online of ReLUs and 2x2 max poolings on values of `width` bits, by Impala's Table 4."""
+    """Return the bytes offline and online of ReLUs and 2x2 max poolings on values of `width` bits, by Impala's Table 4.
+
+    relus, pools: their numbers of elements. Impala: Choi et al., 2022.
+    """
     return (128 * relus + 416 * pools) * width, (80 * relus + 272 * pools) * width

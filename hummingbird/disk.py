@@ -19,9 +19,10 @@ PRIVATE, SHARED = 0o600, 0o666  # modes of new files: for this user alone; for o
 
 
 def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a file, whose content and name are on the disk when this returns; returns its size in bytes.
+    """Write a file, whose content and name are on the disk when this returns; return its size in bytes.
 
-    Until the last step the old file remains, if there was one; the draft is `NAME.new`, which an error removes.
+    Until the last step an existing file remains. The new content is first written to `NAME.new`, which an error
+    removes. mode: the file's permissions, as of chmod(2).
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -35,7 +36,7 @@ def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 
 
 def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a new file; returns its size in bytes. Its name is on the disk after `sync` of its folder.
+    """Write a new file, and return its size in bytes. Its name is on the disk only after `sync` of its folder.
 
     Raises FileExistsError if the file exists. An error removes the file.
     """
@@ -51,14 +52,17 @@ def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 
 
 def opened(path: Path, *, mode: int = SHARED) -> BinaryIO:
-    """A new file to write to, which `flush` brings to the disk. Raises FileExistsError if the file exists."""
+    """Create a file, and return it open for writing; `flush` brings to the disk what was written.
+
+    Raises FileExistsError if the file exists.
+    """
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def append(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> None:
-    """Add to a file, creating it if need be; the content is on the disk when this returns.
+    """Add pieces to the end of a file, which is created if it is missing; the content is on the disk when this returns.
 
-    Unlike `Appended` it takes no lock, and does not undo a piece that was written in part.
+    Unlike the class `Appended`, this takes no lock, and does not undo a piece that was written in part.
     """
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.writelines(pieces)
@@ -81,14 +85,18 @@ def sync(path: Path) -> None:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Rename a file or folder atomically, replacing a file at `path`. A crash may undo it until `sync` of the
-    folder.
+    """Rename a file or folder atomically, replacing a file at `path`.
+
+    A crash may undo the renaming until `sync` of the folder.
     """
     os.replace(draft, path)
 
 
 def publish(draft: Path, path: Path) -> None:
-    """`rename`, with the name on the disk when this returns. The contents of a folder must be on the disk before."""
+    """Rename as `rename` does, with the new name on the disk when this returns.
+
+    If `draft` is a folder, its contents must be on the disk before.
+    """
     rename(draft, path)
     sync(path.parent)
 
@@ -100,18 +108,20 @@ def remove(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """Overwrite a file's content with zeros, on the disk when this returns. A disk may still keep the old blocks."""
+    """Replace a file's content by zeros, which are on the disk when this returns.
+
+    A disk may still keep the old blocks.
+    """
     with open(path, "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))
         flush(file)
 
 
 class Appended:
-    """A file locked by this process, to which pieces are added completely or not at all, on the disk when `append`
-    returns.
+    """A file that this process has locked, and to which it adds pieces completely or not at all.
 
-    create: create an empty file if there is none. Raises OSError if the file cannot be opened, BlockingIOError if
-    another process has locked it.
+    A piece is on the disk when `append` returns. create: create an empty file if there is none. Raises OSError if the
+    file cannot be opened, BlockingIOError if another process has locked it.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -132,8 +142,10 @@ class Appended:
         return os.fstat(self._file).st_size
 
     def append(self, piece: bytes) -> None:
-        """Add a piece. Raises OSError if the disk does not take all of it: the file is then as before, or, if that
-        fails too, takes no more pieces.
+        """Add a piece to the end of the file.
+
+        Raises OSError if the disk does not take all of the piece: the file is then as before, or, if that fails too,
+        takes no more pieces.
         """
         if self._torn:
             raise OSError(errno.EIO, "an earlier piece was cut off")

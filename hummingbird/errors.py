@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 class HummingbirdError(Exception):
     """The base class of all errors of this package.
 
-    what: one sentence on the expected and the actual value.
+    what: one sentence that says what was expected and what was found.
     where: the qualified name of the layer, the argument, or the file.
-    hint: how to mend it.
+    hint: how the user can remedy it.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
@@ -24,7 +24,7 @@ class HummingbirdError(Exception):
 
 
 def shown(value: Any) -> str:
-    """A short text of a value for an error; of a tensor only its shape, since its numbers may be private."""
+    """Return a short text of a value for an error; for a tensor only its shape, since its numbers may be private."""
     if (shape := getattr(value, "shape", None)) is not None:
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     if isinstance(value, Sequence) and any(hasattr(part, "shape") for part in value):
@@ -35,7 +35,10 @@ def shown(value: Any) -> str:
 
 
 class Problem(NamedTuple):
-    """One reason why a net cannot be converted: the step's qualified name, what is wrong, how to mend it."""
+    """One reason why a net cannot be converted.
+
+    name: the step's qualified name. what: what is wrong there. hint: how to remedy it.
+    """
 
     name: str
     what: str
@@ -46,9 +49,9 @@ class Problem(NamedTuple):
 
 
 class ModelError(HummingbirdError):
-    """A net cannot be converted; `problems` lists every reason at every step, by qualified name.
+    """Raised for a net that cannot be converted; `problems` lists every reason at every step, by qualified name.
 
-    The message names a reason once, with the first of its steps.
+    The message has each reason once, with the names of the first steps that have it.
     """
 
     def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
@@ -61,7 +64,10 @@ _SHOWN = 3  # steps that a message names for one reason
 
 
 def _grouped(problems: Sequence[Problem]) -> list[str]:
-    """A line for each reason, `a, b, c and 21 more: what  [hint: ..]`, and where to find the steps left out."""
+    """Return a line for each reason, `a, b, c and 21 more: what  [hint: ..]`, naming only the first of its steps.
+
+    If steps were left out, a last line says that `problems` has them.
+    """
     places: dict[tuple[str, str], list[str]] = {}
     for problem in problems:
         places.setdefault((problem.what, problem.hint), []).append(problem.name)
@@ -75,23 +81,23 @@ def _grouped(problems: Sequence[Problem]) -> list[str]:
 
 
 class ConfigError(HummingbirdError):
-    """A window, a bit configuration or an option is not valid."""
+    """Raised for a window, a bit configuration or an option that is not valid."""
 
 
 class InputError(HummingbirdError):
-    """A tensor given by the caller has the wrong shape, type or range."""
+    """Raised for a tensor, or other data, of the wrong shape, type or range."""
 
 
 class AgreementError(HummingbirdError):
-    """The parties, or the ranks of a job, hold different nets, configurations, versions or shapes."""
+    """Raised if the parties, or the ranks of a job, hold different nets, configurations, versions or shapes."""
 
 
 class PeerError(HummingbirdError):
-    """Another party, or another rank, stopped, was killed, or did not answer in time."""
+    """Raised if another party, or another rank, stopped, was killed, or did not answer in time."""
 
 
 class OverloadError(PeerError):
-    """A service has reached a limit; it may have room after `retry_after` seconds."""
+    """Raised if a service has reached a limit; it may have room after `retry_after` seconds."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", retry_after: float = 1.0) -> None:
         self.retry_after = retry_after
@@ -99,40 +105,44 @@ class OverloadError(PeerError):
 
 
 class UnavailableError(PeerError):
-    """A service is stopping, or the connection to it is lost: a request that is safe to repeat may be tried later."""
+    """Raised if a service is stopping, or the connection to it is lost.
+
+    The request may be sent again later if it is safe to repeat.
+    """
 
 
 class AccessError(PeerError):
-    """A service does not know the caller, or does not permit this caller's request."""
+    """Raised if a service does not know the caller, or does not permit this caller's request."""
 
 
 class NotFoundError(PeerError):
-    """A service does not have the thing that a caller named."""
+    """Raised if a service does not have the thing that a caller named."""
 
 
 class DealerError(HummingbirdError):
-    """The dealer refused a request, died, or did not answer in time."""
+    """Raised if the dealer refused a request, died, or did not answer in time."""
 
 
 class StoreError(HummingbirdError):
-    """A store of slots is damaged, full, used up, in use by another process, or of another session."""
+    """Raised if a store of slots is damaged, full, used up, in use by another process, or made for another session."""
 
 
 class DiskError(StoreError):
-    """A file cannot be written: the disk is full or fails. The caller is not at fault; the disk may have room later."""
+    """Raised if a file cannot be written because the disk is full or fails; the caller may try again later."""
 
 
 class TrustError(HummingbirdError):
-    """An option would give one party the power to see another's data."""
+    """Raised if an option would give one party the power to see another's data."""
 
 
 class EnvironmentProblem(HummingbirdError):
-    """Something that the package needs from its environment (a library, a variable, a file) is missing or unusable."""
+    """Raised if the package lacks something in its environment: a library, a variable or a file."""
 
 
 class LaunchError(HummingbirdError):
-    """Parties that `launch` started have failed; `failures` has each party's error text by its name, the first cause
-    first.
+    """Raised if parties that `launch` started have failed.
+
+    failures: each party's error text by its name, the first cause first.
     """
 
     def __init__(self, what: str, failures: Mapping[str, str], *, hint: str = "") -> None:

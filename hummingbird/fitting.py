@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 def nonnegative(rows: Tensor) -> Tensor:
-    """The coefficients c >= 0, float64 (terms,), that minimise |rows c - 1|; a term that is 0 in all rows gets 0.
+    """Return the coefficients c >= 0, float64 (terms,), that minimise |rows c - 1|.
 
-    rows: float64 (n, terms); divide each row by its measured seconds for the least relative error. The best of all
-    subsets of terms is the solution: 2^terms least-squares problems.
+    rows: float64 (n, terms), a row for each measurement and a column for each kind of work (term); divide each row by
+    its measured seconds for the least relative error. Solves a least-squares problem for every subset of terms, 2^terms
+    in all, and takes the best. A term that is 0 in all rows gets 0.
     """
     terms = rows.shape[1]
     scale = rows.norm(dim=0).clamp_min(1e-300)

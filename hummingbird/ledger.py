@@ -22,7 +22,7 @@ from hummingbird.errors import DealerError, DiskError, HummingbirdError, InputEr
 
 
 def beginning(set_id: str) -> bytes:
-    """The content of a ledger without used slots."""
+    """Return the content of the ledger of the set of slots `set_id`, with no slot used."""
     return _line({"store": set_id}) + b"\n"
 
 
@@ -43,7 +43,10 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """The first slot that may be unused after this line, if it was `slot` before."""
+    """Read a line of a ledger; return the number of the first slot that may be unused after it.
+
+    slot: this number before the line. entry: the line, parsed.
+    """
     used = entry.get("used")
     if type(used) is int and used >= 0:
         return max(slot, used + 1)
@@ -52,7 +55,10 @@ def _after(slot: int, entry: dict[str, object]) -> int:
 
 
 def looked_at(path: Path) -> int:
-    """The first slot that may be unused, by a ledger that another process may be writing. Raises OSError if gone."""
+    """Read a ledger that another process may be writing; return the number of the first slot that may be unused.
+
+    Raises OSError if the file is gone.
+    """
     slot = 0
     for line in _lines(path.read_bytes())[1:]:
         slot = _after(slot, _parse(line))
@@ -60,9 +66,10 @@ def looked_at(path: Path) -> int:
 
 
 class Ledger:
-    """The ledger in the file `path`, of the set `set_id`. next: the first slot after all marked ones.
+    """A ledger that this process has locked: it marks slots of a store as used.
 
-    error: the class of the errors raised.
+    path: its file. set_id: the name of the set of slots, which were dealt together. next: the number of the first slot
+    after all marked ones. error: the class of the errors that methods raise.
     """
 
     def __init__(self, path: Path, set_id: str, error: type[HummingbirdError] = DealerError) -> None:
@@ -87,7 +94,10 @@ class Ledger:
             raise
 
     def use(self, slot: int) -> None:
-        """Mark a slot as used, on the disk when this returns. Raises `error` for a slot that may have been used."""
+        """Mark a slot as used, on the disk when this returns.
+
+        Raises `error` for a slot that may have been used before.
+        """
         if slot < self._first or slot in self._marked:
             raise self._error(
                 f"slot {slot} has been handed out already", where=str(self.path), hint="randomness is for single use"
@@ -97,9 +107,10 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Bind the store to the digest of the net, or of another thing `name`, on the disk when this returns.
+        """Record that the store serves the net with this digest, on the disk when this returns.
 
-        Raises `error` if the store is bound to another digest under this name.
+        name: the kind of thing that has the digest, the net or another. Raises `error` if the store is bound to another
+        digest under this name.
         """
         before, now = self._bound.get(name), digest.hex()
         if before is None:

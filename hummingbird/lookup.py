@@ -29,10 +29,10 @@ from hummingbird.errors import ConfigError
 
 
 class Weighted(nn.Module):
-    """The net after the lookup: takes rows (n, positions, dim) and weights (n, positions).
+    """The part of the net after the lookup: a module of rows (n, positions, dim) and weights (n, positions).
 
-    The net gets the bags' weighted sums, concatenated: (n, bags * dim). |weight * row|, summed over a bag, must be
-    below 2^30.
+    It adds the weighted rows of each bag, a group of positions, and passes the sums to the net, concatenated:
+    (n, bags * dim). |weight * row|, summed over a bag, must be below 2^30.
     """
 
     def __init__(self, net: nn.Module, bags: Sequence[int]) -> None:
@@ -46,10 +46,11 @@ class Weighted(nn.Module):
 
 
 class LookedUp(nn.Module):
-    """A net that takes row numbers, int64 (n, positions), and weights, floating point (n, positions).
+    """A net whose inputs are row numbers of a table, int64 (n, positions), and weights, floating point (n, positions).
 
-    table: the table of rows. net: the layers after the bags. bags: positions of each bag; (1, 63): one row, and the
-    weighted sum of 63 rows. Raises ConfigError for other arguments.
+    table: the table of rows. net: the layers that take the weighted sum of each bag, a group of positions. bags: how
+    many positions each bag has; (1, 63): one row, and the weighted sum of 63 rows. Raises ConfigError for other
+    arguments.
     """
 
     def __init__(self, table: nn.Embedding, net: nn.Module, bags: Sequence[int]) -> None:
@@ -66,12 +67,14 @@ class LookedUp(nn.Module):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of one image's rows and of its weights, the inputs of `after`."""
+        """The shapes of one image's rows and of its weights, which are the inputs of `after`, the part after the
+        lookup.
+        """
         positions = sum(self.after.bags)
         return (positions, self.table.embedding_dim), (positions,)
 
     def example(self) -> tuple[Tensor, Tensor]:
-        """Inputs of `after`: `convert_model(net.after, example=net.example())`."""
+        """Return inputs of `after`, the part after the lookup: `convert_model(net.after, example=net.example())`."""
         rows, weights = (torch.zeros(1, *shape) for shape in self.shapes)
         return rows, weights
 

@@ -25,24 +25,28 @@ SEED_BYTES = CIPHERS["aes-128-ctr"]
 
 
 def cipher_of(device: str) -> str:
-    """The name in `CIPHERS` of the fastest cipher on a device of this type."""
+    """Return the name in `CIPHERS` of the fastest cipher on a device of this type, "cpu" or "cuda"."""
     return "aes-128-ctr" if device == "cpu" else "chacha20"
 
 
 def new_seed(size: int = SEED_BYTES) -> bytes:
-    """A fresh seed of 16 or 32 bytes from the operating system."""
+    """Draw a seed of 16 or 32 bytes from the operating system."""
     return secrets.token_bytes(size)
 
 
 def fresh(device: torch.device | str = "cpu") -> Stream:
-    """A stream from a fresh seed, with a cipher that runs on this device: for numbers that no other process draws."""
+    """Return a stream from a fresh seed, for numbers that no other process draws.
+
+    device: of the results; it selects the cipher.
+    """
     return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
 
 
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
-    """A seed for one purpose, independent of the seeds for other purposes. size: bytes, by default the parent's size.
+    """Return a seed for one purpose, which the labels name; it is independent of the seeds for other purposes.
 
-    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. Raises InputError for a parent below 16 bytes.
+    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. size: bytes, by default the parent's size. Raises
+    InputError for a parent below 16 bytes.
     """
     if len(seed) < SEED_BYTES:
         raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")
@@ -54,16 +58,17 @@ def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
 
 
 def expands_on_devices(seed: bytes) -> bool:
-    """Whether every device can expand this seed."""
+    """Return whether every device can expand this seed, as it can a key of ChaCha20."""
     return len(seed) == CIPHERS["chacha20"]
 
 
 class Stream:
-    """Uniform bits from one seed, read forward only: `Stream(seed).words(2, 3)`.
+    """Uniform bits from one seed, which are read in order and once: `Stream(seed).words(2, 3)`.
 
-    Every call begins at a new block of 64 bytes, so that its bits can be computed separately, where they are read
-    (`leave`). Two streams of the same seed give the same values if and only if they get the same calls in the same
-    order. device: of the results; a seed of 32 bytes is expanded there. on_device: whether it is expanded off the CPU.
+    Every call begins at a new block of 64 bytes, so that its bits can be computed separately, by whoever reads them
+    (`leave`). Two streams of one seed give the same values if and only if they get the same calls in the same order.
+    device: the device of the results; a seed of 32 bytes is expanded there. on_device: whether the seed is expanded off
+    the CPU.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
@@ -78,27 +83,28 @@ class Stream:
 
     @property
     def packs(self) -> bool:
-        """Whether words of any width are drawn without gaps; a GPU draws whole words, each in its own register."""
+        """Whether the stream packs words of any width without gaps; on a GPU each has a register of its own."""
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
-        """Reserve the next blocks for uniform elements, which are computed where they are read. width: bits of a packed
-        word.
+        """Reserve the next blocks for uniform elements of this shape, and return an object that computes them later.
+
+        width: bits of each element, packed without gaps; None: all bits of `dtype`.
         """
         drawn = Drawn(self._key, self._block, shape, dtype, width)
         self._block += blocks_of(drawn.nbytes)
         return drawn
 
     def bytes(self, count: int) -> torch.Tensor:
-        """`count` uniform bytes, uint8 (count,)."""
+        """Draw `count` uniform bytes, uint8 (count,)."""
         return self.leave(torch.uint8, count).octets().to(self.device)
 
     def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Uniform elements of Z_2^64, or of Z_2^32 as int32, of the given shape."""
+        """Draw uniform integers mod 2^64, or mod 2^32 as int32, of the given shape."""
         return self.bytes(dtype.itemsize * torch.Size(shape).numel()).view(dtype).view(shape)
 
     def bits(self, *shape: int) -> torch.Tensor:
-        """Uniform bits, uint8 of zeros and ones of the given shape (one random byte in eight bits)."""
+        """Draw uniform bits, uint8 of zeros and ones of the given shape. Eight bits come from one random byte."""
         count = torch.Size(shape).numel()
         packed = self.bytes((count + 7) // 8)
         places = torch.arange(8, dtype=torch.uint8, device=self.device)

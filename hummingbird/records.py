@@ -45,7 +45,7 @@ _shown.maxlevel = 2
 
 
 class Kind(NamedTuple):
-    """A kind of values.
+    """A kind of values that a field may have: how to check, read and write one.
 
     expected: the description in errors. read: converts a JSON value to the field's value; raises `Fault`, or any Python
     error of a wrong value. plain: converts the field's value to a JSON value.
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
 
 class Fault(Exception):
-    """An invalid value. what: the predicate of a sentence on the value at `path`."""
+    """Raised for an invalid value. what: the predicate of a sentence whose subject is the field at `path`."""
 
     def __init__(self, what: str, path: str = "") -> None:
         super().__init__(what)
@@ -65,7 +65,7 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """An error raised by a record's own checks, with the record's path."""
+    """Raised in place of an error that a record's class has raised when it was made; `path` leads to that record."""
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)
@@ -76,22 +76,22 @@ class _Refused(Exception):
 
 
 def field(kind: Kind, *, missing: bool = False, left_out: bool = False, **default: Any) -> Any:
-    """A field of a record. default: keyword arguments of `dataclasses.field`.
+    """Declare a field of a record's dataclass. default: keyword arguments of `dataclasses.field`.
 
-    missing: whether a text may lack the field, which then has its default. left_out: the same, and the default value is
-    not written either.
+    missing: whether a text may lack the field, which then has its default. left_out: the same, and `write` leaves the
+    field out where it has its default.
     """
     return dataclasses.field(metadata={"kind": kind, "missing": missing or left_out, "left_out": left_out}, **default)
 
 
 def whole(least: int = 0, most: int = LARGEST) -> Kind:
-    """An integer in least..most."""
+    """Return the kind of an integer in least..most."""
     expected = f"a whole number in {least}..{_power(most)}"
     return _plain(expected, lambda value: type(value) is int and least <= value <= most)
 
 
 def real(least: float = 0.0, most: float = _HUGE, *, above: bool = False) -> Kind:
-    """A finite number in least..most, as a float. above: excludes `least`."""
+    """Return the kind of a finite number in least..most, read as a float. above: excludes `least`."""
 
     expected = f"a number {'above' if above else 'from'} {least:g}" + ("" if most == _HUGE else f" to {most:g}")
 
@@ -103,12 +103,12 @@ def real(least: float = 0.0, most: float = _HUGE, *, above: bool = False) -> Kin
 
 
 def flag() -> Kind:
-    """True or False."""
+    """Return the kind of True and False."""
     return _plain("true or false", lambda value: type(value) is bool)
 
 
 def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
-    """A text of shortest..longest characters. printable: whether all of them must be printable."""
+    """Return the kind of a text of shortest..longest characters. printable: whether all of them must be printable."""
     expected = f"a{' printable' * printable} text of {shortest} to {longest} characters"
 
     def good(value: Any) -> bool:
@@ -118,28 +118,31 @@ def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
 
 
 def one_of(names: Sequence[Any]) -> Kind:
-    """One of these texts or numbers."""
+    """Return the kind of a value that is one of these texts or numbers."""
     return _plain(f"one of {', '.join(map(str, names))}", lambda value: any(_same(value, name) for name in names))
 
 
 def constant(value: Any) -> Any:
-    """A field with the same value in every record, such as a format or its version; it is checked first."""
+    """Declare a field with the same value in every record, such as a format or its version; `read` checks it first."""
     kind = _plain(repr(value), lambda found: _same(found, value))
     return dataclasses.field(default=value, metadata={"kind": kind, "missing": False, "left_out": False, "first": True})
 
 
 def hexadecimal(*sizes: int) -> Kind:
-    """Bytes of one of these sizes, as hexadecimal digits. No error shows the value, which may be secret."""
+    """Return the kind of bytes of one of these sizes, written as hexadecimal digits.
+
+    No error shows the value, which may be secret.
+    """
     return Kind(_hex(sizes), lambda value: bytes.fromhex(_digits(value, sizes)), bytes.hex)
 
 
 def digits(size: int) -> Kind:
-    """The hexadecimal text of `size` bytes; no error shows the value."""
+    """Return the kind of a text of hexadecimal digits for `size` bytes, read as that text. No error shows the value."""
     return Kind(_hex((size,)), lambda value: _digits(value, (size,)))
 
 
 def many(kind: Kind, longest: int, shortest: int = 0) -> Kind:
-    """A list of shortest..longest values of one kind, as a tuple."""
+    """Return the kind of a list of shortest..longest values of one kind, read as a tuple."""
     expected = f"a list of {shortest} to {longest} items"
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -150,7 +153,7 @@ def many(kind: Kind, longest: int, shortest: int = 0) -> Kind:
 
 
 def row(*kinds: Kind) -> Kind:
-    """A list of one value of each kind, as a tuple."""
+    """Return the kind of a list with one value of each of these kinds in order, read as a tuple."""
     expected = f"a list of {len(kinds)} items"
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -161,7 +164,10 @@ def row(*kinds: Kind) -> Kind:
 
 
 def mapping(kind: Kind, longest: int, name: int = 512) -> Kind:
-    """An object of at most `longest` values of one kind, by names of at most `name` characters, as a dict."""
+    """Return the kind of a JSON object whose values are of one kind, read as a dict.
+
+    longest: most values. name: most characters of a field's name.
+    """
     expected = f"an object of at most {longest} fields with names of at most {name} characters"
 
     def read(value: Any) -> dict[str, Any]:
@@ -173,7 +179,7 @@ def mapping(kind: Kind, longest: int, name: int = 512) -> Kind:
 
 
 def maybe(kind: Kind) -> Kind:
-    """A value of this kind, or None."""
+    """Return the kind of a value of this kind or None."""
     return Kind(
         f"null or {kind.expected}",
         lambda value: None if value is None else kind.read(value),
@@ -182,12 +188,12 @@ def maybe(kind: Kind) -> Kind:
 
 
 def anything(expected: str = "a value of JSON") -> Kind:
-    """Any JSON value within the limits of the whole text, for records that check it themselves."""
+    """Return the kind of any JSON value, for a record that checks the value itself."""
     return Kind(expected, lambda value: value)
 
 
 def through(kind: Kind, read: Callable[[Any], Any], plain: Callable[[Any], Any]) -> Kind:
-    """A value that `read` makes from a value of `kind`, and `plain` converts back.
+    """Return the kind of a value that `read` makes from a value of `kind`, and that `plain` converts back.
 
     read: may raise any error of Python or of this package.
     """
@@ -195,7 +201,7 @@ def through(kind: Kind, read: Callable[[Any], Any], plain: Callable[[Any], Any])
 
 
 def record(kind: type[Any]) -> Kind:
-    """A record within a record."""
+    """Return the kind of a record within a record. kind: the inner record's class."""
     return Kind("an object", functools.partial(_made, kind), plain)
 
 
@@ -209,14 +215,18 @@ def read(data: str | bytes, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
     """Read a record, or a value of a kind, from a JSON text.
 
-    name: its name in errors, as in "malformed NAME: it has no field 'turn'". most: limit in bytes. deepest: limit of
-    nested lists and objects. how: `error`, the class of errors, by default InputError, and their `where` and `hint`.
+    kind: the record's class, or a `Kind`. name: the text's name in errors, as in "malformed NAME: it has no field
+    'turn'". most: limit in bytes. deepest: limit of nested lists and objects. how: `error`, the class of errors, by
+    default InputError, and their `where` and `hint`.
     """
     return of(parse(data, name=name, most=most, deepest=deepest, **how), kind, name=name, **how)
 
 
 def parse(data: str | bytes, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """Parse a JSON text, for a later `of`, if a field selects the record. Arguments as in `read`."""
+    """Parse a JSON text to JSON values, which `of` then reads: for texts in which a field says the record's class.
+
+    Arguments as in `read`.
+    """
     with _told(name, **how):
         return _parsed(data, most, deepest)
 
@@ -226,7 +236,7 @@ def of(value: Any, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def of(value: Any, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
-    """Read a record, or a value of a kind, from a JSON value. Arguments as in `read`."""
+    """Read a record, or a value of a kind, from JSON values that `parse` has returned. Arguments as in `read`."""
     with _told(name, **how):
         return kind.read(value) if isinstance(kind, Kind) else _made(kind, value)
 
@@ -235,14 +245,14 @@ def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A record as JSON values, in the order of its fields."""
+    """Return a record as JSON values, in the order of its fields."""
     values = {part.name: (part, getattr(record, part.name)) for part in _parts(type(record))}
     written = {name: pair for name, pair in values.items() if not (pair[0].metadata["left_out"] and _is_default(*pair))}
     return {name: part.metadata["kind"].plain(value) for name, (part, value) in written.items()}
 
 
 def write(record: Any, **layout: Any) -> str:
-    """The JSON text of a record. layout: `indent`, `separators`, `sort_keys` of json.dumps."""
+    """Return the JSON text of a record. layout: `indent`, `separators`, `sort_keys` of json.dumps."""
     return json.dumps(plain(record), allow_nan=False, **layout)
 
 
@@ -250,7 +260,7 @@ def write(record: Any, **layout: Any) -> str:
 
 
 def _parts(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a record's class. Raises TypeError for a field without a kind."""
+    """Return the fields of a record's class. Raises TypeError for a field without a kind."""
     return _looked_up(kind)
 
 
@@ -268,7 +278,7 @@ def _is_default(part: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _made(kind: type[R], value: Any) -> R:
-    """A record from a JSON object."""
+    """Make a record of this class from a JSON object. Raises Fault, or _Refused for an error of the class itself."""
     fields = _checked(value, type(value) is dict, "an object")
     parts = {part.name: part for part in _parts(kind)}
     order = sorted(parts.values(), key=lambda part: not part.metadata.get("first"))
@@ -292,7 +302,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """A number as text; large powers of two, and one less, as 2^n and 2^n-1."""
+    """Return a number as text; 2^31 and larger powers of two, and these less one, as 2^n and 2^n-1."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less
@@ -379,7 +389,7 @@ def _no_number(name: str) -> NoReturn:
 def _told(
     name: str, where: str = "", hint: str = "", error: Callable[..., HummingbirdError] = InputError
 ) -> Iterator[None]:
-    """A block that turns faults into errors, which name the record, the field and `where`."""
+    """Turn the faults of a `with` block into errors of class `error`, which name the record, the field and `where`."""
     try:
         yield
     except Fault as fault:

@@ -30,7 +30,10 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost of a step before or after a net's layers, for a party that sends. by: which parties send."""
+    """The cost of a step before or after the layers of a net, for each party that sends in it.
+
+    by: which parties send.
+    """
 
     cost: Cost
     by: str
@@ -41,11 +44,12 @@ class Estimate:
     """The price of a batch through a private net, for each party; its `str` is the table of all layers.
 
     shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
-    bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: of each
-    party. dealer_bandwidth: bits per second of the dealer's link. aim: the aim of these prices. aims: rounds and bits
-    of a batch of one lane for every aim. beside: the same for `gmw`, and for CrypTen's ReLUs as shipped, with the
-    offline bits that a dealer would send for them. inputs: a description of the example's inputs. around: costs before
-    and after the layers (`_around`), which no sum contains.
+    bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: number of
+    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: the aim for which `layers` has
+    prices. aims: for every aim, the price of a batch of one lane. beside: for comparison, the prices of such a batch by
+    protocol `gmw`, and of its ReLUs by CrypTen as shipped, with the offline bits that a dealer would send for them.
+    inputs: a description of the example's inputs. around: costs before and after the layers (`_around`), which no sum
+    contains.
     """
 
     shape: tuple[int, ...]
@@ -64,7 +68,7 @@ class Estimate:
 
     @property
     def total(self) -> Cost:
-        """Rounds and bits of a batch of one lane."""
+        """Rounds and bits of all layers, for a batch of one lane."""
         return _total(self.layers)
 
     @property
@@ -81,13 +85,14 @@ class Estimate:
     def offline_bytes(self) -> float:
         """Bytes of correlated randomness that the dealer sends to all parties together for a batch.
 
-        The dealer rotates between them: each gets an equal part, to within the bytes of the largest request.
+        The dealer sends corrections to each party in turn, so that all get equal parts, to within the largest
+        correction.
         """
         return self.total.offline_bits / 8
 
     @property
     def seconds(self) -> float:
-        """Time on the wire for a batch, seconds, without computation."""
+        """Seconds that a batch takes on the wire, without computation."""
         return self._seconds(self.total)
 
     def _seconds(self, cost: Cost) -> float:
@@ -116,7 +121,7 @@ class Estimate:
     __repr__ = __str__
 
     def _beyond(self) -> str:
-        """A table of `around`."""
+        """Return a table of the costs before and after the layers."""
         rows = [
             (
                 name,
@@ -130,7 +135,10 @@ class Estimate:
         return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
     def _in_all(self) -> str:
-        """A table of the costs of a batch of all lanes, online, offline and in all, for each aim and for `beside`."""
+        """Return a table of the costs of a batch of all lanes, online, offline and in all.
+
+        It has a row for each aim, and for each comparison in `beside`.
+        """
         differ = len(set(self.aims.values())) > 1
         rows = []
         for name, cost in {**(self.aims if differ else {"above": self.total}), **self.beside}.items():
@@ -146,7 +154,10 @@ class Estimate:
         return "\n".join([table, *self._fewest()])
 
     def _fewest(self) -> list[str]:
-        """A line if `gmw` moves fewer bits in all than any aim, as it may if smooth functions dominate."""
+        """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.
+
+        It may if smooth functions dominate.
+        """
         gmw, others = self.beside.get("gmw"), [*self.aims.values(), self.total]
         if gmw is None or self._moved(gmw) >= min(map(self._moved, others)):
             return []
@@ -156,7 +167,7 @@ class Estimate:
         return self.parties * cost.bits + cost.offline_bits
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
-        """The cells of a row with figures."""
+        """Return the numbers in a row of the table, as text."""
         return (
             f"{elements:,}",
             str(cost.rounds),
@@ -182,15 +193,17 @@ def estimate(
     aim: str | None = None,
     dealer_bandwidth: float = BANDWIDTH,
 ) -> Estimate:
-    """Rounds, bits and wire time of every layer of a net for a batch of `shape` (B, ...), before anything runs.
+    """Return rounds, bits and time on the wire of every layer of a net for a batch, before anything runs.
 
+    shape: of the batch, (B, ...).
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
     not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
     example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs, token
     numbers or flags.
-    bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: of each party; each runs such a
-    batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency. Totals are
-    computed for both aims, throughput for these links. dealer_bandwidth: bits per second of the dealer's link.
+    bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
+    runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
+    Totals are computed for both aims, latency and throughput for these links. dealer_bandwidth: bits per second of the
+    dealer's link.
     Needs no session. Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError
     for the other arguments.
 
@@ -229,7 +242,10 @@ def estimate(
 
 
 def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[str, Around]:
-    """The costs of comparing the parties' plans, once for a net, of sharing its inputs and of opening its results."""
+    """Return the costs of comparing the parties' plans, of sharing the inputs, and of opening the results.
+
+    sizes: the shape of the batch. The plans are compared once for a net, not for each batch.
+    """
     given = [name for name, _ in private.inputs] if sizes[1:] != (0,) else []
     opened = [8 * math.prod(shape) for _, shape in private.results(sizes)[1]]
     each = "the party that has it" if len(given) < 2 else "the parties that have them"
@@ -244,12 +260,12 @@ def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[s
 
 
 def agreement_cost(private: PrivateNet, parties: int) -> Cost:
-    """The cost of `PrivateNet.set_up` without private weights: the net's facts, as text, to every other party."""
+    """Return the cost of `PrivateNet.set_up` with public weights: every party sends the net's facts to every other."""
     return opening(parties, len(text_of({"hummingbird version": VERSION, **private.facts}).encode()))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """The shape of a batch as a tuple. Raises InputError for anything else."""
+    """Return the shape of a batch as a tuple. Raises InputError for anything but a shape."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
         return sizes  # public inputs alone are (batch, 0)
@@ -259,21 +275,23 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:
-    """The prices of a batch by `gmw`, from its layers, and by CrypTen's ReLUs. The layers of `gmw` still contain every
-    ReLU of the net.
+    """Return, for comparison, the prices of a batch by protocol `gmw`, and of its ReLUs by CrypTen.
+
+    layers: the prices of the net's steps by `gmw`, in which every ReLU of the net is a step.
     """
     relus = [crypten_shipped_relu(planned.elements, parties) for planned in layers if planned.op == "relu"]
     return {"gmw": _total(layers), **({CRYPTEN: sum(relus, FREE)} if relus else {})}
 
 
 def _total(layers: Sequence[PlannedCost]) -> Cost:
-    """Rounds and bits of all layers."""
+    """Return the sum of the prices of all layers."""
     return sum((planned.cost for planned in layers), FREE)
 
 
 def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
-    """Raise ConfigError unless the bandwidth, bits per second, is positive and the round-trip time, seconds, is not
-    negative; both finite. name: the bandwidth's name in errors.
+    """Raise ConfigError for a bandwidth, bits per second, that is not positive, or a round-trip time, seconds, below 0.
+
+    Both must be finite. name: the bandwidth's name in errors.
     """
     for what, value, least in ((name, bandwidth, math.ulp(0.0)), ("rtt", rtt, 0.0)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
@@ -282,12 +300,12 @@ def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
 
 
 def link_words(bandwidth: float, rtt: float) -> str:
-    """A link as text: 10 Gb/s, 0.2 ms round trip."""
+    """Return a link as text, such as "10 Gb/s, 0.2 ms round trip"."""
     return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
 
 
 def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
-    """A line below the table for all lanes of a party together, if there are several."""
+    """Return a line for all lanes of a party together, to stand below the table; an empty list for one lane."""
     if lanes == 1:
         return []
     sent, offline = (f"{lanes * bits / 8e3:,.1f} kB" for bits in (batch.bits, batch.offline_bits))
@@ -295,7 +313,10 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 
 
 def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
-    """Lines below the table: the price of private weights, and the reasons for the choice of tables."""
+    """Return lines to stand below the table: the price of private weights, and why each kind of table was chosen.
+
+    variants: the names of the tables that the layers use. thrifty: whether the aim is throughput.
+    """
     out = []
     if setup != FREE:
         out.append(

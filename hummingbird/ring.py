@@ -37,10 +37,10 @@ LEAST_PRECISION = 8  # without room for these, constants are rounded by at most 
 
 
 def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode", limit: float | None = None) -> Tensor:
-    """Real to ring: int64 round(x * 2^scale), same shape.
+    """Convert real numbers to ring elements, int64 round(x * 2^scale), of the same shape.
 
-    limit: the largest |x| allowed, or None. Raises InputError for a larger |x|, NaN, infinities, and |x| >= 2^30, or
-    2^(62 - scale) if that is less.
+    where: the name of x in errors. limit: the largest |x| allowed, or None. Raises InputError for a larger |x|, NaN,
+    infinities, and |x| >= 2^30, or 2^(62 - scale) if that is less.
     """
     bits = min(MAX_INTEGER_BITS, 62 - scale)
     if not x.is_floating_point():
@@ -61,15 +61,15 @@ def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode", limit: float
 
 
 def decode(x: Tensor, scale: int = SCALE) -> Tensor:
-    """Ring to real: float32 x / 2^scale, same shape."""
+    """Convert ring elements to real numbers, float32 x / 2^scale, of the same shape."""
     return (x.double() / 2.0**scale).float()
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """The number of fraction bits for public constants: the fewest that hold them exactly, else enough for `precision`,
-    at least 16.
+    """Return how many fraction bits public constants need: the fewest that hold them exactly, if these suffice.
 
-    x: real tensor. most: the largest number of fraction bits. Raises InputError if rounding to `most` bits would exceed
+    Otherwise enough for `precision` bits of the largest |x|, and at least 16. x: real tensor of the constants. most:
+    the largest result. where: the constants' name in errors. Raises InputError if rounding to `most` bits would exceed
     2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
@@ -90,7 +90,7 @@ def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "
 
 
 def exponent_of(value: float) -> int:
-    """The least e with |value| <= 2^e; 0 for zero, NaN and infinities."""
+    """Return the least e with |value| <= 2^e; 0 for zero, NaN and infinities."""
     if not value or not math.isfinite(value):
         return 0
     mantissa, exponent = math.frexp(abs(value))
@@ -98,7 +98,10 @@ def exponent_of(value: float) -> int:
 
 
 def shifted(x: Tensor, bits: int) -> Tensor:
-    """Ring elements at `bits` more fraction bits: exact, but for negative `bits` rounded to nearest (public values)."""
+    """Return ring elements with `bits` more fraction bits. With fewer (negative `bits`) they are rounded to nearest.
+
+    A share must not be rounded so: only public values may have fewer.
+    """
     return x << bits if bits >= 0 else (x + (1 << -bits >> 1)) >> -bits
 
 
@@ -114,9 +117,10 @@ def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
 
 
 def arranged(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """A weight in the kernels' layout, a matrix or (O, C // groups, kh, kw), from torch's layout for `op` of BILINEAR.
+    """Return a weight in the kernels' layout, from torch's layout for the product `op`, one of BILINEAR.
 
-    A transposed convolution becomes a convolution with the flipped kernel.
+    The kernels' layout is a matrix, or (O, C // groups, kh, kw) for a convolution to O channels. A transposed
+    convolution becomes a convolution with the flipped kernel.
     """
     if op in ("conv1d", "conv_transpose1d"):
         weight = weight[:, :, None]
@@ -137,7 +141,10 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Transposed convolution in 2 dimensions: a convolution of the input, spread out by the stride."""
+    """Compute a transposed convolution in 2 dimensions: a convolution of the input, spread out by the stride.
+
+    weight: arranged as by `arranged`. bits: the low bits of the result that must be right.
+    """
     batch, channels, height, width = x.shape
     kernel = weight.code.shape[2:]
     spread = torch.zeros(
@@ -156,10 +163,11 @@ BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_trans
 
 
 def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
-    """The product `op` of two int64 tensors mod 2^bits, with torch's own names and keyword arguments (`BILINEAR`).
+    """Compute the product `op` of two int64 tensors mod 2^bits. op: one of `BILINEAR`, torch's own names.
 
     The bits of the result above `bits` are arbitrary. b: a tensor in torch's layout for `op`, or, for all but "mul",
-    the `Factor` of its `arranged` form, which makes repeated products cheaper. Raises InputError for an unknown `op`.
+    the `Factor` of its `arranged` form, which makes repeated products cheaper. kwargs: torch's options of a
+    convolution. Raises InputError for an unknown `op`.
     """
     if op not in BILINEAR:
         raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")
@@ -184,7 +192,7 @@ def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: o
 
 
 def _option(options: dict[str, object], name: str, default: int, length: int) -> tuple[int, ...]:
-    """An option of torch's convolutions as a tuple; it may be a number, or one for each dimension."""
+    """Return an option of torch's convolutions, a number or one for each dimension, as a tuple of `length` numbers."""
     value = options.get(name, default)
     if isinstance(value, (tuple, list)):
         return tuple(int(v) for v in value) * (length // len(value))

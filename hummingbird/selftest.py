@@ -11,7 +11,7 @@ TOLERANCE = 0.01  # far above the error of three layers with 2^-16 rounding on l
 
 
 def net() -> nn.Module:
-    """The net, with the same weights at every party."""
+    """Build the net, with the same weights at every party."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
@@ -19,7 +19,7 @@ def net() -> nn.Module:
 
 
 def party(session: hummingbird.Session) -> tuple[str, bool]:
-    """Run the net as one party; returns a line about the run, and whether it failed. `hummingbird.launch` calls it."""
+    """Run the net as one party; return a line about the run, and whether it failed. `hummingbird.launch` calls this."""
     plain = net()
     images = torch.rand(4, 1, 8, 8)
     with hummingbird.meter() as m:

@@ -18,7 +18,7 @@ DEEPEST = 16  # nesting of a structure from another process
 
 
 class NamedResults(dict[str, Any]):
-    """The fields of a net's result by name: `result.logits` is `result["logits"]`."""
+    """The results of a net that returns a dataclass, by name: `result.logits` is `result["logits"]`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -30,7 +30,10 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """The structure of a value, and in order the parts for which `is_tensor` or `is_public` is true."""
+    """Split a value into its structure and the list of its tensors in order.
+
+    is_tensor: whether a part is a private tensor. is_public: whether it is a public one.
+    """
     if is_tensor(value):
         return TENSOR, [value]
     if is_public(value):
@@ -53,7 +56,7 @@ def flatten(
 
 
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
-    """The structure with "numbers" in place of the constant tensors for which `fits` is true."""
+    """Return the structure with each constant tensor for which `fits` is true written out as a "numbers" entry."""
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
         return ("numbers", str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.reshape(-1).tolist()))
@@ -63,7 +66,7 @@ def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """The value with this structure, whose tensors are the next of `leaves`."""
+    """Make the value that has this structure, taking its tensors in order from `leaves`."""
     if structure in (TENSOR, PUBLIC):
         return next(leaves)
     if structure[0] == "constant":
@@ -76,7 +79,10 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def places(structure: Structure, within: str = "") -> Iterator[str]:
-    """A name for each tensor in a structure, from the keys and indices on its path: "logits", "1", "states.0"."""
+    """Yield a name for each tensor in a structure, from the keys and indices on its path: "logits", "1", "states.0".
+
+    within: the name of the part that this structure is, "" for the whole.
+    """
     if structure in (TENSOR, PUBLIC):
         yield within
     elif len(structure) == 3:
@@ -86,7 +92,7 @@ def places(structure: Structure, within: str = "") -> Iterator[str]:
 
 
 def constants(structure: Structure) -> Iterator[Any]:
-    """Every constant in a structure."""
+    """Yield every constant in a structure."""
     if structure[0] == "constant":
         yield structure[1]
     elif len(structure) == 3:
@@ -95,7 +101,7 @@ def constants(structure: Structure) -> Iterator[Any]:
 
 
 def keys(structure: Structure) -> Iterator[Any]:
-    """Every key in a structure."""
+    """Yield every key of the dicts and objects in a structure."""
     if len(structure) == 3:
         yield from structure[1]
         for part in structure[2]:
@@ -103,23 +109,25 @@ def keys(structure: Structure) -> Iterator[Any]:
 
 
 def tensors(structure: Structure) -> int:
-    """Number of tensors in a structure."""
+    """Return the number of private tensors in a structure."""
     return 1 if structure == TENSOR else sum(map(tensors, structure[2])) if len(structure) == 3 else 0
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a constant or key is a JSON value: a string, a number, True, False or None."""
+    """Return whether a constant or key is a string, a number, True, False or None, which JSON can hold."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def odd(structure: Structure) -> Any:
-    """The first constant or key that is not `is_plain`, or None."""
+    """Return the first constant or key in a structure that is not `is_plain`, or None."""
     return next((value for value in (*constants(structure), *keys(structure)) if not is_plain(value)), None)
 
 
 def read(value: Any, depth: int = 0) -> Structure:
-    """Check the structure of results in a JSON value from another process. Raises ValueError or TypeError for any other
-    value.
+    """Read the structure of results from a JSON value that another process has sent.
+
+    Raises ValueError or TypeError for a value that is no such structure. depth: how deep in the whole value this one
+    is.
     """
     kind, *rest = value
     if depth > DEEPEST:
@@ -136,7 +144,7 @@ def read(value: Any, depth: int = 0) -> Structure:
 
 
 def leaf(value: Any) -> Any:
-    """The first tensor of a result, within containers or not."""
+    """Return the first tensor of a result, which may be in containers or itself a tensor."""
     while isinstance(value, (tuple, list, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value

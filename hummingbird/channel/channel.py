@@ -49,17 +49,17 @@ _Job = tuple["Future[None]", list[memoryview], Callable[[], object]]
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
-    """Types and shapes of tensors as text, equal on both sides of a frame."""
+    """Return the types and shapes of tensors as text, which sender and receiver of a frame compare."""
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
 
 
 def named(party: int, lane: int | None = None) -> str:
-    """The name of a party's process in errors. lane: None if a party has one process."""
+    """Return the name of a party's process in errors. lane: None if a party has one process."""
     return f"party {party}" if lane is None else f"party {party}, lane {lane}"
 
 
 class Channel:
-    """The channel of one party.
+    """The connections of one party to all others, over which it sends and receives tensors.
 
     rank: of this party. parties: their number. outgoing[i], incoming[i]: connected sockets to and from party i.
     timeout: longest silence of a party, seconds. lane: the lane that this channel connects if parties have several, for
@@ -94,7 +94,7 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """The name of this process in errors."""
+        """The name of this party's process in errors."""
         return self.names[self.rank]
 
     @property
@@ -105,7 +105,7 @@ class Channel:
     # One round: everybody to everybody -------------------------------------------------------------------------------
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
-        """Send `tensors` to every other party; returns theirs by rank. 1 round, N - 1 frames sent.
+        """Send `tensors` to every other party; return theirs by rank. Takes 1 round, and sends N - 1 frames.
 
         Types and shapes are the same at all parties. int64 tensors come before uint8 ones (alignment).
         """
@@ -119,7 +119,7 @@ class Channel:
         return received
 
     def exchange_text(self, text: str) -> dict[int, str]:
-        """Send a text of at most 1 MiB to every other party; returns theirs by rank. 1 round."""
+        """Send a text of at most 1 MiB to every other party; return theirs by rank. Takes 1 round."""
         data = text.encode()
         sending = [self._submit(peer, _TEXT, 0, [memoryview(data)]) for peer in self.others]
         received = {}
@@ -135,7 +135,7 @@ class Channel:
     # Point to point ---------------------------------------------------------------------------------------------------
 
     def send(self, peer: int, *tensors: Tensor) -> None:
-        """Send tensors to one party; returns once they are handed to the network."""
+        """Send tensors to one party; return once they are handed to the network."""
         self._finish([peer], self._send([peer], tensors))
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
@@ -157,12 +157,15 @@ class Channel:
         return out
 
     def count_round(self) -> None:
-        """Count a round that consists of `send` and `receive` calls."""
+        """Count one round in the meter, for a round that consists of `send` and `receive` calls."""
         if self.parties > 1:
             meter.count(rounds=1)
 
     def loss(self) -> str:
-        """A sentence about a party that has closed its connection, as seen without reading; "" if none has."""
+        """Return a sentence about a party that has closed its connection, "" if none has.
+
+        Reads nothing from connections.
+        """
         if self.closed:
             return ""
         closing = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # POLLRDHUP, on Linux: even if bytes are unread
@@ -178,7 +181,7 @@ class Channel:
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Tell every party why this party stops, and close. May be called twice; never raises."""
+        """Tell every party why this party stops, and close all connections. May be called twice; never raises."""
         if self.closed:
             return
         for peer in self._outgoing:
@@ -208,7 +211,7 @@ class Channel:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
     def _send(self, peers: Sequence[int], tensors: Sequence[Tensor]) -> list[Future[None] | None]:
-        """Send the same tensors to some parties; returns a future for each long message."""
+        """Send the same tensors to some parties; return, for each party, a future if the message is long, else None."""
         checksum, stage = self._checksum(tensors), staging_of(tensors)
         if stage is not None:
             octets, event = stage.fetch(tensors)
@@ -223,7 +226,10 @@ class Channel:
     def _submit(
         self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
     ) -> Future[None] | None:
-        """Write a short frame, or queue a long one for the peer's thread. ready: returns once the parts may be read."""
+        """Write a short frame, or queue a long one for the thread that writes to this peer.
+
+        parts: the buffers of the payload. ready: returns once the parts may be read.
+        """
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
         length = sum(len(part) for part in parts)
@@ -248,7 +254,7 @@ class Channel:
         return future
 
     def _serve(self, peer: int, queue: SimpleQueue[_Job | None]) -> None:
-        """Write long messages to one peer, until None comes."""
+        """Write the long messages in a queue to one peer, until the queue returns None."""
         while (job := queue.get()) is not None:
             future, parts, ready = job
             try:
@@ -269,12 +275,15 @@ class Channel:
                     part = part[counts[-1] :]
 
     def _torn(self, peer: int) -> bool:
-        """Whether the last frame was sent in part: the peer would read another frame as its rest."""
+        """Return whether the last frame was sent in part only: the peer would read a further frame as its rest."""
         length, *sent = self._frame[peer] or [0]
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Send an ABORT or PLACE frame if the peer still reads; never raises."""
+        """Send a text, why this party stops (ABORT frame) or what it expected (PLACE frame), if the peer still reads.
+
+        Never raises.
+        """
         data = text.encode()[:MAX_TEXT]
         if peer in self._long:
             wait([self._long[peer]], _GRACE)  # a queued frame comes first, even if its thread has not begun
@@ -320,7 +329,11 @@ class Channel:
         return self._read(peer, min(length, MAX_TEXT)).numpy().tobytes().decode(errors="replace")
 
     def _header(self, peer: int) -> tuple[int, int, int]:
-        """Kind, checksum and length of the next frame. Raises PeerError for ABORT, AgreementError for PLACE frames."""
+        """Read the next frame's header; return kind, checksum and length.
+
+        Raises PeerError for an ABORT frame, in which the peer says why it stopped, and AgreementError for a PLACE
+        frame, in which it says what it expected.
+        """
         header = bytearray(HEADER_BYTES)
         self._fill(peer, memoryview(header))
         magic, version, kind, sequence, checksum, length = _HEADER.unpack(header)
@@ -350,12 +363,15 @@ class Channel:
         return kind, checksum, length
 
     def _skip(self, peer: int, length: int) -> None:
-        """Read and drop a payload."""
+        """Read a payload of `length` bytes, and drop it."""
         while length:
             length -= len(self._read(peer, min(length, _PIECE)))
 
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
-        """The error for a frame of another kind, layer or shape; exchanges expectations with the peer."""
+        """Return the error for a frame of another kind, layer or shape than expected.
+
+        Tells the peer in a PLACE frame what this party expected, and reads the peer's PLACE frame.
+        """
         mine = f"{self.name} expects {expected} at {_place()}"
         theirs = f"{self.names[peer]} sent {length} bytes of another message"
         self._incoming[peer].settimeout(min(_GRACE, self.timeout))
@@ -384,7 +400,10 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """The error for a failed send: the peer's own words if they follow in its unread bytes. Reading thread only."""
+        """Return the error for a failed send: the peer's own words if it has sent some that nobody has read.
+
+        Only the thread that reads may call this.
+        """
         if not isinstance(error, TimeoutError):
             try:
                 self._incoming[peer].settimeout(min(_GRACE, self.timeout))

@@ -41,7 +41,10 @@ Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A listening socket at an address of this host. port: 0 for a free one. Raises OSError if it cannot listen."""
+    """Return a listening socket at an address of this host.
+
+    port: 0 for a free one. Raises OSError if it cannot listen.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = found[0]
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -49,7 +52,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """A torch TCPStore served by this process at this address of its host alone; torch itself listens at all addresses.
+    """Serve a torch TCPStore from this process, at one address of its host; torch itself listens at all addresses.
 
     port: 0 for a free one. wait: longest wait for an answer. Does not wait for other processes. Raises OSError if it
     cannot listen.
@@ -70,8 +73,9 @@ def connect(
     lane: int | None = None,
     links: Mapping[int, Link] | None = None,
 ) -> Channel:
-    """Connect all parties to each other: every ordered pair has a connection, on which the first party sends.
+    """Connect all parties to each other; return this party's channel.
 
+    For every ordered pair of parties there is a connection, on which the first party sends to the second.
     rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
     for a lane that gets its connections from lane 0. token: 16 bytes that only the parties of this run, and lane, know.
     timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must then be for
@@ -96,7 +100,10 @@ def connect(
 
 @dataclass
 class _Dialing:
-    """Repeated calls of one party for one connection."""
+    """The repeated attempts of this party to open one connection.
+
+    due: monotonic time of the next attempt. under_way: the attempt that is being made, or None.
+    """
 
     call: Hello
     due: float
@@ -107,10 +114,11 @@ class _Dialing:
 
 @dataclass
 class _Step:
-    """A connection in the making.
+    """A connection that is being opened or accepted, and whose handshake is under way.
 
-    steps: its handshake. deadline: monotonic time. made, failed: called with its result or its error. waits_on: the
-    socket that the selector watches. stranger: whether a peer is connected that has not proved who it is.
+    steps: its handshake, a generator (handshake.py). deadline: monotonic time. made: called with the handshake's
+    result. failed: called with its error. waits_on: the socket that the selector watches. stranger: whether the peer
+    has yet to prove who it is.
     """
 
     steps: Steps[Any]
@@ -122,7 +130,7 @@ class _Step:
 
 
 class _Joining:
-    """Makes all connections of one lane of a party: one in each direction with every other party."""
+    """Opens and accepts all connections of one lane of a party: two with every other party, one in each direction."""
 
     def __init__(
         self,
@@ -164,12 +172,12 @@ class _Joining:
 
     @property
     def complete(self) -> bool:
-        """Whether all connections are made, also those of the lanes that depend on this one."""
+        """Whether all connections are made, also those of the lanes that get theirs from this one."""
         mine = len(self.outgoing) == len(self.incoming) == len(self._others)
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
-        """Accept connections at a listening socket, also for other lanes, or receive them from lane 0."""
+        """Begin to accept connections at a listening socket, also for other lanes, or to get them from lane 0."""
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
             link.setblocking(False)
@@ -180,7 +188,7 @@ class _Joining:
                 self._elsewhere |= dict.fromkeys(self._hellos(token), lane)
 
     def step(self) -> None:
-        """Start due calls, wait at most `_LOOK` seconds for events, and handle them."""
+        """Begin the attempts that are due, wait at most `_LOOK` seconds for events, and handle the events."""
         check()
         now = time.monotonic()
         for dialing in self._dialing:
@@ -263,7 +271,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Accept no further connections while `_STRANGERS` have not proved who they are."""
+        """Stop accepting connections while `_STRANGERS` of them have not proved who they are."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS
@@ -296,7 +304,10 @@ class _Joining:
     # The other lanes of this party ------------------------------------------------------------------------------------
 
     def _heard(self, lane: int) -> None:
-        """Read from another lane's link: at lane 0 the byte that the lane is complete, at the others a connection."""
+        """Read from the link to another lane.
+
+        Lane 0 reads the byte that says that the lane has all its connections, another lane reads a connection.
+        """
         link = self._links[lane]
         try:
             handles: list[int] = []
@@ -319,7 +330,7 @@ class _Joining:
                 raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
 
     def _hand_over(self, found: Taken) -> None:
-        """Hand a connection to the lane that it is for, unless that lane is complete."""
+        """Hand an accepted connection to the lane that it is for, unless that lane has all connections."""
         link = self._links.get(self._elsewhere[found.hello])
         with found.connection, contextlib.suppress(OSError):  # the link shows that a lane has ended
             if link is not None:
@@ -328,7 +339,10 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Use a connection if it is missing: to send on at once, to receive on once the sender chooses it."""
+        """Use a connection that is made, if there is none yet to this peer in this direction; close it otherwise.
+
+        To send on it, this party chooses it at once; to receive on it, this party waits until the sender chooses it.
+        """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
             self._offered.append((peer, connection))
@@ -348,7 +362,10 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Read whether the sender has chosen this connection, or another one."""
+        """Read whether the sender has chosen this connection, or has closed it for another one.
+
+        A chosen connection is used to receive on from now on.
+        """
         try:
             said = connection.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -369,14 +386,14 @@ class _Joining:
             self._redial(peer, False)
 
     def _settle(self, peer: int, sends: bool) -> None:
-        """Stop calling for a connection that is made."""
+        """Stop calling a party for a connection, as it is made. sends: whether this party sends on it."""
         for dialing in [d for d in self._dialing if d.call.called == peer and d.call.sends == sends]:
             self._dialing.remove(dialing)
             if dialing.under_way is not None and dialing.under_way in self._steps:
                 self._end(dialing.under_way)
 
     def _redial(self, peer: int, sends: bool) -> None:
-        """Call again for a connection that was lost."""
+        """Begin to call a party again for a connection that was lost. sends: whether this party sends on it."""
         if not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
@@ -417,7 +434,7 @@ class _Joining:
         return PeerError(what, where=mine, hint=hint)
 
     def late(self, timeout: float) -> PeerError:
-        """The error for the deadline."""
+        """Return the error for parties or lanes that have not connected within `timeout` seconds."""
         missing = sorted(set(self._others) - (set(self.outgoing) & set(self.incoming)))
         if not missing:
             what = f"lanes {sorted(self._links)} of this party did not connect within {timeout:g} s"
@@ -431,7 +448,7 @@ class _Joining:
         )
 
     def close(self) -> None:
-        """Close everything but the finished connections."""
+        """Close the listening socket, the links and every unfinished connection."""
         for step in tuple(self._steps):
             self._end(step)
         for link in self._links.values():
@@ -446,6 +463,6 @@ class _Joining:
         self._selector.close()
 
     def close_all(self) -> None:
-        """Close the finished connections."""
+        """Close the finished connections, which `close` leaves open."""
         for connection in (*self.outgoing.values(), *self.incoming.values()):
             connection.close()

@@ -31,23 +31,29 @@ Steps = Generator[tuple[socket.socket, int], None, _T]
 
 
 class Hello(NamedTuple):
-    """A planned connection: the calling party, the called party, and whether the caller will send on it."""
+    """A planned connection.
+
+    caller: the party that opens it. called: the party that accepts it. sends: whether the caller will send on it.
+    """
 
     caller: int
     called: int
     sends: bool
 
     def hello(self, token: bytes) -> bytes:
-        """The caller's 16 bytes."""
+        """Return the 16 bytes by which the caller proves who it is, and says which connection this is."""
         return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
     def answer(self, token: bytes) -> bytes:
-        """The called party's 16 bytes."""
+        """Return the 16 bytes by which the called party proves who it is."""
         return derive(token, "answer", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
 
 class Taken(NamedTuple):
-    """An accepted connection. call: None for a connection of another lane, which gets it with its hello."""
+    """An accepted connection, with the caller's first 16 bytes (`hello`).
+
+    call: the planned connection that it is; None if it is for another lane, which lane 0 hands it to.
+    """
 
     connection: socket.socket
     hello: bytes
@@ -55,7 +61,10 @@ class Taken(NamedTuple):
 
 
 def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
-    """Connect to one of the addresses of a host, in turn by the number of the attempt. Raises OSError on failure."""
+    """Connect to one of the addresses of a host name; each attempt takes the next address. Raises OSError on failure.
+
+    attempt: number of the attempt, from 0.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[attempt % len(found)]
     connection = socket.socket(family, kind, protocol)
@@ -77,7 +86,11 @@ def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
 def introduce(
     connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
 ) -> Steps[socket.socket]:
-    """The caller's handshake; returns the connection to party `call.called`. Raises OSError for any other peer."""
+    """Do the caller's handshake; return the connection to party `call.called`.
+
+    Raises OSError if another program answers. token: the run's token. context: TLS of the connecting side, None for
+    plain text.
+    """
     try:
         connection.sendall(call.hello(token))  # a new connection has room for it
         if context:
@@ -98,10 +111,11 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """The called party's handshake; returns a connection that is one of `calls`, by its hello.
+    """Do the called party's handshake on an accepted connection, whose first 16 bytes say which one it is.
 
-    hello: the hello, if lane 0 has read it already, else empty. others: hellos of connections for other lanes, which
-    are returned at once. Raises OSError for any other peer.
+    hello: these bytes, if lane 0 has read them already, else empty. calls: the planned connections of this lane, by
+    these bytes. others: the same bytes for other lanes' connections, which are returned at once. token: the run's
+    token. context: TLS of the accepting side, None for plain text. Raises OSError for any other peer.
     """
     try:
         connection.setblocking(False)

@@ -20,9 +20,10 @@ from hummingbird.kernels.devices import on_this_card
 
 
 class Computation:
-    """One of the functions of an `Interleave`, or the rest of the process (`OUTSIDE`).
+    """One of the functions that an `Interleave` runs, or the rest of the process (`OUTSIDE`).
 
-    session: the session that its code has entered (mpc/session/session.py). None: that of the computation around it.
+    session: the session that its code has entered (mpc/session/session.py). None: the session of the code that has
+    called `Interleave.run`.
     """
 
     def __init__(self, around: Computation | None = None, among: Interleave | None = None, number: int = 0) -> None:
@@ -30,13 +31,13 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """The session that this computation has entered, or else the one around it; None if there is none."""
+        """Return the session that this computation has entered, or that of the code around it, or None."""
         if self.session is not None or self._around is None:
             return self.session
         return self._around.entered()
 
     def pass_on(self) -> None:
-        """Let the computations beside this one run until each passes on or ends."""
+        """Let the other computations of the same `Interleave` run, each until it passes on or ends."""
         if self._among is not None:
             started = time.perf_counter()
             self._among.pass_on_as(self._number)
@@ -48,21 +49,24 @@ _computation: contextvars.ContextVar[Computation] = contextvars.ContextVar("comp
 
 
 def computation() -> Computation:
-    """The computation that calls this."""
+    """Return the computation to which the calling code belongs."""
     return _computation.get()
 
 
 class _Stopped(BaseException):
-    """Raised in a computation when another one has failed; `Interleave` catches it."""
+    """Raised in a computation to end it when another one has failed; `Interleave` catches it."""
 
 
 def pass_on() -> None:
-    """Let the other computations run until each has passed on or ended; does nothing outside of `Interleave.run`."""
+    """Let the other computations run, each until it passes on or ends; does nothing outside of `Interleave.run`."""
     computation().pass_on()
 
 
 class Interleave:
-    """Runs functions interleaved; the first error of any of them ends all, and is raised."""
+    """Runs functions interleaved: one at a time, each until it waits for messages.
+
+    The first error of a function ends all of them, and is raised.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,7 +74,10 @@ class Interleave:
         self._failed: BaseException | None = None
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run the functions; returns all results. The first one runs on the calling thread, which signals interrupt."""
+        """Run the functions, and return their results.
+
+        The first one runs on the calling thread, so that signals interrupt it.
+        """
         results: list[Any] = [None] * len(functions)
         around = computation()
         self._running = list(range(len(functions)))
@@ -112,7 +119,7 @@ class Interleave:
                 raise _Stopped
 
     def pass_on_as(self, number: int) -> None:
-        """Let the next function run, called by function `number`, which is running."""
+        """Let the next function run, and return when it is this function's turn again; function `number` calls this."""
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

@@ -28,10 +28,10 @@ _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_s
 
 @dataclass
 class MeterRow:
-    """One layer, summed over its calls.
+    """The counts of one layer, summed over its calls.
 
     bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
-    together. received_bits: this party's part of these.
+    together. received_bits: the bits among these that this party receives.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class MeterRow:
 
 @dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
 class Meter:
-    """Rows by layer in the order of their first call, and the sum of all rows."""
+    """The counts of a block of code: a row for each layer in the order of first calls, and the sum of all rows."""
 
     rows: dict[str, MeterRow] = field(default_factory=dict)
     seconds: float = 0.0  # duration of its block
@@ -80,13 +80,15 @@ class Meter:
         return total
 
     def to_json(self) -> str:
-        """A list of flat objects, one per layer, units in the key names."""
+        """Return a JSON list of flat objects, one per layer; the names of their fields say the units."""
         return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
 
     @classmethod
     def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
-        """One meter for all lanes of a party. Counts and the dealer's seconds are summed; the other seconds, which pass
-        at all lanes at the same time, are those of the lane whose meter ran longest.
+        """Return one meter for all lanes of a party.
+
+        Counts and the dealer's seconds are summed; the other seconds, which pass at all lanes at the same time, are
+        those of the lane whose meter ran longest.
         """
         slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
         caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
@@ -101,8 +103,9 @@ class Meter:
         return out
 
     def table(self, every_layer: bool = True) -> str:
-        """The rows as a text table; layers without messages are summed into one line.
+        """Return the rows as a text table; layers without messages are summed into one line.
 
+        every_layer: whether the table has the rows, or only the total.
         Columns: "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is the
         time spent waiting for correlated randomness, "seeds" the time for expanding seeds (mostly in the background),
         and "dealer" the dealer's own report of its time, for the total only.
@@ -158,7 +161,7 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """Where a computation is: the layer that is open, and the seconds so far that the computation did not compute."""
+    """The layer in which a computation is (`layer`), and the seconds for which it has not computed so far (`idle`)."""
 
     layer: str = ""
     idle: float = 0.0
@@ -171,7 +174,7 @@ _at: contextvars.ContextVar[_At] = contextvars.ContextVar("at", default=_START)
 
 @contextlib.contextmanager
 def meter() -> Iterator[Meter]:
-    """A block whose messages, rounds and seconds are counted in a new meter."""
+    """Count the messages, rounds and seconds of a `with` block in a new meter."""
     opened, started = Meter(), time.perf_counter()
     _open.append(opened)
     try:
@@ -183,7 +186,7 @@ def meter() -> Iterator[Meter]:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A block in which no meter counts."""
+    """Stop all meters from counting within a `with` block."""
     before, layer_before = _open[:], _open_layer("")
     _open.clear()
     try:
@@ -194,12 +197,12 @@ def paused() -> Iterator[None]:
 
 
 def current_layer() -> str:
-    """The qualified name of the layer that is being computed; "" outside of layers."""
+    """Return the qualified name of the layer that is being computed; "" outside of layers."""
     return _at.get().layer
 
 
 def _open_layer(name: str) -> str:
-    """Make this the layer that is open; returns the name of the one before."""
+    """Set the name of the layer that is being computed; return the previous one."""
     at = _at.get()
     _at.set(at._replace(layer=name))
     return at.layer
@@ -216,7 +219,10 @@ def count(
     expanding_seconds: float = 0.0,
     dealer_seconds: float = 0.0,
 ) -> None:
-    """Add to the current layer's row of every open meter."""
+    """Add these numbers to the current layer's row of every meter that is counting.
+
+    Their meaning is that of the fields of `MeterRow`; waited: seconds of waiting for the other parties.
+    """
     away(waited + offline_seconds)
     for opened in _open:
         row = opened.row(current_layer() or OUTSIDE)
@@ -231,14 +237,17 @@ def count(
 
 
 def away(seconds: float) -> None:
-    """Do not count these seconds as the layer's computing: the computation waited, or another one ran."""
+    """Keep these seconds from counting as the layer's computing: the computation waited, or another one ran."""
     at = _at.get()
     _at.set(at._replace(idle=at.idle + seconds))
 
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
-    """A block whose counts belong to this layer. predicted: the layer's price."""
+    """Assign the counts of a `with` block to this layer. kind: its operation. predicted: its price.
+
+    window: the layer's window as text. elements: how many values it works on.
+    """
     before, idle, started = _open_layer(name), _at.get().idle, time.perf_counter()
     try:
         yield

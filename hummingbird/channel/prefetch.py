@@ -19,9 +19,10 @@ _POLL = 0.2  # seconds between two checks whether the reader has closed
 
 
 class Prefetch(Generic[Item]):
-    """`items`, read at most `depth` ahead; `next` raises their errors in order.
+    """A thread that reads an iterator ahead of its consumer, who calls `next`.
 
-    cancel: ends an iterator that waits. As a context manager it leaves no thread behind.
+    As a context manager it ends with its block. items: the iterator. depth: how many items may wait to be taken.
+    cancel: ends an iterator that waits.
 
         with Prefetch(stream, 4, stream.cancel) as items:
             while (item := items.next(60.0)) is not None: ...
@@ -35,7 +36,10 @@ class Prefetch(Generic[Item]):
         self._thread.start()
 
     def next(self, timeout: float | None = None) -> Item | None:
-        """The next item, None after the last. Raises TimeoutError after `timeout` seconds without an item."""
+        """Return the next item, None after the last. Raises the iterator's error in its place in the order.
+
+        Raises TimeoutError after `timeout` seconds without an item.
+        """
         try:
             item, error = self._queue.get(timeout=timeout)
         except queue.Empty:

@@ -30,7 +30,7 @@ SLOTS, SLOT_BYTES = 4, 8 << 20  # buffers of the ring, and bytes of each
 
 
 class Staging:
-    """Copies between one GPU and pinned memory. cuda: `torch.cuda`, or a test's substitute."""
+    """Copies tensors between one GPU and pinned memory. cuda: `torch.cuda`, or a test's substitute."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device, self._cuda = device, cuda
@@ -39,14 +39,14 @@ class Staging:
         self._ring: list[tuple[Tensor, Any]] = []  # buffers and the events of their last copies, the oldest first
 
     def buffer(self, size: int) -> Tensor:
-        """Pinned memory of `size` bytes, uint8 (size,)."""
+        """Return pinned memory of `size` bytes, uint8 (size,)."""
         if self.device.type != "cuda":
             return torch.empty(size, dtype=torch.uint8)
         with torch.cuda.device(self.device):  # otherwise a thread without a current card pins it for the first one too
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """Start to copy tensors to pinned memory; returns their bytes there, uint8 (bytes,) each, and the event of it.
+        """Start to copy tensors to pinned memory; return their bytes there, uint8 (bytes,) each, and a CUDA event.
 
         The bytes may be read once `event.synchronize()` has returned.
         """
@@ -62,25 +62,31 @@ class Staging:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """A block in which this thread's kernels and copies go to the stream of material, which waits for no other."""
+        """Send this thread's kernels and copies, within a `with` block, to the stream on which material is made.
+
+        This stream waits for no other.
+        """
         with self._cuda.stream(self._aside):
             yield
 
     def event(self) -> Any:
-        """The event of all work in `aside` blocks so far, for `take`."""
+        """Return a CUDA event that comes after all work in `aside` blocks so far; `take` waits for it."""
         return self._aside.record_event()
 
     def take(self, event: Any, tensors: Iterable[Tensor]) -> None:
-        """Let later kernels of this thread's stream wait for an event of material, and use its tensors."""
+        """Let later kernels of this thread's stream wait for an event that `event` returned.
+
+        tensors: the material that was made before the event, and that these kernels use.
+        """
         current = self._cuda.current_stream(self.device)
         current.wait_event(event)
         for tensor in tensors:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor from unpinned memory to the GPU, in an `aside` block, through the ring.
+        """Start to copy a tensor from unpinned memory to the GPU, through the ring of pinned buffers; return the copy.
 
-        Returns once the last piece is in the ring; the tensor's memory may then be reused.
+        Called in an `aside` block. Returns once the last piece is in the ring; the tensor's memory may then be reused.
         """
         out = torch.empty_like(tensor, device=self.device)
         source, target = (x.view(-1).view(torch.uint8) for x in (tensor.contiguous(), out))
@@ -99,7 +105,7 @@ class Staging:
         return out
 
     def land(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor of `buffer` to the GPU.
+        """Start to copy a tensor that `buffer` has returned to the GPU; return the copy.
 
         Later kernels of this thread's stream wait for the copy; `tensor` must not be written to any more.
         """
@@ -122,7 +128,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """The staging for a message of these tensors; None if all are on the CPU."""
+    """Return the staging for a message of these tensors; None if all are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)
@@ -130,7 +136,7 @@ def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
 
 
 class Aside:
-    """A block that makes material on a device; on a GPU it runs beside the kernels of computations.
+    """A block that makes material on a device; on a GPU, this runs beside the kernels of computations.
 
     with Aside(device) as aside:
         tensors = aside.bring(corrections)
@@ -153,20 +159,20 @@ class Aside:
             self.ready = Ready(self._stage, self._stage.event())
 
     def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of CPU tensors on the device."""
+        """Return copies of CPU tensors on the device."""
         if self._stage is None:
             return [tensor.to(self._device) for tensor in tensors]
         return [self._stage.bring(tensor) for tensor in tensors]
 
 
 class Ready:
-    """The event on a GPU after which material is ready."""
+    """A CUDA event that comes once some material is ready on a GPU."""
 
     def __init__(self, stage: Staging, event: Any) -> None:
         self._stage, self._event = stage, event
 
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Let this thread's later kernels use the tensors (`Staging.take`)."""
+        """Let this thread's later kernels use the tensors, once they are ready (`Staging.take`)."""
         self._stage.take(self._event, tensors)
 
     def wait(self) -> None:

@@ -14,17 +14,18 @@ from hummingbird.window_search.answers import fitting
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
-    """The fraction of images (N, ...) whose largest logit is at their label, labels (N,), in float32 on the model's
-    device.
+    """Return for which fraction of images (N, ...) the model's largest logit is at the image's label, in labels (N,).
+
+    The model computes in float32 on its own device.
     """
     return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
 
 
 def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
-    """Indices of the largest logits, int64 (N,) on the CPU, for images (N, ...); leaves the model in eval mode.
+    """Return the indices of the largest logits, int64 (N,) on the CPU, for images (N, ...).
 
-    Ranks split the batches (hummingbird/ranks), and each gets all predictions. Raises InputError for a model that does
-    not return one row of logits for each image.
+    Ranks split the batches (hummingbird/ranks), and each gets all predictions. Leaves the model in eval mode. Raises
+    InputError for a model that does not return one row of logits for each image.
     """
     device, parts = _device(model, images), images.split(batch)
     model.eval()
@@ -41,12 +42,16 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """`FastSimulator.passes`, for any model."""
+    """Return a function to call before each batch, with the batch's number, so that ranks draw the numbers of one
+    process.
+
+    Only simulations draw (`FastSimulator.passes`); for any other model the function does nothing. image: (1, ...).
+    """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
 
 def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Raise InputError for labels (N,) of images (N, ...) that are no classes of the model; leaves it in eval mode."""
+    """Raise InputError if labels (N,) of images (N, ...) are no classes of the model, which is left in eval mode."""
     logits = _logits(model.eval(), images[:1].to(_device(model, images)))
     fitting([logits.shape[1:]], len(images), labels)
 

@@ -23,7 +23,7 @@ a net of two inputs (row numbers and weights, where it looks rows up), and of se
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `ask`, with its options, to the command line."""
     sub = commands.add_parser(
         "ask",
         help=HELP,
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send images, print figures, and the accuracy if there are labels, and write the results."""
+    """Send the images to the parties, print figures, and the accuracy if there are labels, and write the results."""
     check_outputs(args)
     given, labels = options.inputs_of(args, args.images)
     count = len(given[0])

@@ -17,7 +17,7 @@ _TIMEOUT = 600.0  # seconds: a busy machine is no failure
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `check`, with its options, to the command line."""
     sub = commands.add_parser("check", help=HELP, description=HELP)
     text = "longest silence of a process, seconds (default: %(default)g)"
     sub.add_argument("--timeout", type=positive, default=_TIMEOUT, metavar="SECONDS", help=text)

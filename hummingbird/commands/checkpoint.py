@@ -35,7 +35,7 @@ def _plain(value: torch.Tensor) -> bool:
 
 
 def load_checkpoint(path: str | Path, model: Net) -> Net:
-    """Load the state dict at `path` into `model`, as float32 on the model's device, and return the model.
+    """Load the state dict in the file `path` into `model`, as float32 on the model's device, and return the model.
 
     Raises FileNotFoundError if there is no such file, and ValueError, without changing the model, if the file is no
     plain state dict or does not fit; the message names the first keys that are missing, unexpected, of another shape,
@@ -84,7 +84,10 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
 
 
 def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> None:
-    """`load_checkpoint` for the value of the option `where`. Raises InputError for a missing file, or another net's."""
+    """Load a checkpoint into a net, as `load_checkpoint` does, with errors for users of the command line.
+
+    Raises InputError for a missing file, or one that does not fit the net. where: the option that names the file.
+    """
     try:
         load_checkpoint(path, net)
     except OSError as problem:
@@ -95,14 +98,18 @@ def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> N
 
 
 def load_weights(content: bytes, model: nn.Module) -> None:
-    """Load the content that `weights_file` returned for a net of the same kind, in the types of the model's tensors."""
+    """Load weights into a model, from the content that `weights_file` returned for a net of the same kind.
+
+    Each keeps the type of the model's tensor.
+    """
     model.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
 
 
 def weights_file(model: nn.Module, *, half: bool) -> bytes:
-    """The content of a file with the state dict of `model`, floats as float16 if `half`, else as float32.
+    """Return the content of a file with the state dict of `model`.
 
-    Raises InputError for a value that the type cannot hold.
+    half: whether floating-point numbers are stored as float16, else as float32. Raises InputError for a value that the
+    type cannot hold.
     """
     kind = torch.float16 if half else torch.float32
     state = {

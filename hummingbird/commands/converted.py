@@ -21,7 +21,7 @@ from hummingbird.saving.folder import description
 
 
 def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --model to --aim, which `nets_of` reads."""
+    """Add the options from --model to --aim, which `nets_of` reads."""
     add_net_arguments(parser, "owner", "bits", "window", "protocol")
     text = "the party that owns private weights (default: weights are public, and every party has them)"
     parser.add_argument("--owner", type=int, metavar="RANK", help=text)
@@ -37,10 +37,11 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
-    """The net of --saved or --model, and its private form; with --saved, sets owner and protocol in `args`.
+    """Return the net that --saved or --model names, and its private form.
 
-    image: an input of the images' shape, (1, ...), for nets that read shapes; for a net with several inputs, one of
-    each; for a net that begins with lookups none: its `after` is converted. Raises InputError for another number.
+    With --saved, sets owner and protocol in `args`. rank: of this party. image: an input of the images' shape, (1,
+    ...), for nets that read shapes; for a net with several inputs, one of each; for a net that begins with lookups
+    none: its `after` is converted. Raises InputError for another number of inputs.
     """
     folder = saved_of(args, rank)
     if folder is not None:
@@ -66,7 +67,7 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
 
 
 def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
-    """The values of --bits or --window."""
+    """Return the windows that --bits or --window describes, None without either."""
     if args.window is None:
         bits: Path | None = args.bits
         return bits

@@ -33,7 +33,7 @@ these normalise by a process's own part, and average their statistics over proce
 
 
 def parallel(model: nn.Module) -> nn.Module:
-    """A module whose backward pass averages gradients over the ranks; with one rank the model itself."""
+    """Return a module whose backward pass averages gradients over the ranks; with one rank the model itself."""
     if ranks.size() == 1:
         return model
     device = next(model.parameters()).device
@@ -45,7 +45,10 @@ def parallel(model: nn.Module) -> nn.Module:
 
 
 def own(batch: int) -> slice:
-    """This rank's images of a batch. Raises InputError if the number of ranks does not divide the batch."""
+    """Return which images of a batch are this rank's.
+
+    Raises InputError if the number of ranks does not divide the batch.
+    """
     each, rest = divmod(batch, ranks.size())
     if rest:
         hint = f"a multiple of {ranks.size()}, or another number of ranks"
@@ -54,14 +57,14 @@ def own(batch: int) -> slice:
 
 
 def reseed(seed: int, epoch: int) -> None:
-    """Seed torch's generators for this rank and epoch; with one rank do nothing."""
+    """Seed torch's generators for this rank and epoch, unless there is only one rank."""
     if ranks.size() > 1:
         text = f"{seed} epoch {epoch} rank {ranks.rank()}"
         torch.manual_seed(int.from_bytes(sha256(text.encode()).digest()[:7], "little"))
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Average floating-point buffers, the running statistics of batch norms, over the ranks."""
+    """Average the floating-point buffers of a model over the ranks; they are the running statistics of batch norms."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(ranks.mean(buffer))

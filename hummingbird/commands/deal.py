@@ -57,7 +57,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `deal`, with its options, to the command line."""
     sub = add_command(commands, "deal", HELP, _DESCRIPTION, _EPILOG)
     add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
     sub.add_argument("--images", required=True, type=count, help="number of images; rounded up to whole slices")
@@ -171,12 +171,15 @@ def _keep(args: argparse.Namespace, what: dict[str, Any], program: ServiceProgra
 
 
 class _Stopped(BaseException):
-    """Raised when a signal ends this program. number: of the signal."""
+    """Raised when a signal ends this program. number: the signal's number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def _bar(what: dict[str, Any]) -> Any:
-    """A progress bar for the images of one store; none without a terminal."""
+    """Return a progress bar for the images of one store, which shows nothing without a terminal.
+
+    what: the arguments of `deal`, with the store's lanes, slots and shape.
+    """
     return tqdm(total=what["lanes"] * what["slots"] * what["shape"][0], unit="image", leave=False, disable=None)

@@ -14,7 +14,7 @@ _DESCRIPTION = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `dealer`, with its options, to the command line."""
     sub = commands.add_parser("dealer", help=HELP, description=_DESCRIPTION)
     command.add_arguments(sub)
     sub.set_defaults(run=command.main)

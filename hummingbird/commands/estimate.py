@@ -19,7 +19,7 @@ _EPILOG = """examples:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `estimate`, with its options, to the command line."""
     sub = add_command(commands, "estimate", HELP, HELP, _EPILOG)
     add_arguments(sub, "shape of the batch of each lane")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table of a net's costs."""
+    """Print the table of what a net costs: rounds, bits and time on the wire of every layer."""
     net, bits, weights, protocol = planned(args)
     found = estimate(
         net,

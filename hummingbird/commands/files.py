@@ -50,12 +50,18 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 
 def write_json(path: Path, figures: Any) -> None:
-    """Write figures, a flat object or a list of flat rows, to the file of --json. Raises errors of `write_together`."""
+    """Write figures to the file of the option --json. figures: a flat object, or a list of flat rows.
+
+    Raises the errors of `write_together`.
+    """
     write_together({path: (json.dumps(figures, indent=2) + "\n").encode()})
 
 
 def check_writable(path: Path, where: str) -> None:
-    """Raise InputError, before hours of work, if no file can be written at `path`, the value of the option `where`."""
+    """Raise InputError if no file can be written at `path`; called before hours of work.
+
+    where: the option that names it.
+    """
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}", where=where, hint="make it first")
     if path.is_dir():
@@ -65,7 +71,7 @@ def check_writable(path: Path, where: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """`check_writable` for --out, --json and --plot, as far as the program has them and they are set."""
+    """Check by `check_writable` the files of --out, --json and --plot, as far as the program has these options."""
     for name in ("out", "json", "plot"):
         path = getattr(args, name, None)
         if path is not None:

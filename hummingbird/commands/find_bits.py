@@ -69,7 +69,7 @@ _PAID = {
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `find-bits`, with its options, to the command line."""
     sub = add_command(commands, "find-bits", HELP, __doc__, _EPILOG + NOTES)
     add_arguments(sub)
     add_subject_arguments(sub, "--data", "images on which the windows are chosen, with labels for the accuracy")
@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all options but those of the net and its images."""
+    """Add all options of `find-bits` but those that name the net and its images."""
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the windows")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the windows to a file (.png, .pdf)")
     parser.add_argument(
@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Sequence[int]) -> str:
-    """The price on the wire of an image of this shape with these windows, as text."""
+    """Return, as text, what an image of this shape costs on the wire with these windows."""
     if args.cut:
         plan = make_plan(net, shape, config).plan
         offline, online_ = (sum(found(plan).values()) / 1e6 for found in (prices.offline, prices.online))
@@ -127,7 +127,10 @@ def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Seq
 
 
 def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> str:
-    """The lines of the result: accuracies, budget and cost, price on the wire, the search. source: of the images."""
+    """Return the lines of text on the result: accuracies, budget and cost, price on the wire, effort of the search.
+
+    wire: the price, as text. source: the origin of the images.
+    """
     said = config.provenance
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
     lines = [
@@ -172,7 +175,10 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 
 
 def in_all_table(study: Study, config: BitConfig) -> str:
-    """A table of the kB from all parties and the dealer for an image, by layer, with the windows and without q."""
+    """Return a table of the kB that all parties and the dealer send for an image, by layer, with q and without.
+
+    config: the windows with q.
+    """
     costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
     rows = []
     for layer in study.layers:
@@ -184,7 +190,10 @@ def in_all_table(study: Study, config: BitConfig) -> str:
 
 
 def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> None:
-    """Search, write the windows, and print the result. load: returns net and images, after the options are checked."""
+    """Search windows, write them, and print the result.
+
+    load: returns net and images, after the options are checked. command: the command line, for the provenance.
+    """
     limit = None if args.budget is None else read_budget(args.budget, args.objective, "--budget")
     if args.cut and args.knobs:
         hint = "leave out one of them: two parties without a dealer take windows without q"
@@ -232,5 +241,5 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
-    """The exit code of `run`: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     return end_ranked(lambda: run(args, load, command), lambda: interrupted([state_of(args.out)]))

@@ -49,7 +49,7 @@ from hummingbird.window_search.images import fingerprint
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch's number, its accuracy on validation images, and its weights as a file's content."""
+    """The result of an epoch: its number, its accuracy on validation images, and its weights as a file's content."""
 
     number: int
     accuracy: float
@@ -57,7 +57,7 @@ class Epoch:
 
 
 class Judge:
-    """Computes accuracies of weights, with windows or exact, in a copy of the net: in eval mode, in float32.
+    """Computes the accuracy of weights, with windows or exact, in a copy of the net in eval mode and float32.
 
     Ignores the provenance of the windows, which were found for other weights. All simulations have the same seed, so
     that differences are due to the weights.
@@ -67,8 +67,9 @@ class Judge:
         self._net, self._args, self._example = copy.deepcopy(net), args, example
 
     def accuracy(self, weights: bytes, bits: BitConfig | None, images: Tensor, labels: Tensor) -> float:
-        """The accuracy of weights, the content of a file, on images (N, C, H, W) with labels (N,). bits: None for exact
-        comparisons.
+        """Return the accuracy of weights on images (N, C, H, W) with labels (N,).
+
+        weights: the content of a file. bits: the windows, None for exact comparisons.
         """
         args = self._args
         self._load(weights)
@@ -80,7 +81,7 @@ class Judge:
         return evaluate(twin, images, labels)
 
     def fingerprint(self, weights: bytes) -> str:
-        """The fingerprint of the net with these weights, as `BitConfig.check_use` compares it."""
+        """Return the fingerprint of the net with these weights, as `BitConfig.check_use` compares it."""
         self._load(weights)
         return graph.fingerprint(traced(self._net, self._example))
 
@@ -89,7 +90,10 @@ class Judge:
 
 
 class Tuning:
-    """A net in training with its windows in place. first: epoch 0, the net before training. best: the best epoch."""
+    """A net that is fine-tuned with its windows in place, and its best epoch so far.
+
+    first: epoch 0, the net before training. best: the epoch of the highest accuracy on validation images.
+    """
 
     def __init__(self, subject: Subject, config: BitConfig, args: argparse.Namespace) -> None:
         self.args, self.config, self.source, self._net = args, config, subject.source, subject.net
@@ -102,7 +106,10 @@ class Tuning:
         return Epoch(number, self.judge.accuracy(weights, self.config, *self.held), weights)
 
     def run(self, training: Training) -> None:
-        """Train the recipe's epochs, or until --patience epochs were no better than the best; prints a line each."""
+        """Train for the recipe's epochs, and print a line for each.
+
+        Stops earlier if --patience epochs in a row were no better than the best.
+        """
         print("epoch    loss  accuracy")
         _row(self.first, None)
         with tqdm(total=training.recipe.epochs * training.steps, desc="fine-tuning", unit="step", mininterval=1) as bar:
@@ -115,7 +122,7 @@ class Tuning:
                     _row(epoch, loss)
 
     def save(self, recipe: Recipe, dataset: str, command: str) -> str:
-        """Write the best epoch's weights and their windows; returns the line that says so."""
+        """Write the best epoch's weights and their windows; return a line of text that says so."""
         args, best = self.args, self.best
         digest = _digest(best.weights)
         finetuning: dict[str, Any] = {
@@ -147,7 +154,7 @@ def _digest(content: bytes) -> str:
 
 
 def windows_beside(weights: Path) -> Path:
-    """X.bits.json for X.pt."""
+    """Return the path of the windows that belong to a file of weights: X.bits.json for X.pt."""
     return weights.with_suffix(".bits.json")
 
 
@@ -178,7 +185,7 @@ of X.pt. Ctrl-C saves the best epoch so far.
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `finetune`, with its options, to the command line."""
     sub = add_command(commands, "finetune", HELP, HELP, _EPILOG + NOTES)
     add_arguments(sub)
     add_images_argument(sub, "--data", "training images, and their labels")
@@ -197,7 +204,7 @@ def _run_command(args: argparse.Namespace) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all options but those of the net and its images."""
+    """Add all options of `finetune` but those that name the net and its images."""
     parser.add_argument("--bits", required=True, type=Path, metavar="FILE", help="the windows")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the weights")
     parser.add_argument("--half", action="store_true", help="store float16 weights, half the size")
@@ -216,7 +223,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Training images (N, ...) and labels (N,), the facts of their data set, and test images and labels, or None."""
+    """The data of a fine-tuning.
+
+    images, labels: for training, (N, ...) and (N,). dataset: facts on them. name: their origin. test: images and labels
+    for the final accuracies, or None.
+    """
 
     images: Tensor
     labels: Tensor
@@ -226,7 +237,10 @@ class Lesson:
 
 
 def lesson_of(args: argparse.Namespace) -> Lesson:
-    """The images of --data, not augmented, and of --test. Raises errors of `images_of`, InputError without labels."""
+    """Read the images of --data, which are not augmented, and those of --test.
+
+    Raises errors of `images_of`, and InputError for images without labels.
+    """
     images, labels = images_of(args.data, "--data")
     labels = labels_of(labels, "--data")
     test = None
@@ -245,10 +259,10 @@ def run(
     command: str,
     said: list[str],
 ) -> None:
-    """Fine-tune and save.
+    """Fine-tune the net, and save its weights and windows.
 
     load: returns the net, and validation images and labels, after the options are checked. teach: returns the training
-    data. said: gets the line to print after an interrupt.
+    data. command: the command line, for the provenance. said: gets the line to print after an interrupt.
     """
     recipe = Recipe(args.epochs, args.batch, rate=args.rate, seed=args.seed, schedule="cosine", label_smoothing=0.0)
     if args.patience < 1:
@@ -290,6 +304,6 @@ def run(
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], teach: Callable[[], Lesson], command: str) -> int:
-    """The exit code of `run`: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     said = ["interrupted: nothing was saved, no epoch was better than the net given"]
     return end_ranked(lambda: run(args, load, teach, command, said), lambda: said[-1])

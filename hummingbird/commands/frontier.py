@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `frontier`, with its options, to the command line."""
     sub = add_command(commands, "frontier", HELP, __doc__, _EPILOG + NOTES)
     add_arguments(sub)
     add_subject_arguments(sub, "--data", "images on which the windows are chosen, and their labels")
@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all options but those of the net and its images."""
+    """Add all options of `frontier` but those that name the net and its images."""
     parser.add_argument("--out-folder", required=True, type=Path, metavar="FOLDER", help="folder for the windows")
     parser.add_argument(
         "--budgets",
@@ -82,12 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def uniform_window(study: Study, budget: Fraction) -> BitWindow:
-    """The best single window for all layers. Raises errors of `Study.search`."""
+    """Return the best single window for all layers within the budget. Raises errors of `Study.search`."""
     return next(iter(study.search(budget, uniform=True).layers.values()))
 
 
 class Frontier:
-    """The common parts of all rows: a net with labelled images, its study, and the options."""
+    """Computes the rows of the table, one for each budget, which share a net, labelled images, a study and the
+    options.
+    """
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
         labels = subject.labels
@@ -107,7 +109,10 @@ class Frontier:
         }
 
     def row(self, how: str, budget: str) -> Row:
-        """Search and write the windows; returns their figures, or the reason why none meet the budget."""
+        """Search windows for a budget and write them to a file; return the row of their figures.
+
+        If no windows meet the budget, the row says why. how: "searched", or "uniform" for one window for all layers.
+        """
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
         try:
@@ -134,7 +139,7 @@ class Frontier:
         }
 
     def _in_all(self, config: BitConfig) -> Row:
-        """The kB from all parties and the dealer for an image; with --knobs q also for the same windows without q."""
+        """Return the kB that all parties and the dealer send for an image, with --knobs q also without q."""
         costs = {"in_all_kilobytes_per_image": config}
         if self.args.knobs:
             costs["in_all_kilobytes_without_q"] = without_q(config)
@@ -159,12 +164,12 @@ class Frontier:
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:
-    """The file of a row: 6-64.json, or uniform-6-64.json."""
+    """Return the file in `folder` for the windows of a row, such as 6-64.json, or uniform-6-64.json."""
     return folder / f"{'uniform-' if how == 'uniform' else ''}{budget.replace('/', '-')}.json"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text."""
+    """Return the rows as a text table."""
     sizes = {
         "bits_per_comparison": "bits each",
         "online_kilobytes_per_image": "online kB",
@@ -191,9 +196,10 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
 
 
 def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, states: list[Path]) -> None:
-    """Search at every budget; write windows, rows and picture, and print the rows.
+    """Search windows at every budget; write the windows, the rows and the picture, and print the rows.
 
-    load: returns net, images and labels, after the options are checked. states: gets the searches' state files.
+    load: returns net, images and labels, after the options are checked. command: the command line, for the provenance.
+    states: gets the paths of the searches' state files.
     """
     agree_on(args)
     if ranks.first():
@@ -224,7 +230,10 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
 
 
 def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """The searches: "searched" or "uniform", and the budget. Raises ConfigError for an invalid budget."""
+    """Return the searches to make: for each "searched" or "uniform", and its budget.
+
+    Raises ConfigError for an invalid budget.
+    """
     budgets = list(dict.fromkeys(args.budgets))
     numbers = [budget for budget in budgets if budget not in _WORDS]
     for budget in numbers:
@@ -233,7 +242,7 @@ def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def states_of(args: argparse.Namespace) -> list[Path]:
-    """The state files of all searches. Raises errors of `planned`, and InputError for a missing folder."""
+    """Return the state files of all searches. Raises errors of `planned`, and InputError for a missing folder."""
     files = [file_of(args.out_folder, *pair) for pair in planned(args)]
     for file in files:
         check_writable(file, "--out-folder")
@@ -241,6 +250,6 @@ def states_of(args: argparse.Namespace) -> list[Path]:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
-    """The exit code of `run`: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     states: list[Path] = []
     return end_ranked(lambda: run(args, load, command, states), lambda: interrupted(states))

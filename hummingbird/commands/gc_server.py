@@ -9,5 +9,5 @@ from hummingbird.hybrid import command
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `gc-server`, with its options, to the command line."""
     command.add_server(commands, add_model_arguments, net_of)

@@ -9,5 +9,5 @@ from hummingbird.he.service import command
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `he-server`, with its options, to the command line."""
     command.add_server(commands, add_model_arguments, net_of)

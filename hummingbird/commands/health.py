@@ -19,7 +19,7 @@ _EPILOG = """example:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `health`, with its options, to the command line."""
     form = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("health", help=HELP, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form)
     sub.add_argument("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH, as the certificate names the host")
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the health service once, and print its answer."""
+    """Ask the service's health once, and print the answer."""
     authority_alone = args.tls_ca is not None and args.tls_cert is None and args.tls_key is None
     tls = Tls(ca=args.tls_ca) if authority_alone else tls_of(args)
     status = telemetry.ask(args.address, tls, args.timeout, telemetry.LIVE if args.live else telemetry.READY)

@@ -37,11 +37,12 @@ from hummingbird.window_search.answers import Answers, fitting
 
 
 class RunFigures(NamedTuple):
-    """Results and costs of a run.
+    """The results and costs of a run.
 
-    outputs: (N, ...) of all lanes. plain: outputs of the net in plain torch, or None. labels: or None. meter: of all
-    lanes of party 0. seconds: until the last lane was done. lanes: float64 (lanes, 2), for each lane its seconds and
-    its processor seconds summed over the parties. batches: of all lanes.
+    outputs: results (N, ...) of the images of all lanes. plain: results of the net in plain torch, or None. labels:
+    those of the images, or None. meter: the counts of all lanes of party 0. seconds: from the start until the last lane
+    was done. lanes: float64 (lanes, 2), for each lane its seconds, and its processor seconds summed over the parties.
+    batches: their number at all lanes.
     """
 
     outputs: Tensor
@@ -55,7 +56,7 @@ class RunFigures(NamedTuple):
 
 
 def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
-    """The figures of a run with the options of `infer`, as a flat dict."""
+    """Return the figures of a run as a flat dict. args: options of `infer`."""
     count, total = len(run.outputs), run.meter.total
     out: dict[str, object] = {
         "model": " ".join(without_folders(args.model)),
@@ -88,7 +89,10 @@ def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
 
 
 def show(found: dict[str, object], meter: Meter, layers: bool) -> None:
-    """Print the figures and the meter's table. layers: whether it has a row for every layer, or only the sum."""
+    """Print the figures of a run and the meter's table. found: the figures by name.
+
+    layers: whether the table has a row for every layer, or only the sum.
+    """
     for key, value in found.items():
         print(f"{key.replace('_', ' '):32} {_text(value)}")
     print("\n" + meter.table(every_layer=layers))
@@ -106,7 +110,7 @@ def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, f
 
 
 def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
-    """The way in which these outputs of all images are judged."""
+    """Return an `Answers` object for the outputs of all images, which judges outputs by labels, or by other outputs."""
     return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)
 
 
@@ -135,7 +139,7 @@ set or a DataLoader will do.
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `infer`, with its options, to the command line."""
     sub = add_command(commands, "infer", HELP, __doc__, _EPILOG)
     add_converted_arguments(sub)
     group = sub.add_argument_group("images")
@@ -150,7 +154,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run one party: meet the others, convert the net, run it on the images, and at party 0 print results and costs."""
+    """Run the program of one party: meet the others, convert the net, and run it on the images.
+
+    Party 0 then prints the results and costs.
+    """
     if args.batch < 1 or (args.samples is not None and args.samples < 1):
         raise InputError("--batch and --samples must be at least 1")
     if os.environ.get("RANK", "0") == "0":  # the party that writes
@@ -208,13 +215,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _advance(bar: Any, done: int) -> None:
-    """Advance a progress bar to `done`."""
+    """Advance a progress bar to `done` units in all."""
     if done > bar.n:
         bar.update(done - bar.n)
 
 
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
-    """Print how much material a store holds. Raises DealerError if it is for another net or shape, or too little."""
+    """Print how much material the session's store holds, if it has one, and check that it suffices.
+
+    shape: of one image. count: images of this lane. Raises DealerError if the store is for another net or shape, or
+    holds too little.
+    """
     store = session.dealer
     if not isinstance(store, STORES):
         return

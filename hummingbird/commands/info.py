@@ -18,7 +18,7 @@ HELP = "Print versions, devices, kernels, and whether CrypTen needed its shim."
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `info`, with its options, to the command line."""
     commands.add_parser("info", help=HELP, description=HELP).set_defaults(run=run)
 
 

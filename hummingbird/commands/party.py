@@ -17,7 +17,10 @@ from hummingbird.rpc.service import Tls
 
 
 def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool = True) -> None:
-    """Add --lanes, --device, --dealer, --store, --peer-* and --timeout. certificates: whether to add --tls-* too."""
+    """Add the options --lanes, --device, --dealer, --store, --peer-* and --timeout of a session.
+
+    certificates: whether to add --tls-* too.
+    """
     group = parser.add_argument_group("session")
     group.add_argument(
         "--lanes",
@@ -66,7 +69,7 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
 
 
 def session_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments for `hummingbird.init` from the options."""
+    """Return the arguments of `hummingbird.init` that the options describe."""
     tls, party = tls_of(args), str(environment(args.lanes).party)
     if tls is not None:
         tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in (tls.cert, tls.key, tls.ca)))
@@ -78,8 +81,9 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_party(main: Callable[[], None]) -> None:
-    """Run a party's program. An error is printed in two lines and sent to the other parties, and ends the process with
-    exit code 1.
+    """Run a party's program.
+
+    An error is printed in two lines, sent to the other parties, and ends this process with exit code 1.
     """
     try:
         main()
@@ -95,7 +99,7 @@ def run_party(main: Callable[[], None]) -> None:
 
 
 def _words(error: Exception) -> str:
-    """The lines of an error: the failure, where, and a hint."""
+    """Return the text of an error, with where it happened and a hint."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.strerror} (at {error.filename})\nhint: is the path right, and may this user read it?"
     return str(error)

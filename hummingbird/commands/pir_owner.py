@@ -54,7 +54,7 @@ _BAR = "{desc}: {percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{rema
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `pir-owner`, with its options, to the command line."""
     top = commands.add_parser("pir-owner", help=HELP, description=_DESCRIPTION, formatter_class=_Plain)
     actions = top.add_subparsers(dest="action", required=True, metavar="ACTION")
     keygen = _action(actions, "keygen", "Make a key pair.", _KEYGEN, _keygen)
@@ -104,7 +104,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
 
 
 def _caller(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments `tls` and `tokens` of `connected`."""
+    """Return the arguments `tls` and `tokens` for `pir.table_server.connected`, from the options."""
     files = args.token_file or [None]
     found = [options.caller_of(argparse.Namespace(**{**vars(args), "token_file": file})) for file in files]
     tokens = None if args.token_file is None else [caller["token"] for caller in found]
@@ -194,7 +194,7 @@ def _metrics(args: argparse.Namespace) -> int:
 
 
 def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices int64 (n,) and rows (n, dim) from their files."""
+    """Return the indices, int64 (n,), of the rows to change, and the new rows (n, dim), from their files."""
     indices, source = array_of(args.indices, "--indices"), Source.open(args.rows)
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise InputError(f"indices of {indices.dtype}", where="--indices", hint="whole numbers (n,)")
@@ -205,7 +205,10 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """The facts of the table from which the servers' tables were made."""
+    """Return the facts (rows, dimension, type ...) of the table from which the servers' tables were made.
+
+    facts: of the servers' table. plan: the plan by which the table was divided among servers, or None.
+    """
     if plan is None:
         return facts
     table = plan.table(facts)

@@ -10,7 +10,7 @@ HELP = "Serve one half of private lookups in a table; must not collude with the 
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `pir-server`, with its options, to the command line."""
     sub = commands.add_parser("pir-server", help=HELP, description=command.DESCRIPTION)
     command.add_arguments(sub)
     sub.set_defaults(run=command.main)

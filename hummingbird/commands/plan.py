@@ -33,9 +33,10 @@ _POINTS = 2000  # points of a line, or dots
 
 
 def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
-    """Draw the share of requests that take longer than each time; above the limit, latency over arrival time.
+    """Draw the share of requests that take longer than each latency.
 
-    goal: a figure such as p99, and its seconds.
+    If the load is above the largest rate, draw each request's latency and time of arrival instead. path: the picture.
+    goal: a figure such as p99, and its seconds, to be marked.
     """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
@@ -49,7 +50,10 @@ def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) 
 
 
 def _shares(axes: Any, found: Result) -> None:
-    """The line of all requests, and the known figures with their intervals."""
+    """Draw the share of all requests that take longer than each latency, and mark percentiles with their intervals.
+
+    axes: of matplotlib.
+    """
     seconds = found.latencies
     even = np.linspace(0, len(seconds), _POINTS, endpoint=False, dtype=int)
     last = len(seconds) - np.geomspace(1, len(seconds), _POINTS, dtype=int)  # the tail, for the logarithmic scale
@@ -64,7 +68,10 @@ def _shares(axes: Any, found: Result) -> None:
 
 
 def _growing(axes: Any, found: Result) -> None:
-    """Latency over the time of arrival, of the first run."""
+    """Draw the first run's requests as dots, latency against time of arrival: latencies grow above the largest rate.
+
+    axes: of matplotlib.
+    """
     arrived, latency = found.outcome.arrived[0], found.outcome.latency[0]
     places = np.linspace(0, len(arrived), min(len(arrived), _POINTS), endpoint=False, dtype=int)
     label = f"above the largest rate: {found.growth.value:.3g} s more each second"
@@ -119,7 +126,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command and its actions to the command line."""
+    """Add the command `plan`, with its actions and options, to the command line."""
     top = add_command(commands, "plan", HELP, _DESCRIPTION, "each action has its own --help\n")
     actions = top.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = _action(actions, "show", "Print a service: steps, seconds, tokens, the largest rate.", _SHOW, _show)
@@ -151,7 +158,7 @@ def _action(actions: Any, name: str, line: str, description: str, run: Run) -> a
 
 
 def _checked(args: argparse.Namespace, run: Run) -> int:
-    """Check that the action's files can be written, then run it."""
+    """Check that the files that an action will write can be written, then run the action; return its exit code."""
     for option in ("json", "save", "plot"):
         path = getattr(args, option, None)
         if path is not None and str(path) != "-":
@@ -162,7 +169,7 @@ def _checked(args: argparse.Namespace, run: Run) -> int:
 
 
 def _out(args: argparse.Namespace, figures: Any, text: str) -> None:
-    """Print the tables, or with `--json -` only the figures; write the figures to the file of --json."""
+    """Print tables (`text`), or with `--json -` only the figures; write the figures to the file of --json."""
     if args.json == "-":
         print(json.dumps(figures, indent=2))
         return
@@ -211,7 +218,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warnings(found: Result) -> list[str]:
-    """Warnings for a load above the limit, and for a load for which this run has too few requests."""
+    """Return warnings for a load above the largest rate, and for a load for which this run has too few requests."""
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate
     if found.overloaded:

@@ -17,7 +17,10 @@ from hummingbird.rpc.options import count
 
 
 def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | None) -> None:
-    """Add --rate to --engine, for `arrivals_of` and `options_of`. requests, runs: defaults; None: the engine's."""
+    """Add the options from --rate to --engine, which `arrivals_of` and `options_of` read.
+
+    requests, runs: defaults of --requests and --runs; None: those of the simulation.
+    """
     group = parser.add_argument_group("requests")
     kind = group.add_mutually_exclusive_group()
     text = "mean rate of requests from independent clients, as in 20/min"
@@ -49,9 +52,10 @@ def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | 
 
 
 def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
-    """The arrivals that the options describe, or None. Without --images each has the images of a service's request.
+    """Return the requests over time that the options describe, or None if they describe none.
 
-    Raises InputError for options that contradict each other, and for a trace out of order.
+    service: the service that gets them. Without --images each request has as many images as the service takes. Raises
+    InputError for options that contradict each other, and for a file of arrival times (--trace) that is out of order.
     """
     other: dict[str, Any] = {"images": args.images or service.images}
     if args.patience:
@@ -82,7 +86,10 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
 
 
 def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
-    """The trace, with --requests cut to its length."""
+    """Read the arrival times of requests from the file of --trace; set --requests to their number if it is not smaller.
+
+    other: further arguments of the arrivals.
+    """
     try:
         found = trace(args.trace, **other)
     except (OSError, UnicodeDecodeError) as error:
@@ -92,19 +99,22 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
 
 
 def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
-    """The same arrivals at another rate. Raises InputError for arrivals without a rate."""
+    """Return the same arrivals at another rate, in requests per second.
+
+    Raises InputError for arrivals without a rate.
+    """
     if not isinstance(arrivals, Gaps):
         raise InputError("these requests have no rate to vary", where="--vary", hint="give --rate")
     return dataclasses.replace(arrivals, rate=rate)
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `capacity.run` and `capacity.solve` for the simulation."""
+    """Return the arguments of `capacity.run` and `capacity.solve` that control the simulation."""
     return {"seed": args.seed, "requests": args.requests, "runs": args.runs, "engine": args.engine}
 
 
 def needed(arrivals: Arrivals | None) -> Arrivals:
-    """The arrivals. Raises InputError for None: no option describes any."""
+    """Return the arrivals. Raises InputError if they are None because no option describes any."""
     if arrivals is None:
         hint = "--rate 20/min, --hourly, --trace or --users"
         raise InputError("no requests", where="--rate", hint=hint)
@@ -112,7 +122,7 @@ def needed(arrivals: Arrivals | None) -> Arrivals:
 
 
 def goal_of(text: str) -> tuple[str, float]:
-    """A goal such as p99=2s: the figure, and its seconds."""
+    """Read a goal such as p99=2s; return the name of the figure, and its seconds."""
     name, _, value = text.partition("=")
     if name not in ("mean", "p50", "p95", "p99") or not value:
         raise argparse.ArgumentTypeError(f"{text!r} is no goal such as p99=2s (of mean, p50, p95, p99)")

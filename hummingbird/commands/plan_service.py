@@ -44,7 +44,7 @@ _HINTS = {
 
 
 def _need(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if an option that the service needs is not set."""
+    """Raise InputError if one of these options, which the kind of service needs, is not set."""
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
             what = "a net" if option == "model" else f"--{option}"
@@ -52,7 +52,7 @@ def _need(args: argparse.Namespace, *options: str) -> None:
 
 
 def _of_net(args: argparse.Namespace) -> Service:
-    """The service of a net between parties."""
+    """Return the model (capacity/service.py) of a service in which parties compute a net on shares."""
     name = args.service
     refuse(args, "net", "threads", "mode", *_LOOKUPS)
     _need(args, "input", "profile", "model")
@@ -66,7 +66,7 @@ def _of_net(args: argparse.Namespace) -> Service:
 
 
 def _dealer(args: argparse.Namespace) -> str:
-    """The kind of dealer: as with `serve`, it streams unless there is a store."""
+    """Return the kind of dealer, "stream" or "store": as with `serve`, the dealer streams unless there is a store."""
     stored = args.store is not None or getattr(args, "vary", None) == "store"
     if args.dealer == "stream" and stored:
         hint = "leave --store out, or plan --dealer store"
@@ -78,7 +78,7 @@ def _dealer(args: argparse.Namespace) -> str:
 
 
 def _shipped(args: argparse.Namespace) -> Service:
-    """The service of CrypTen as shipped."""
+    """Return the model (capacity/service.py) of a service in which parties compute a net by CrypTen as shipped."""
     refuse(args, "net", "threads", "mode", "protocol", "aim", "bits", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
@@ -86,7 +86,7 @@ def _shipped(args: argparse.Namespace) -> Service:
 
 
 def _encrypted(args: argparse.Namespace) -> Service:
-    """The service of a net on ciphertexts."""
+    """Return the model (capacity/service.py) of a service in which a server computes a net on ciphertexts."""
     refuse(args, "net", "threads", "protocol", "aim", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
@@ -94,7 +94,7 @@ def _encrypted(args: argparse.Namespace) -> Service:
 
 
 def _lookups(args: argparse.Namespace) -> Service:
-    """The service of private lookups, of single rows or by a plan."""
+    """Return the model (capacity/service.py) of a service of private lookups, of single rows or of many by a plan."""
     refuse(args, *_NET, "net", "threads", *_DEFAULTS)
     _need(args, "table", "profile")
     rows, width = args.table
@@ -111,14 +111,20 @@ def _lookups(args: argparse.Namespace) -> Service:
 
 
 def measured(kind: str, args: argparse.Namespace) -> Service:
-    """SG or CG for one of the measured nets."""
+    """Return the model of a service with one of the nets that Garimella et al. measured (capacity/paper.py).
+
+    kind: "sg" or "cg", garbling by the server or by the client.
+    """
     refuse(args, *_NET, *_LOOKUPS, "profile")
     _need(args, "net", *_links(args))
     return _garbled(kind, asplos23().net(args.net), args)
 
 
 def _composed(args: argparse.Namespace) -> Service:
-    """SG or CG for the user's own net; with --profile its seconds of garbling."""
+    """Return the model of a service "sg" or "cg" (capacity/paper.py) for the user's own net.
+
+    With --profile, it has the seconds of garbling that were measured on the user's machine.
+    """
     refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
     if args.input[0] != 1:
@@ -138,14 +144,17 @@ def _links(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published | None = None) -> Service:
-    """SG or CG on the client's link."""
+    """Return the model of a service "sg" or "cg" (capacity/paper.py) with a net, on the client's link.
+
+    published: the measured seconds and bytes of layers; None: those of the paper.
+    """
     up, down = args.up or args.bandwidth, args.down or args.bandwidth
     threads = paper.Threads(*args.threads) if args.threads else paper.ONE
     return paper.service(kind, net, threads, up=up, down=down, store=args.store or 0, profile=published)
 
 
 def refuse(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError for options that only other services take."""
+    """Raise InputError if one of these options is set, which only other kinds of service take."""
     for option in options:
         if getattr(args, option) not in (None, False, _DEFAULTS.get(option)):
             shown = option.replace("_", "-")
@@ -169,7 +178,7 @@ _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fie
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
-    """Add --service to --each, which `service_of` reads."""
+    """Add the options from --service to --each, which `service_of` reads."""
     text = "masked, gmw, crypten or he (a net of --model, with --input and --profile); sg or cg (a net of --model, "
     text += "with --input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir "
     text += "(a table of --table, with --profile); or a file that `plan show --save` wrote"
@@ -215,7 +224,7 @@ def add_service(parser: argparse.ArgumentParser) -> None:
 
 
 def table(text: str) -> tuple[int, ...]:
-    """Rows and bytes of a row, written as in 1048576x256."""
+    """Read the rows of a table and the bytes of a row, written as in 1048576x256."""
     sizes = shape(text)
     if len(sizes) != 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no table such as 1048576x256")
@@ -223,7 +232,11 @@ def table(text: str) -> tuple[int, ...]:
 
 
 def service_of(args: argparse.Namespace) -> Service:
-    """The service that the options describe, on their machines. Raises ConfigError and InputError for invalid ones."""
+    """Return the model of the service that the options describe (capacity/service.py), on the machines that they
+    describe.
+
+    Raises ConfigError and InputError for invalid options.
+    """
     name = args.service
     if name in BUILDERS:
         found = BUILDERS[name](args)
@@ -251,7 +264,10 @@ def _read(path: Path) -> str:
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:
-    """The prices of --prices; None without. Raises InputError for an unknown name, or a value that is no number."""
+    """Return the prices that --prices sets; None without the option.
+
+    Raises InputError for an unknown name, or a value that is no number.
+    """
     if not args.prices:
         return None
     found = {}

@@ -12,7 +12,7 @@ from hummingbird.table import text_table
 
 
 def figures(service: Service) -> dict[str, Any]:
-    """All figures of a service, flat but for the steps."""
+    """Return all figures of the model of a service as a dict, flat but for the steps."""
     bounds = limits(service)
     return {
         "service": service.name,
@@ -49,7 +49,7 @@ def _work(step: WorkStep) -> dict[str, Any]:
 
 
 def tables(service: Service) -> str:
-    """The same for people."""
+    """Return the figures of the model of a service as tables and sentences, for people."""
     found = figures(service)
     parts = [service.name, _hosts(service), _steps(service)]
     if service.refill is not None:

@@ -50,7 +50,7 @@ INPUTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str], Change]] = {
 
 
 def values_of(args: argparse.Namespace) -> list[Any]:
-    """The values of --values, parsed for the input. Raises InputError for an invalid value."""
+    """Return the values of --values, read as the input that --vary names. Raises InputError for an invalid value."""
     parse, _, _ = INPUTS[args.vary]
     try:
         return [parse(text) for text in args.values]
@@ -59,7 +59,9 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """The figures for each value, with the same draws."""
+    """Simulate the service for each value of the input, all with the same random numbers; yield the figures for
+    each.
+    """
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
         there, asked = change(service, arrivals, value)
@@ -70,7 +72,7 @@ def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iter
 
 
 def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
-    """The rows as a text table."""
+    """Return the figures for all values as a text table. found: the figures that `rows` yielded."""
     _, shown, _ = INPUTS[args.vary]
     cells = [
         (
@@ -86,7 +88,7 @@ def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
 
 
 def plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
-    """Draw latencies over the input."""
+    """Draw latencies against the input that is varied. found: the figures that `rows` yielded. path: the picture."""
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
     stable = [row for row in found if not row["overloaded"]]

@@ -38,7 +38,7 @@ def add_arguments(
     encrypted: bool = False,
     aim: str = "latency",
 ) -> None:
-    """Add --model to --aim, which `private_net` reads.
+    """Add the options from --model to --aim, which `private_net` reads.
 
     shape_help: help of --input. required: whether there must be a net and inputs. encrypted: whether to add --mode,
     which `encrypted_net` reads. aim: the default of --aim, for its help.
@@ -61,10 +61,10 @@ Planned = tuple[nn.Module, BitConfig | None, str | int, str]
 
 
 def planned(args: argparse.Namespace) -> Planned:
-    """The net that the options describe, and the further arguments of `convert_model`.
+    """Return the net that the options describe, and the further arguments of `convert_model`.
 
     Private weights are not read, since no price depends on them. With --example, sets `args.input` to its shape. Raises
-    errors of `net_of` and `load`.
+    errors of `net_of` and of `BitConfig.load`.
     """
     example = example_of(args)
     if folder := saved_of(args):
@@ -85,7 +85,7 @@ def planned(args: argparse.Namespace) -> Planned:
 
 
 def encrypted_net(args: argparse.Namespace) -> HEModel:
-    """The net that the options describe, converted for ciphertexts.
+    """Convert the net that the options describe for inference on ciphertexts.
 
     Raises errors of `net_of` and `he.convert_model`, and InputError for options of nets between parties.
     """
@@ -98,5 +98,5 @@ def encrypted_net(args: argparse.Namespace) -> HEModel:
 
 
 def private_net(args: argparse.Namespace) -> PrivateNet:
-    """The net that the options describe, converted. Raises errors of `planned` and `convert_model`."""
+    """Convert the net that the options describe to its private form. Raises errors of `planned` and `convert_model`."""
     return convert_model(*planned(args), aim=args.aim)

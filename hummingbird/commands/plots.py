@@ -21,7 +21,7 @@ _KEPT, _CUT, _UNIFORM = "#4c72b0", "#d8d8d8", "#dd8452"
 
 
 def drawing() -> Any:
-    """matplotlib.pyplot with a backend for files. Raises EnvironmentProblem without matplotlib."""
+    """Return matplotlib.pyplot, set to draw into files. Raises EnvironmentProblem without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -33,8 +33,10 @@ def drawing() -> Any:
 
 
 def check(path: Path, where: str) -> None:
-    """Check before a search that its picture can be written. Raises EnvironmentProblem without matplotlib, InputError
-    for a path or a format that cannot be written.
+    """Check before a search that its picture can be written.
+
+    where: the option that names the picture. Raises EnvironmentProblem without matplotlib, InputError for a path or a
+    format that cannot be written.
     """
     known = drawing().gcf().canvas.get_supported_filetypes()
     drawing().close()
@@ -77,7 +79,7 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 
 
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy over kB sent online per image: a line for the windows found, another for uniform ones."""
+    """Draw accuracy against kB sent online per image: a line for the windows found, another for uniform ones."""
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
     for how, colour, mark in (("searched", _KEPT, "o"), ("uniform", _UNIFORM, "s")):

@@ -18,7 +18,10 @@ from hummingbird.version import VERSION
 
 
 def add_command(commands: Any, name: str, line: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
-    """Add a command; returns its parser. line: its text in the list of commands. Texts are printed as written."""
+    """Add a command, and return its parser.
+
+    commands: argparse's object for commands. line: the text in the list of commands. Texts are printed as written.
+    """
     raw = argparse.RawDescriptionHelpFormatter
     made: argparse.ArgumentParser = commands.add_parser(
         name, help=line, description=description, epilog=epilog, formatter_class=raw
@@ -27,12 +30,18 @@ def add_command(commands: Any, name: str, line: str, description: str | None, ep
 
 
 def command_of(program: str, words: Sequence[str]) -> str:
-    """The command line for provenance, `python -m PROGRAM WORDS`, without --resume, which changes no result."""
+    """Return the command line as text for provenance, `python -m PROGRAM WORDS`.
+
+    It lacks --resume, which changes no result, and folders (`without_folders`).
+    """
     return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
 
 
 def without_folders(words: Sequence[str]) -> list[str]:
-    """The words, with absolute paths reduced to their file names: their folders are specific to a machine."""
+    """Return the words of a command line, with absolute paths reduced to file names.
+
+    The folders would be those of one machine.
+    """
     shown = []
     for word in words:
         key, equals, value = word.rpartition("=")
@@ -41,7 +50,10 @@ def without_folders(words: Sequence[str]) -> list[str]:
 
 
 def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
-    """The exit code of `run`: 0, 1 after an `error:` line, or 130 after Ctrl-C, with the line of `interrupted`."""
+    """Call `run`; return the exit code: 0, 1 after an `error:` line, or 130 after Ctrl-C.
+
+    interrupted: returns the line to print after Ctrl-C.
+    """
     try:
         run()
     except HummingbirdError as problem:
@@ -54,7 +66,7 @@ def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Versions and CPU of this machine, for rows of figures."""
+    """Return versions and the CPU of this machine, which rows of figures contain."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
@@ -62,7 +74,10 @@ def machine() -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """The name of a device for rows of figures, "cpu" or the GPU's name. Raises InputError for a missing device."""
+    """Return the name of a device for rows of figures, "cpu" or the GPU's name.
+
+    Raises InputError for a missing device.
+    """
     try:
         found = torch.device(device)
         return torch.cuda.get_device_name(found) if found.type == "cuda" else str(torch.empty(0, device=found).device)

@@ -26,7 +26,10 @@ for process i. They split the images, with the same result as one process (docs/
 
 
 def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
-    """`end` for a `run` on several ranks (hummingbird/ranks), which wait at most `timeout` seconds for each other."""
+    """Call `run` on several ranks (hummingbird/ranks), and return the exit code, as `program.end` does for one process.
+
+    timeout: seconds for which ranks wait for each other.
+    """
 
     def joined() -> None:
         job = None
@@ -47,7 +50,7 @@ def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout:
 
 @contextlib.contextmanager
 def _hushed(hush: bool) -> Any:
-    """A block that prints nothing if `hush`: no rows, no bars, no warnings."""
+    """Print nothing within a `with` block if `hush`: no rows, no bars, no warnings."""
     if not hush:
         yield
         return

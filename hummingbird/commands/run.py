@@ -31,7 +31,7 @@ _EPILOG = """examples:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `run`, with its options, to the command line."""
     sub = add_command(commands, "run", HELP, _DESCRIPTION, _EPILOG)
     sub.add_argument("--parties", type=count, required=True, metavar="N", help="number of parties")
     text = f"processes of each party, one for each of its GPUs (default: {VARIABLE}, else 1)"
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program as all parties; returns the exit status of the first that failed, or 0."""
+    """Run the program as all parties; return the exit status of the first that failed, or 0."""
     words = ["-m", *args.module] if args.module is not None else args.script[args.script[:1] == ["--"] :]
     if not words or words == ["-m"]:
         hint = "python -m hummingbird run --parties 2 -- SCRIPT.py, or -- -m MODULE, with arguments of its own"
@@ -61,6 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    """Print lines in one write, as parties write to the same terminal."""
+    """Print lines in one write, as all parties write to one terminal."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

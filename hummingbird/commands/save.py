@@ -23,7 +23,7 @@ _EPILOG = """example, with my_net.py in the current folder:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `save`, with its options, to the command line."""
     sub = add_command(commands, "save", HELP, _DESCRIPTION, _EPILOG)
     add_model_arguments(sub)
     add_example_argument(sub)
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Save the net that the options describe."""
+    """Save the net that the options describe, as data in a folder."""
     check_free(args.out)
     owner = "public" if args.owner is None else args.owner
     save(net_of(args), args.out, args.bits, owner, args.protocol, example_of(args))

@@ -13,7 +13,7 @@ from hummingbird.window_search.study import CRITERIA
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --group to --resume."""
+    """Add the options from --group to --resume, which `search_options` and `grouping` read."""
     group = parser.add_argument_group("search")
     group.add_argument(
         "--group",
@@ -88,14 +88,15 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of --margin to --knobs as arguments of `Study.search`."""
+    """Return the options from --margin to --knobs as arguments of `Study.search`."""
     names = ("margin", "spare", "headroom", "reach", "widths", "trials", "thrifty", "knobs")
     return {key: getattr(args, key) for key in names}
 
 
 def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
-    """The values of --group as an argument of `group_layers`. Raises ConfigError for patterns without a name, or beside
-    a word.
+    """Return the values of --group (`words`) as an argument of `group_layers`: which layers share a window.
+
+    Raises ConfigError for patterns without a name, or beside a word such as "stage".
     """
     if len(words) < 2 and "=" not in "".join(words):
         return words[0] if words else "stage"

@@ -18,12 +18,12 @@ from hummingbird.window_search.study import Study, open_study
 
 
 def state_of(out: Path) -> Path:
-    """The file of the answers of a search that will write `out`."""
+    """Return the path of the file that keeps the answers of an unfinished search, beside the windows' file `out`."""
     return out.with_name(f"{out.name}.state")
 
 
 def check_states(states: Sequence[Path], resume: bool) -> None:
-    """Raise ConfigError for a state without --resume, or --resume without a state."""
+    """Raise ConfigError if a state file exists without --resume, or if none exists with --resume."""
     there = [state for state in states if state.exists()]
     if there and not resume:
         hint = "go on with it by --resume, or remove it"
@@ -34,13 +34,16 @@ def check_states(states: Sequence[Path], resume: bool) -> None:
 
 
 def interrupted(states: Sequence[Path]) -> str:
-    """The line after Ctrl-C."""
+    """Return the line to print after Ctrl-C, which says whether --resume can continue."""
     kept = any(state.exists() for state in states)
     return f"interrupted: {'go on with the same command and --resume' if kept else 'no search was begun'}"
 
 
 def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
-    """The study that the options describe. cut: as for `Study`. Raises errors of `Study`."""
+    """Make the `Study` (hummingbird/window_search/study.py) in which windows are searched, as the options describe.
+
+    cut: as for `Study`. Raises errors of `Study`.
+    """
     return open_study(
         subject.net,
         subject.images,
@@ -56,6 +59,6 @@ def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -
 
 
 def online(net: nn.Module, config: BitConfig, args: argparse.Namespace, shape: Sequence[int]) -> Cost:
-    """The cost for a party of one image of `shape` through the whole net."""
+    """Return the price, for a party, of one image of `shape` through the whole net with these windows."""
     private = hummingbird.convert_model(net, config, protocol=args.protocol)
     return sum((planned.cost for planned in private.costs((1, *shape), args.parties)), FREE)

@@ -45,7 +45,7 @@ _EPILOG = """example, with my_net.py in the current folder, and a client beside 
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `serve`, with its options, to the command line."""
     sub = commands.add_parser(
         "serve",
         help=HELP,
@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
+    """Run one party of a service: listen, meet the others, convert the net, and answer clients until SIGTERM."""
     place = environment(args.lanes)
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
@@ -122,7 +122,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:
-    """The address of party `rank` in the values of --listen."""
+    """Return the address of party `rank` among the values of --listen.
+
+    Raises InputError unless there is one address, in which {rank} is replaced, or one for each party.
+    """
     if len(addresses) not in (1, parties):
         hint = "one address with {rank} in it, or one for each party"
         raise InputError(f"{len(addresses)} addresses for {parties} parties", where="--listen", hint=hint)

@@ -26,7 +26,7 @@ _WORDS = ("MODULE:FUNCTION", "ARGUMENT")
 
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add --model and --weights, which `net_of` reads."""
+    """Add the options --model and --weights, which `net_of` reads."""
     text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
     parser.add_argument("--model", required=True, nargs="+", metavar=_WORDS, help=text)
     text = "its trained weights, a state dict of torch.save (default: those of the function)"
@@ -34,7 +34,7 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required: bool = True) -> None:
-    """Add --model and --weights, and --saved in their place, which `saved_of` reads.
+    """Add the options --model and --weights, and --saved in their place, which `saved_of` reads.
 
     settings: names, in the parsed arguments, of the command's other options that a saved net replaces.
     """
@@ -51,7 +51,7 @@ def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required:
 
 
 def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add --aim, which is None if not set. default: the aim that is then used, for the help."""
+    """Add the option --aim; without it, `args.aim` is None. default: the aim that is then used, for the help."""
     text = "aim of the choice of tables: latency, the fewest rounds, or throughput, the fewest bits of parties and "
     text += "dealer together (throughput:RATIO counts each bit of the dealer RATIO times); the same at all parties and "
     text += "for a "
@@ -59,7 +59,10 @@ def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
-    """The folder that --saved names for a party; None without. Raises ConfigError beside options that it replaces."""
+    """Return the folder that --saved names for a party; None without it.
+
+    Raises ConfigError beside options that it replaces.
+    """
     if args.saved is None:
         return None
     if given := [name for name in args.saved_settings if getattr(args, name)]:
@@ -76,21 +79,25 @@ def add_images_argument(parser: argparse._ActionsContainer, option: str, what: s
 
 
 def add_example_argument(parser: argparse._ActionsContainer) -> None:
-    """Add --example, which `example_of` reads."""
+    """Add the option --example, which `example_of` reads."""
     text = "a function that returns a batch of the net's inputs (a tensor, a tuple or a dict), for nets with several "
     text += "inputs, token numbers or flags; and its arguments"
     parser.add_argument("--example", nargs="+", metavar=_WORDS, help=text)
 
 
 def example_of(args: argparse.Namespace) -> Any:
-    """The inputs from the function of --example; None without. Raises HummingbirdError for a missing function."""
+    """Return the inputs that the function of --example returns; None without the option.
+
+    Raises HummingbirdError for a missing function.
+    """
     return None if args.example is None else call(args.example, "--example", "an example")
 
 
 def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
-    """The net from the function of --model, in eval mode, with the weights of --weights unless `weights` is false.
+    """Return the net from the function of --model, in eval mode.
 
-    Raises HummingbirdError for a missing function, or one that returns no net, and errors of `read_weights`.
+    weights: whether to load the file of --weights into it. Raises HummingbirdError for a missing function, or one that
+    returns no net, and errors of `read_weights`.
     """
     net = call(args.model, "--model", "net", default="get_model")
     if not isinstance(net, nn.Module):
@@ -102,7 +109,7 @@ def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
 
 
 def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]:
-    """Images float32 (N, ...) and labels (N, ...), or None, from the function that an option's words name.
+    """Return images, float32 (N, ...), and labels, (N, ...) or None, from the function that an option's words name.
 
     Integer labels become int64. The function may return (images, labels), images alone, a data set or a DataLoader.
     Raises HummingbirdError for a missing function, or one that returns something else.
@@ -126,8 +133,10 @@ def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]
 
 
 def call(words: Sequence[str], option: str, noun: str, *, default: str = "") -> Any:
-    """The result of the function that an option's words name: MODULE:FUNCTION, then its arguments. noun: of the result,
-    for errors.
+    """Call the function that an option's words name, and return its result. words: MODULE:FUNCTION, then its arguments.
+
+    noun: the kind of result, for errors. default: the function's name where the words name only a module. Raises
+    HummingbirdError for a missing function, or if the function fails.
     """
     module, _, function = words[0].partition(":")
     if os.getcwd() not in sys.path:
@@ -150,7 +159,7 @@ def call(words: Sequence[str], option: str, noun: str, *, default: str = "") -> 
 
 
 def _argument(word: str) -> tuple[str, Any]:
-    """Name, or "", and value of an argument KEY=VALUE or VALUE; digits become an integer."""
+    """Split an argument KEY=VALUE into key and value; for a VALUE alone the key is "". Digits become an integer."""
     key, equals, value = word.partition("=")
     if not (equals and key.isidentifier()):
         key, value = "", word
@@ -158,7 +167,10 @@ def _argument(word: str) -> tuple[str, Any]:
 
 
 def place(net: nn.Module, device: str) -> nn.Module:
-    """The net on --device; with several GPUs, on this rank's. Raises InputError for an unknown or missing device."""
+    """Move the net to the device that --device names, with several GPUs to this rank's, and return it.
+
+    Raises InputError for an unknown or missing device.
+    """
     try:
         return net.to(ranks.device(device))
     except (RuntimeError, AssertionError) as problem:
@@ -167,5 +179,5 @@ def place(net: nn.Module, device: str) -> nn.Module:
 
 
 def default_device() -> str:
-    """The default of --device: "cuda" if there is a GPU, else "cpu"."""
+    """Return the default of --device: "cuda" if there is a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -25,9 +25,10 @@ from hummingbird.window_search.images import fingerprint
 
 @dataclass(frozen=True)
 class Subject:
-    """A net in eval mode, images float32 (N, ...) and labels (N, ...), or None.
+    """A net in eval mode, and the images on which a command measures it.
 
-    names: names of net and data set for rows and provenance. source: the origin of the images, for sentences.
+    images: float32 (N, ...). labels: (N, ...) or None. names: names of net and data set, for rows and provenance.
+    source: the origin of the images, for sentences.
     """
 
     net: nn.Module
@@ -37,27 +38,36 @@ class Subject:
     source: str
 
     def facts(self) -> dict[str, str]:
-        """Fingerprints of weights, images and labels, for ranks to agree on."""
+        """Return fingerprints of weights, images and labels; all ranks must have the same."""
         labels = () if self.labels is None else (self.labels,)
         return {"weights": fingerprint(*self.net.state_dict().values()), "data": fingerprint(self.images, *labels)}
 
     @property
     def example(self) -> Tensor | None:
-        """An image if the net needs an example to be traced, else None. Raises ModelError if it cannot be traced."""
+        """An image, if the net can be traced only with an example, else None.
+
+        Raises ModelError if it cannot be traced.
+        """
         return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
 
     def settled(self) -> Subject:
-        """The subject with a net that is traced without an example. Raises errors of `graph.example_shapes.settled`."""
+        """Return the subject with a net that can be traced without an example.
+
+        Raises errors of `graph.example_shapes.settled`.
+        """
         return replace(self, net=settled(self.net, self.images[:1], custom=tuple(CUSTOM)))
 
     @property
     def labelled(self) -> Tensor:
-        """The labels, classes (N,). Raises InputError without labels."""
+        """The labels, which are classes (N,). Raises InputError without labels."""
         return labels_of(self.labels, self.source)
 
 
 def labels_of(labels: Tensor | None, where: str) -> Tensor:
-    """The labels, classes (N,). Raises InputError for None, and for other labels."""
+    """Return the labels if they are classes (N,). Raises InputError for None, and for other labels.
+
+    where: their origin, for errors.
+    """
     if labels is None:
         raise InputError("accuracy needs labels", where=where, hint="return a pair, (images, labels)")
     if labels.is_floating_point() or labels.dim() != 1:
@@ -67,7 +77,10 @@ def labels_of(labels: Tensor | None, where: str) -> Tensor:
 
 
 def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str) -> None:
-    """Add --model to --seed, which `subject_of` reads. data: the option of the images. what: their description."""
+    """Add the options from --model to --seed, which `subject_of` reads.
+
+    data: the option of the images. what: a description of the images.
+    """
     group = parser.add_argument_group("net and images")
     add_model_arguments(group)
     add_images_argument(group, data, what)
@@ -76,7 +89,7 @@ def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str)
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --device and --protocol to --seed, for the simulated private inference."""
+    """Add the options --device and --protocol to --seed, which describe the simulated private inference."""
     group = parser.add_argument_group("private inference, simulated")
     group.add_argument("--device", default=default_device(), help="default: %(default)s")
     group.add_argument("--protocol", choices=tuple(PROTOCOLS), default="masked", help="default: %(default)s")
@@ -85,7 +98,7 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Raise InputError for --samples, --parties or --seed out of range."""
+    """Raise InputError if --samples, --parties or --seed is out of range."""
     if args.samples is not None and args.samples < 1:
         raise InputError(f"{args.samples} images", where="--samples", hint="1 or more")
     if args.parties < 2 or not 0 <= args.seed < 2**63:
@@ -94,7 +107,10 @@ def check_numbers(args: argparse.Namespace) -> None:
 
 
 def subject_of(args: argparse.Namespace, data: str = "--data") -> Subject:
-    """The net on --device and the first --samples images. Raises errors of `net_of`, `images_of`, `check_numbers`."""
+    """Return the net, on the device of --device, with the first --samples images. data: the option of the images.
+
+    Raises errors of `net_of`, `images_of`, `check_numbers`.
+    """
     check_numbers(args)
     net = place(net_of(args), args.device)
     words = getattr(args, data.removeprefix("--"))

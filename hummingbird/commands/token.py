@@ -20,7 +20,7 @@ _EPILOG = """example:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `token`, with its options, to the command line."""
     form = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("token", help=HELP, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form)
     sub.add_argument("name", metavar="NAME", help="the caller's name: 1 to 64 letters, digits and . _ @ -")
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make a token, and write both files."""
+    """Make a token; write it to a file for the caller, and its line to the service's token file."""
     check_name(args.name)
     token = new_token()
     try:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_line(path: Path, line: bytes) -> None:
-    """Add a line to a file, on the disk when this returns; ends the last line first, where an editor has not."""
+    """Add a line to a file, on the disk when this returns. If the file's last line has no end, end it first."""
     ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
     disk.append(path, [line if ended else b"\n" + line], mode=disk.PRIVATE)
     disk.sync(path.parent)

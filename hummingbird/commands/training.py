@@ -32,12 +32,12 @@ SCHEDULES = ("onecycle", "cosine", "constant")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Facts of a set of images.
+    """Facts on a set of images.
 
     shape: of one image. classes: their number. mean, std: of the training pixels in [0, 1], by channel. shift: pixels
-    by which training images may be shifted in each direction. flip: whether they may be mirrored. held_out: one
-    training image in `held_out` is in the split "validation", for choices that must not be made on test images; 0:
-    none.
+    by which training images may be shifted in each direction. flip: whether they may be mirrored. held_out: one of
+    every `held_out` training images is in the split "validation", for choices that must not be made on test images; 0:
+    none is.
     """
 
     shape: tuple[int, ...]
@@ -53,10 +53,10 @@ class Dataset:
 class Recipe:
     """Settings of a training. Raises InputError for numbers out of range.
 
-    batch: images per step. optimizer: "sgd" or "adamw". schedule: one of SCHEDULES. rate: the largest learning rate.
-    amp: bfloat16 and channels-last memory, "on", "off", or "auto": on for a GPU and for three-channel images. seed: of
-    order and augmentation. average: whether the result is the mean of the weights after every epoch. cutmix: the
-    fraction of batches whose images are mixed.
+    batch: images per step. optimizer: "sgd" or "adamw". schedule: of the learning rate, one of SCHEDULES. rate: the
+    largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or "auto": on for a GPU and for
+    three-channel images. seed: of order and augmentation. average: whether the result is the mean of the weights after
+    every epoch. cutmix: the fraction of batches whose images are mixed.
     """
 
     epochs: int
@@ -87,7 +87,7 @@ class Recipe:
 
 
 class Training:
-    """A net with its optimizer and schedule, trained in place, epoch by epoch, by all ranks together.
+    """Trains a net in place, epoch by epoch, with its optimizer and schedule; all ranks train it together.
 
     images: (N, ...), normalised. labels: int64 (N,). epoch: number of finished epochs. steps: steps of each epoch.
 
@@ -136,7 +136,7 @@ class Training:
         return torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
 
     def run_epoch(self, after_step: Callable[[], object] = lambda: None) -> float:
-        """Train for one epoch; returns the mean loss of its steps.
+        """Train for one epoch; return the mean loss of its steps. after_step: called after each step.
 
         Raises InputError if the loss or a weight is not finite afterwards.
         """
@@ -166,8 +166,9 @@ class Training:
         return float(total) / self.steps
 
     def finish(self) -> None:
-        """With `Recipe.average`, set the net's weights to their mean over epochs, and recompute the batch norms'
-        statistics by one more forward pass over the images.
+        """End the training: with `Recipe.average`, set the net's weights to their mean over epochs.
+
+        The statistics of batch norms are then computed again, by one more forward pass over the images.
         """
         if self.mean is not None:
             with torch.no_grad():
@@ -178,14 +179,17 @@ class Training:
             share_statistics(self.model)
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """This rank's parts of the batches of an epoch: all images once, in a new order and augmented, with labels."""
+        """Yield this rank's parts of the batches of an epoch: images in a new order and augmented, with labels.
+
+        Every image occurs once, but for those that fill no batch.
+        """
         order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
         for chosen in order[: self.steps * self.batch].split(self.batch):
             x = augment(self.images[chosen], self.dataset, self.generator, self.own)
             yield x.contiguous(memory_format=self.layout), self.labels[chosen[self.own]]
 
     def state(self) -> dict[str, Any]:
-        """The state of the training beside data and recipe: tensors, numbers and text."""
+        """Return the state of the training, without data and recipe: tensors, numbers and text."""
         return {
             "images": len(self.labels),
             "epoch": self.epoch,
@@ -199,7 +203,10 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from the `state` of a training of the same net, data and recipe. InputError for other data."""
+        """Continue from the `state` of a training of the same net, data and recipe.
+
+        Raises InputError for other data.
+        """
         if state["images"] != len(self.labels):
             what = f"the state is of a training on {state['images']} images, these are {len(self.labels)}"
             raise InputError(what, where="--resume", hint="use the same data, or start again")
@@ -224,11 +231,11 @@ def _cutmix(classes: int) -> Any:
 def augment(
     images: torch.Tensor, dataset: Dataset, generator: torch.Generator, own: slice = slice(None)
 ) -> torch.Tensor:
-    """Augment images: shift each by up to `dataset.shift` pixels in each direction, filling with black, and mirror half
-    of them if allowed.
+    """Augment images: shift each by up to `dataset.shift` pixels in each direction, and mirror half of them if allowed.
 
-    images: (B, C, H, W), normalised, on any device; of any shape if the data set allows neither shifts nor mirroring.
-    own: the images to return, augmented as within the whole batch.
+    Pixels shifted in are black. images: (B, C, H, W), normalised, on any device; of any shape if the data set allows
+    neither shifts nor mirroring. generator: of the random numbers. own: which images to return, augmented as they are
+    within the whole batch.
     """
     if not (dataset.shift or dataset.flip):
         return images[own]

@@ -50,7 +50,7 @@ DataLoader.
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to the command line."""
+    """Add the command `validate`, with its options, to the command line."""
     sub = add_command(commands, "validate", HELP, HELP, _EPILOG + NOTES)
     add_arguments(sub)
     add_subject_arguments(sub, "--data", "images to measure on, and their labels")
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all options but those of the net and its images."""
+    """Add all options of `validate` but those that name the net and its images."""
     parser.add_argument("--bits", required=True, type=Path, metavar="FILE", help="the windows")
     parser.add_argument(
         "--cut",
@@ -78,23 +78,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def standard_error(accuracy: float, n: int) -> float:
-    """The standard error of an accuracy on n images."""
+    """Return the standard error of an accuracy that was measured on n images."""
     return math.sqrt(accuracy * (1 - accuracy) / n)
 
 
 def paired_error(lost: float, won: float, n: int) -> float:
-    """The standard error of the change (won - lost) / n of an accuracy on the same n images."""
+    """Return the standard error of the change (won - lost) / n of an accuracy on the same n images.
+
+    lost, won: predictions that changed from right to wrong, and from wrong to right.
+    """
     return math.sqrt(max(0.0, lost + won - (won - lost) ** 2 / n)) / n
 
 
 def mean_error(values: Sequence[float]) -> float:
-    """The standard error of the mean of runs with different seeds; NaN for a single run."""
+    """Return the standard error of the mean of `values`, from runs with different seeds; NaN for a single run."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Accuracies on `images` images, and predictions that windows change in a run; means of `runs` runs."""
+    """The accuracy without windows and with them, and how many predictions windows change in a run.
+
+    images: their number. runs: the number of runs, of whose figures these are the means.
+    """
 
     images: int
     runs: int
@@ -108,7 +114,10 @@ class Validation:
 
 @dataclass(frozen=True)
 class WindowRange:
-    """A layer's window, and the largest |x| that it compared (`largest`), a real number."""
+    """A layer's window, and how far the values that it compares are from leaving the window.
+
+    largest: the largest |x| compared, a real number.
+    """
 
     layer: str
     k: int
@@ -121,7 +130,10 @@ class WindowRange:
 
 
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
-    """Compare predictions of the net and of `args.repeat` simulations of different seeds. Raises as `simulate`."""
+    """Compare the predictions of the net with those of `args.repeat` simulations with windows, of different seeds.
+
+    Raises the errors of `simulate`.
+    """
     net, images, labels = subject.net, subject.images, subject.labelled
     hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut)  # warns of another protocol
     windows = config if args.cut else config.windows  # `input_range` determines the width of --cut's integers
@@ -147,7 +159,7 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Va
 
 
 def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> dict[str, int]:
-    """The largest |x| by layer, in ring units; with --cut, only of layers with a window."""
+    """Return the largest |x| that each layer compares, in ring units; with --cut, only of layers with a window."""
     options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
     with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
         found = magnitudes(
@@ -162,9 +174,10 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
-    """The range of each layer's window. largest: largest |x| by layer, in ring units.
+    """Return, for each layer, how far the values that it compares are from leaving its window.
 
-    Warns of |x| beyond the window, and of a margin below `margin` bits if m = q = 0, which must change nothing.
+    largest: the largest |x| by layer, in ring units. A result has a warning if |x| is beyond the window, or if, for a
+    window that must change nothing (m = q = 0), its margin is below `margin` bits.
     """
     found = []
     for name, most in largest.items():
@@ -181,7 +194,7 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
 
 
 def beyond(images: Tensor, config: BitConfig) -> str:
-    """A warning if images (N, ...) leave the range for which the windows were made, else ""."""
+    """Return a warning if images (N, ...) exceed the range for which the windows were made, else ""."""
     most = config.input_range
     sizes = images.flatten(1).abs().amax(1)
     if most is None or not (far := int((sizes > most).sum())):
@@ -191,7 +204,10 @@ def beyond(images: Tensor, config: BitConfig) -> str:
 
 
 def show(result: Validation, found: Sequence[WindowRange], images: str) -> None:
-    """Print accuracies, flips, the layers and the warnings."""
+    """Print the accuracies, how many predictions changed, the layers' windows and the warnings.
+
+    images: their origin.
+    """
     n, lost, won = result.images, result.right_to_wrong, result.wrong_to_right
     plain, spread = result.accuracy_plain, result.accuracy_error_of_runs
     runs = "one run" if spread is None else f"mean of {result.runs} runs, standard error {100 * spread:.3f}"
@@ -213,7 +229,10 @@ def show(result: Validation, found: Sequence[WindowRange], images: str) -> None:
 
 
 def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
-    """Measure, print and write. load: returns net, images and labels, after the options are checked."""
+    """Measure accuracies and margins, print them, and write them to the file of --json.
+
+    load: returns net, images and labels, after the options are checked.
+    """
     if args.repeat < 1:
         raise InputError(f"{args.repeat} runs", where="--repeat", hint="1 or more; 2 or more tell how runs differ")
     agree_on(args)
@@ -242,5 +261,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject]) -> int:
-    """The exit code of `run`: 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
+
+    Warnings do not change it.
+    """
     return end_ranked(lambda: run(args, load), lambda: "interrupted: nothing was written")

@@ -42,11 +42,11 @@ _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDict
 class Limits:
     """Limits on the callers of a service.
 
-    requests: calls at work at a time. per_client: calls of one name. named: calls of the names with limits of their
-    own. The last quarter is for names with few calls (`Quota`). message: bytes of one message, in either direction.
-    client_bytes: bytes of messages in memory for one name's calls. connections: open connections; further ones are
-    closed at once. stall: seconds that a caller may leave a message unread, or a request unsent. seconds: duration of a
-    call. Raises ConfigError for a number that is not above 0.
+    requests: most calls at work at a time. per_client: most of them of one name. named: the same for single names, in
+    place of `per_client`. The last quarter of the calls is for names with few (`Quota`). message: bytes of one message,
+    in either direction. client_bytes: bytes of messages in memory for one name's calls. connections: open connections;
+    further ones are closed at once. stall: seconds that a caller may leave a message unread, or a request unsent.
+    seconds: longest duration of a call. Raises ConfigError for a number that is not above 0.
     """
 
     requests: int = 256
@@ -67,11 +67,11 @@ class Limits:
 
 
 class Quota:
-    """Counts a resource of a service, with a limit in all and one for each name. Any thread may call any method.
+    """Counts how much of a resource is in use, within a limit in all and one for each name. Any thread may call it.
 
-    things, state, where: words of refusals, as in "calls" that are "at work" at "the server". hint: of refusals; by
-    default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of the names
-    that have their own. Callers without a name (None) are bound by `most` alone.
+    things, state, where: the words of an error, as in "calls" that are "at work" at "the server". hint: the error's
+    hint, by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of
+    the names that have their own. Callers without a name (None) are bound by `most` alone.
 
     spare: whether the last quarter is for names that hold little. There a name may hold an eighth of the free room, or
     a single thing, so that a few names at their limit leave room for others; with each further name the free room
@@ -100,12 +100,12 @@ class Quota:
         self.taken = 0
 
     def check(self, name: str | None, size: int = 1) -> None:
-        """Raise OverloadError unless there is room for `size` more of this name."""
+        """Raise OverloadError unless this name may take `size` more of the resource."""
         with self._lock:
             self._check(name, size)
 
     def enter(self, name: str | None, size: int = 1) -> None:
-        """Take `size`, which must `leave` later. Raises OverloadError as `check` does."""
+        """Take `size` of the resource for a name, until `leave` returns it. Raises OverloadError as `check` does."""
         with self._lock:
             self._check(name, size)
             self.taken += size
@@ -113,7 +113,10 @@ class Quota:
                 self._held[name] += size
 
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
-        """Return `size`. late: seconds for which it still counts against its name, though others may take it."""
+        """Return `size` of the resource.
+
+        late: seconds for which it still counts against its name, though others may take it.
+        """
         with self._lock:
             self.taken -= size
             if name is None:
@@ -149,9 +152,10 @@ class Quota:
 
 
 class FairQueue:
-    """Places for calls at work, and a queue for one: first the caller with the fewest calls at work, then the oldest.
+    """A queue of calls for a limited number of places: a free place goes to the caller with the fewest calls at work.
 
-    places: number of calls at work. calls: quota of calls at work or waiting. Callers without a name count as one.
+    Of callers with equally many, the one that has waited longest gets it. places: most calls at work. calls: quota of
+    calls at work or waiting. Callers without a name count as one caller.
     """
 
     def __init__(self, places: int, calls: Quota) -> None:
@@ -162,7 +166,7 @@ class FairQueue:
 
     @property
     def at_work(self) -> int:
-        """Number of places in use."""
+        """Number of calls that have a place."""
         return sum(self._at_work.values())
 
     @property
@@ -171,19 +175,20 @@ class FairQueue:
         return len(self._waiting)
 
     def enter(self, caller: str | None) -> WaitingCall:
-        """Register a call, which may `wait` for a place, and must `leave`. Raises OverloadError for too many calls, in
-        all or of one name.
+        """Register a call, which may then `wait` for a place, and must `leave` in the end.
+
+        Raises OverloadError if too many calls are registered, in all or of this caller.
         """
         self.calls.enter(caller)
         return WaitingCall(self, caller)
 
     def ask(self, call: WaitingCall) -> None:
-        """Queue a call for a place, which it gets now or later."""
+        """Put a call into the queue for a place, which the call gets at once or later."""
         self._waiting.append(call)
         self._assign()
 
     def leave(self, call: WaitingCall) -> None:
-        """Remove a call, and free its place."""
+        """Remove a call, and give its place to another one."""
         with self.changed:
             if call.taken:
                 self._at_work[call.caller] -= 1
@@ -204,14 +209,14 @@ class FairQueue:
 
 
 class WaitingCall:
-    """A call of a `FairQueue`. asked: whether it has queued for a place. taken: whether it has its place."""
+    """A call in a `FairQueue`. asked: whether it has asked for a place. taken: whether it has got one."""
 
     def __init__(self, queue: FairQueue, caller: str | None) -> None:
         self._queue, self.caller = queue, caller
         self.asked = self.taken = False
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the place, at most `timeout` seconds; returns whether the call has it."""
+        """Wait for a place, at most `timeout` seconds; return whether the call has one."""
         with self._queue.changed:
             if not self.asked:
                 self.asked = True
@@ -219,12 +224,12 @@ class WaitingCall:
             return self._queue.changed.wait_for(lambda: self.taken, timeout)
 
     def leave(self) -> None:
-        """Free the place, or stop waiting; call it once."""
+        """Give the place back, or stop waiting for one; call this once."""
         self._queue.leave(self)
 
 
 class Record(NamedTuple):
-    """A call that has ended.
+    """A call that has ended, for the log and the metrics.
 
     client: the caller's name. outcome: the name of its gRPC status. received, sent: bytes of messages. notes: fields
     that its method adds to the log.
@@ -240,7 +245,7 @@ class Record(NamedTuple):
 
 
 class Call:
-    """A call, from its first byte until its caller has the answer or has gone. Its thread counts messages here."""
+    """A running call, from its first byte until its caller has the answer or has gone; it counts its bytes."""
 
     def __init__(self, method: str, brief: bool, context: grpc.ServicerContext) -> None:
         self.method, self.brief, self.context = method, brief, context
@@ -251,14 +256,17 @@ class Call:
         self.ends = 2  # ends still to come: the method's, and gRPC's
 
     def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """The caller's messages, counted. The method itself bounds the wait for a message."""
+        """Yield the caller's messages, and count their bytes.
+
+        The method itself limits how long it waits for a message.
+        """
         for request in requests:
             self.received += len(request)
             yield request
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """A block in which the service waits for the caller: after `stall` seconds the call is cancelled."""
+        """Mark the call, within a `with` block, as waiting for its caller; after `stall` seconds it is cancelled."""
         self.waiting = time.monotonic()
         try:
             yield
@@ -267,10 +275,11 @@ class Call:
 
 
 class Admission:
-    """The admission of all calls to the servers of a program.
+    """The admission of all calls to the servers of a program: it decides on each call, and counts those at work.
 
-    tokens: the callers that may call. names: the function that finds a caller's name, by default in its token, or in
-    its certificate where there are no tokens. ended: called with every call that has ended, also a refused one.
+    tokens: the callers that may call, by their tokens. names: the function that finds a caller's name, by default in
+    its token, or in its certificate where there are no tokens. ended: called with every call that has ended, also a
+    refused one.
     """
 
     def __init__(
@@ -293,17 +302,17 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Number of calls that have not ended."""
+        """Number of calls that have begun and not ended."""
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
-        """Refuse new calls, and wait at most `timeout` seconds for those at work; returns whether all have ended."""
+        """Refuse new calls, and wait at most `timeout` seconds for those at work; return whether all have ended."""
         with self._changed:
             self._stopping = True
             return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)
 
     def watch(self) -> None:
-        """Start a thread that cancels calls that stall or take too long, until `close`."""
+        """Start a thread that, until `close`, cancels calls that stall or take too long."""
         threading.Thread(target=self._watch, name="hummingbird-gate", daemon=True).start()
 
     def close(self) -> None:
@@ -312,10 +321,10 @@ class Admission:
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
-        """A block that runs a method; an error in the block, or a refusal, becomes the call's status.
+        """Admit a call to a method, which runs in the `with` block.
 
-        The call counts, with the bytes that it holds, until its caller has read the answer. brief: whether it counts
-        among the brief calls.
+        A refusal, or an error in the block, becomes the call's status. The call counts, with the bytes that it holds,
+        until its caller has read the answer. brief: whether it counts among the brief calls.
         """
         call, outcome = Call(method, brief, context), "OK"
         notes = _notes[context] = dict[str, object]()
@@ -343,7 +352,10 @@ class Admission:
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
-        """Count bytes that a call keeps in memory until its end. Raises OverloadError beyond the caller's limit."""
+        """Count `size` bytes that a call keeps in memory until its end.
+
+        Raises OverloadError beyond the caller's limit.
+        """
         if call.client is None:
             return
         with self._changed:
@@ -364,7 +376,7 @@ class Admission:
             self._calls.add(call)
 
     def _leave(self, call: Call) -> None:
-        """Count one end of a call; with the second the call has left."""
+        """Count one of the two ends of a call, that of its method and that of gRPC; after both the call has left."""
         with self._changed:
             call.ends -= 1
             if call.ends:
@@ -392,7 +404,10 @@ class Admission:
 
 
 def certified_name(context: grpc.ServicerContext) -> str | None:
-    """The common name in the caller's verified certificate, else the certificate's hash; None in plain text."""
+    """Return the common name in the caller's verified certificate; None in plain text.
+
+    A certificate without a common name gives its hash.
+    """
     known = context.auth_context()
     name = next(iter(known.get("x509_common_name", [])), b"")
     if name:
@@ -402,10 +417,10 @@ def certified_name(context: grpc.ServicerContext) -> str | None:
 
 
 def note(context: grpc.ServicerContext, **fields: object) -> None:
-    """Add fields to the log line of a call, from its method. No field may hold a private value."""
+    """Add fields to the log line of a call; its method calls this. No field may hold a private value."""
     _notes[context].update(fields)
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """The caller's name by its certificate or token, for a method; None in plain text without tokens."""
+    """Return the name that a caller's certificate or token shows, for a method; None in plain text without tokens."""
     return _names.get(context)

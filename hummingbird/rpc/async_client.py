@@ -36,7 +36,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """The result of a coroutine, run on the background loop; an interrupt of the caller cancels it.
+    """Run a coroutine on the background loop, and return its result; an interrupt of the caller cancels the coroutine.
 
     Raises InputError if called on that loop itself, which would then wait for itself.
     """
@@ -61,7 +61,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def running() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread, or None."""
+    """Return the event loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -69,7 +69,10 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """The result of function(*args) on `size` bytes of data; for large data in a thread, so that the loop runs on."""
+    """Compute function(*args), and return the result.
+
+    size: bytes of the data; large data is computed on in a thread, so that the event loop goes on.
+    """
     return function(*args) if size <= _SMALL else await asyncio.to_thread(function, *args)
 
 
@@ -84,7 +87,10 @@ def _own() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """Reset both in a forked process, which has the loop without its thread, and perhaps a lock that is held."""
+    """Reset the background loop and its lock in a forked process.
+
+    That process lacks the loop's thread, and may find the lock held.
+    """
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
 
@@ -97,8 +103,9 @@ os.register_at_fork(after_in_child=_forget)
 
 @cache
 def _started() -> int:
-    """Start gRPC's asyncio event thread for the process's lifetime; returns the process's id. Without this the last
-    channel to close would stop the thread under a running loop.
+    """Start gRPC's asyncio event thread for the process's lifetime; return the process's id.
+
+    Without this the last channel to close would stop the thread under a running loop.
     """
     aio.init_grpc_aio()
     return os.getpid()
@@ -107,8 +114,8 @@ def _started() -> int:
 class AsyncClient:
     """A client of one service, for coroutines of the running loop; the service need not listen yet.
 
-    tls, token, largest, and the errors raised: as of `rpc.client.connect`; EnvironmentProblem in a fork of a process
-    that has called services.
+    tls, token, largest, and the errors raised are those of `rpc.client.connect`. Also raises EnvironmentProblem in a
+    process that was forked from one which has called services.
     """
 
     def __init__(self, address: str, tls: Tls | None, token: str | None, largest: int) -> None:
@@ -125,13 +132,16 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """Begin a call; awaiting it returns the answer, or raises grpc.RpcError, which `status.explain` translates."""
+        """Begin a call, and return it; awaiting it gives the answer.
+
+        It may raise grpc.RpcError, which `status.explain` translates.
+        """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Return once the service has answered; retries for `timeout` seconds.
+        """Call the service until it has answered once; retry for `timeout` seconds.
 
         Raises errors of `rpc.client.connect`, and aio.UsageError if another coroutine has closed the channel.
         """
@@ -152,5 +162,5 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Disconnect; calls under way end."""
+        """Disconnect; calls under way are cancelled."""
         await self._channel.close()

@@ -39,11 +39,12 @@ _REFUSED = 5  # closed connections after which a connection counts as refused
 
 
 class Retry:
-    """One question, asked until it is answered: `failed` returns after each failure when the next attempt begins.
+    """The attempts to ask one question until it is answered; `failed` says when the next one begins.
 
-    timeout: seconds from now within which attempts begin. pauses: first and longest pause between attempts at a service
-    that is away, seconds; pauses double. A full service names the pause itself. passing: errors after which another
-    attempt may succeed. tries: most attempts. places: number of equivalent services. first: the service asked first.
+    timeout: seconds from now within which attempts begin. pauses: first and longest pause, in seconds, between attempts
+    at a service that is away; each pause doubles the last. A full service names the pause itself. passing: errors after
+    which another attempt may succeed. tries: most attempts. places: number of equivalent services. first: number of the
+    service that is asked first. The attribute `place` is the number of the one to ask next.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Retry:
         return self._deadline - time.monotonic()
 
     def failed(self, error: HummingbirdError) -> float:
-        """Seconds until the next attempt, at service `place`.
+        """Return the seconds until the next attempt, which is to go to service number `place`.
 
         Raises the error if there is no further attempt: it is not in `passing`, or the time or the attempts are used
         up. After the deadline it raises the previous failure, which says more than that the time was too short.
@@ -93,7 +94,7 @@ class Retry:
 
 
 class Patience:
-    """The retries of a caller who connects to a service that does not answer yet, for `timeout` seconds."""
+    """The attempts of a caller to connect, for `timeout` seconds, to a service that does not answer yet."""
 
     def __init__(self, address: str, timeout: float) -> None:
         self._address = address
@@ -102,11 +103,14 @@ class Patience:
 
     @property
     def glance(self) -> float:
-        """Timeout of the next attempt, seconds."""
+        """Timeout for the next attempt, in seconds."""
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Seconds until another attempt, if that may help. Raises an error of `connect` otherwise."""
+        """Return the seconds until another attempt, if that may succeed after this error.
+
+        Otherwise raises an error of `connect`.
+        """
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise explain(error, self._address) from None
@@ -137,7 +141,7 @@ def connect(
     token: str | None = None,
     largest: int = MAX_MESSAGE,
 ) -> grpc.Channel:
-    """A channel to a service that has answered; retries for `timeout` seconds while nothing listens.
+    """Connect to a service, and return the channel once the service has answered; retry for `timeout` seconds.
 
     With `tls`, the service must show a certificate of its authority, for the address's host name (`localhost` for a
     unix socket). token: the token of a caller without a certificate. largest: bytes of a message, in either direction.
@@ -156,7 +160,10 @@ def connect(
 
 
 def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """A channel that is not connected yet; a service need not listen. Raises errors of `connect` but PeerError."""
+    """Return a channel that is not connected yet; the service need not listen.
+
+    Raises the errors of `connect` but PeerError.
+    """
     # The thread that wants a streamed answer reads it.
     options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
     credentials = channel_credentials(address, tls)
@@ -166,7 +173,7 @@ def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> gr
 
 
 def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
-    """gRPC's options for a channel to an address. largest: bytes of a message, in either direction."""
+    """Return gRPC's options for a channel to an address. largest: bytes of a message, in either direction."""
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # no proxy from the environment in between
         # No min_reconnect_backoff_ms: gRPC also ends an attempt after that time, even within its TLS handshake.
@@ -188,7 +195,7 @@ def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
 
 
 def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """The credentials of a caller for an address; None for plain text. Raises errors of `dial`."""
+    """Return the credentials that a caller shows at an address; None for plain text. Raises the errors of `dial`."""
     check_address(address, tls)
     if tls is None:
         return None
@@ -212,11 +219,11 @@ class _Detail(
     ),
     grpc.ClientCallDetails,
 ):
-    """The details of a call that an interceptor passes on to gRPC."""
+    """The details of a call, changed by an interceptor, which gRPC then sends."""
 
 
 class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
-    """Adds a token to every call of a channel."""
+    """An interceptor that adds a token to every call of a channel."""
 
     def __init__(self, token: str) -> None:
         self._metadata = (HEADER, f"Bearer {token}")
@@ -242,26 +249,29 @@ def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float) -> Non
 
 
 def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
-    """Send one message; returns the answer. Raises grpc.RpcError, which `status.explain` translates."""
+    """Send one message, and return the answer. Raises grpc.RpcError, which `status.explain` translates."""
     answer: bytes = method_of(channel, method)(request, timeout=timeout)
     return answer
 
 
 def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """A method of one message each way, for many calls: `future(message, timeout=...)` of it begins a call."""
+    """Return a method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
     return channel.unary_unary(PREFIX + method)
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """Begin a `call`; returns gRPC's future, whose result() is the answer."""
+    """Begin a `call`, and return gRPC's future, whose result() is the answer."""
     return method_of(channel, method).future(request, timeout=timeout)
 
 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """Send one message; returns the stream of answers to iterate, which has `trailing_metadata()` after its end."""
+    """Send one message, and return the stream of answers to iterate; after its end it has `trailing_metadata()`."""
     return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
 
 
 def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
-    """Exchange streams: a thread of gRPC iterates `requests`; returns the stream of answers, as `stream` does."""
+    """Send a stream of messages, and return the stream of answers as `stream` does.
+
+    A thread of gRPC iterates `requests`.
+    """
     return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

@@ -32,7 +32,7 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 
 def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
-    """Exact size in bytes of the frame of tensors with these types and shapes.
+    """Return the exact size in bytes of the frame that holds tensors of these types and shapes.
 
     frame_bytes([(torch.int64, (3,))]) == 8 + 8 + 8 + 24
     """
@@ -41,15 +41,19 @@ def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
 
 
 def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
-    """The frame of tensors of any device and strides: uint8, int32, int64 or float32, of at most 8 dimensions.
+    """Return the frame of tensors on any device, with any strides.
 
-    Contiguous data is copied once. Raises InputError for another type or more dimensions.
+    Their types may be uint8, int32, int64 and float32, and they have at most 8 dimensions. Contiguous data is copied
+    once. Raises InputError for another type or more dimensions.
     """
     return b"".join(_parts(tensors))
 
 
 def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
-    """The same frame in pieces of `size` bytes, the last of at most `size`; each is copied when it is read."""
+    """Yield the frame of `pack_tensors` in pieces of `size` bytes, the last maybe shorter.
+
+    Each piece is copied when it is read.
+    """
     piece: list[memoryview] = []
     room = size
     for part in _parts(tensors):
@@ -64,7 +68,7 @@ def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
 
 
 def _parts(tensors: Sequence[Tensor]) -> list[Any]:
-    """The buffers of a frame, in order."""
+    """Return the buffers that make up a frame, in order."""
     for position, tensor in enumerate(tensors):
         if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
             raise InputError(
@@ -85,11 +89,12 @@ def _parts(tensors: Sequence[Tensor]) -> list[Any]:
 def unpack_tensors(
     buffer: bytes | bytearray | memoryview, *, max_tensors: int, max_bytes: int = MAX_BYTES
 ) -> list[Tensor]:
-    """The tensors of one frame. Raises InputError for anything but exactly one well-formed frame within the limits.
+    """Return the tensors of one frame.
 
-    max_tensors: most tensors, no more than the message needs, as even a tensor without data costs its reader more than
-    its 16 bytes. Nothing is allocated before all lengths are checked. The tensors share the memory of a writable
-    aligned buffer; a read-only buffer is copied once, since torch has no read-only tensors.
+    Raises InputError for anything but exactly one well-formed frame within the limits. max_tensors: most tensors, no
+    more than the message needs, as even a tensor without data costs its reader more than its 16 bytes. Nothing is
+    allocated before all lengths are checked. The tensors share the memory of a writable aligned buffer; a read-only
+    buffer is copied once, since torch has no read-only tensors.
     """
     try:
         view = memoryview(buffer).cast("B")
@@ -109,7 +114,7 @@ def unpack_tensors(
 
 
 def _parse(view: memoryview, max_bytes: int, max_tensors: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
-    """Type, shape, and first and end byte of every tensor, all checked against the length of the frame."""
+    """Return type, shape, and first and end byte of every tensor in a frame, all checked against the frame's length."""
     if len(view) < _HEADER.size:
         raise _malformed(f"{len(view)} bytes are shorter than a header")
     magic, version, zero, count = _HEADER.unpack_from(view, 0)

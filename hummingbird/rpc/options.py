@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -33,14 +33,14 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number from 1."""
+    """Read a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def share(text: str) -> tuple[str | None, int]:
-    """A limit for every name, N, or for one, NAME=N; returned as (None, N) or (NAME, N)."""
+    """Read a limit for every name, N, or for one name, NAME=N; return (None, N) or (NAME, N)."""
     name, equals, number = text.rpartition("=")
     if (equals and not name) or not number.isdecimal() or int(number) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is neither N nor NAME=N, with a whole number N from 1")
@@ -48,7 +48,7 @@ def share(text: str) -> tuple[str | None, int]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Sizes from 1, written as in 3x32x32."""
+    """Read sizes from 1, written as in 3x32x32."""
     try:
         sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError:
@@ -66,14 +66,20 @@ def add_tls(
     cert: str = "this side's certificate (PEM); a server's is for its host name",
     ca: str = "certificate of the authority of all sides (PEM)",
 ) -> None:
-    """Add --tls-cert, --tls-key and --tls-ca. cert, ca: help texts, with the owner and the name on the certificate."""
+    """Add the options --tls-cert, --tls-key and --tls-ca.
+
+    cert, ca: help texts of --tls-cert and --tls-ca, which say whose certificate it is, and for which name.
+    """
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help=cert)
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help=ca)
 
 
 def tls_of(args: argparse.Namespace) -> Tls | None:
-    """The files that the options of `add_tls` name; None without. Raises InputError for one or two of the three."""
+    """Return the files that the options of `add_tls` name; None if none is set.
+
+    Raises InputError for one or two of the three.
+    """
     files = {f"--tls-{name}": getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     missing = [option for option, file in files.items() if file is None]
     if not missing:
@@ -97,7 +103,7 @@ def add_service(
     tokens: bool = True,
     grace: float = GRACE,
 ) -> None:
-    """Add the options of every program that serves, which `service_of` reads.
+    """Add the options that all server programs have, which `service_of` reads.
 
     addresses: argparse's nargs for a program that listens at several addresses. listen: help text of --listen in place
     of the usual one. tokens: whether callers may show tokens. grace: the default of --grace, seconds.
@@ -135,9 +141,10 @@ def add_service(
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
-    """The configuration that the options of `add_service` describe. message: bytes of one message, in either direction.
+    """Return the configuration that the options of `add_service` describe.
 
-    Raises InputError and TrustError for options that contradict each other.
+    message: most bytes of one message, in either direction. Raises InputError and TrustError for options that
+    contradict each other.
     """
     shares = dict(args.max_per_client)
     if len(shares) < len(args.max_per_client):
@@ -156,25 +163,29 @@ def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceC
 
 
 def add_caller(parser: argparse._ActionsContainer) -> None:
-    """Add the options of every program that calls a service, which `caller_of` reads."""
+    """Add the options that all programs which call a service have, and which `caller_of` reads."""
     add_tls(parser)
     add_token(parser)
 
 
 def add_token(parser: argparse._ActionsContainer) -> None:
-    """Add --token-file alone, for a program that serves and calls, with one certificate for both."""
+    """Add --token-file alone, for a program that both serves and calls, with the same certificate."""
     text = "file of this side's token, instead of a certificate; TLS then takes --tls-ca alone"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
 
 
 def caller_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments `tls` and `token` of a client, from the options of `add_caller`."""
+    """Return the arguments `tls` and `token` of a client, from the options of `add_caller`."""
     token = None if args.token_file is None else read_token(args.token_file)
     return {"tls": _tls_with_tokens(args, "ca", tokens=token is not None), "token": token}
 
 
 def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
-    """`tls_of`, but with tokens the files `names` suffice; only a program that serves and calls may have more."""
+    """Return the files that the options of `add_tls` name, as `tls_of` does, but where tokens are used accept fewer.
+
+    names: the files that then suffice, such as "cert" and "key". tokens: whether tokens are used. Only a program that
+    both serves and calls may name further ones.
+    """
     files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     needed = {name: files[name] for name in names if files[name] is not None}
     both = hasattr(args, "tokens") and hasattr(args, "token_file")
@@ -186,8 +197,10 @@ def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls
 
 
 def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: bool = False) -> None:
-    """Add --images, --labels and --out. outputs: the name of a net's results, as in "logits". several: whether --images
-    takes a file for each input of a net, which `inputs_of` reads.
+    """Add --images, --labels and --out.
+
+    outputs: the name of a net's results in help texts, as in "logits". several: whether --images takes a file for each
+    input of a net, which `inputs_of` reads.
     """
     text = "images (n, ...)" + (
         "; for a net with several inputs, one file for each, in the order of forward()" if several else ""
@@ -199,7 +212,7 @@ def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: boo
 
 
 def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
-    """Images float32 (n, ...) and labels (n,), or None, from the files that the options of `add_images` name.
+    """Return images, float32 (n, ...), and labels, (n,) or None, from the files that the options of `add_images` name.
 
     Raises InputError for other contents, and if the folder of --out does not exist.
     """
@@ -208,7 +221,7 @@ def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
 
 
 def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
-    """`images_of` for these files, one for each input of a net; each keeps its type."""
+    """Return a net's inputs, one from each of these files with its own type, and labels as `images_of` does."""
     images, labels = [array_of(file, "--images") for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
@@ -221,8 +234,10 @@ def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Ten
 
 
 def decided(outputs: Tensor) -> Tensor:
-    """Decisions (n,) from outputs (n, ...): the index of the largest value; for a single value whether it is above a
-    threshold, which is 0.5 if all values are in [0, 1], else 0.
+    """Return the decisions (n,) in outputs (n, ...): the index of the largest value of each image.
+
+    If each image has a single value, the decision is whether it is above a threshold, which is 0.5 if all values are in
+    [0, 1], else 0.
     """
     flat = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
     if flat.shape[1] > 1:
@@ -232,13 +247,13 @@ def decided(outputs: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> str:
-    """A line with the accuracy of outputs (n, ...): how many are largest at the label."""
+    """Return a line of text on the accuracy of outputs (n, ...): for how many of them `decided` gives the label."""
     right = int((decided(outputs) == labels).sum())
     return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
 
 
 def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise InputError for labels beside a net of several results, with these names."""
+    """Raise InputError if labels are given for a net of several results, which have these names."""
     if args.labels is not None and len(names) > 1:
         what = f"the net has {len(names)} results, {', '.join(names)}"
         raise InputError(what, where="--labels", hint="labels are for one: leave them out")
@@ -257,7 +272,10 @@ def write_results(path: Path, results: Any) -> None:
 
 
 def array_of(path: Path, where: str) -> Tensor:
-    """The non-empty array in a file of numpy.save, of its own type. Raises InputError naming the option `where`."""
+    """Return the array in a file of numpy.save, with its own type.
+
+    Raises InputError, naming the option `where`, for a file that holds no array of numbers, or an empty one.
+    """
     import numpy as np  # here: a health probe needs neither of these, which take seconds to import
     import torch
 

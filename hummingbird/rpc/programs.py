@@ -38,13 +38,13 @@ _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 @dataclass(frozen=True)
 class ServiceParts:
-    """The parts that distinguish a server program.
+    """The functions and texts in which one server program differs from another.
 
     handlers: the methods at each address of the configuration, in the same order. measure: adds figures to the
     program's metrics. lines: printed before the line that names the addresses. look: called five times a second; the
     program ends if it returns True, or raises. stopping: called when the program is to end, while calls are at work.
-    farewell: called when these have ended. close: called last, also after a failure. run: replaces the printed lines,
-    the wait for a signal, and the change to ready.
+    farewell: called when these have ended. close: called last, also after a failure. run: called instead of printing
+    the lines, becoming ready, and waiting for a signal.
     """
 
     handlers: Sequence[Mapping[str, Method | Exchange | Brief]] = ()
@@ -64,10 +64,11 @@ def run_service(
     *,
     second: bool = True,
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Run a server program until SIGTERM or SIGINT.
 
-    parts: the program's parts, or a function that makes them once the program handles signals. second: see
-    `ServiceProgram`. Raises errors of `ServiceProgram`, of `rpc.service.serve`, and of `look` and `run`.
+    name: of the program. parts: the program's parts, or a function that makes them once the program handles signals.
+    second: whether a second signal ends the process at once. Raises errors of `ServiceProgram`, of `rpc.service.serve`,
+    and of the parts `look` and `run`.
     """
     with ExitStack() as ends:
         if isinstance(parts, ServiceParts):
@@ -90,7 +91,7 @@ def run_service(
 
 
 def _until_told(program: ServiceProgram, parts: ServiceParts) -> None:
-    """Become ready, print the lines, and wait until the program is to end."""
+    """Set the health to SERVING, print the lines, and wait until the program is to end."""
     program.ready()
     try:
         print(*parts.lines, program.line, sep="\n", flush=True)
@@ -118,12 +119,13 @@ def run_client(
     figures: Callable[[_Net, float], Sequence[str]],
     opening: Callable[[_Net], Sequence[str]] = lambda net: (),
 ) -> tuple[Any, float]:
-    """Ask a net for the results of `count` images; returns the results and the seconds that they took.
+    """Ask a net for the results of `count` images; return the results and the seconds that they took.
 
     Prints figures, and the accuracy if there are labels, and writes the results. args: options of
-    `rpc.options.add_images`. net: the connection, entered here. names: names of the net's results. ask: asks the
-    question, and calls its second argument with numbers of finished images. opening, figures: lines to print before the
-    question, and after it, given the seconds.
+    `rpc.options.add_images`. net: the connection to the net, which is entered here as a context manager. names: returns
+    the names of the net's results. ask: asks the question, and calls its second argument with numbers of finished
+    images. opening: returns lines to print before the question. figures: returns lines to print after it, given the
+    seconds.
     """
     with net as connected:
         for line in opening(connected):
@@ -141,8 +143,9 @@ def run_client(
 
 
 def timed(count: int, unit: str, work: Callable[[Callable[..., Any]], _Result]) -> tuple[_Result, float]:
-    """Run `work` under a progress bar of `count` units; returns its result and its seconds. work: calls its argument
-    with numbers of finished units.
+    """Run `work` under a progress bar of `count` units; return its result and the seconds that it took.
+
+    work: calls its argument with numbers of finished units.
     """
     from tqdm import tqdm
 

@@ -34,14 +34,14 @@ PathLike = str | os.PathLike[str]
 
 
 class Pem(NamedTuple):
-    """The contents of the files of a `Tls`; None for a file that is not named."""
+    """The contents of the files of a `Tls` object: cert, key and ca; None for a file that is not named."""
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
 
     def expiry(self) -> dict[str, float]:
-        """The expiry of "cert" and "ca", Unix time in seconds; of a chain the earliest."""
+        """Return when the certificates "cert" and "ca" expire, Unix time in seconds; of a chain the earliest."""
         return {
             name: min(found.not_valid_after_utc.timestamp() for found in x509.load_pem_x509_certificates(content))
             for name, content in (("cert", self.cert), ("ca", self.ca))
@@ -51,10 +51,11 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True)
 class Tls:
-    """Paths of this side's certificate chain and key, and of the authority of all sides (PEM, no passphrase).
+    """The paths of this side's certificate chain and key, and of the certificate of all sides' authority.
 
-    All three files mean mutual TLS. If callers show tokens instead of certificates, a service has cert and key alone,
-    and a caller ca alone. Raises TrustError for another choice.
+    cert, key, ca: the files, PEM without a passphrase. All three together mean mutual TLS. If callers show tokens
+    instead of certificates, a service has cert and key alone, and a caller ca alone. Raises TrustError for another
+    choice.
     """
 
     cert: PathLike | None = None
@@ -72,10 +73,10 @@ class Tls:
         return self.cert is not None and self.ca is not None
 
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """TLS 1.3 contexts for plain sockets, of the connecting and of the accepting side; both require the other's
-        certificate.
+        """Return TLS 1.3 contexts for plain sockets, of the connecting side and of the accepting side.
 
-        Raises TrustError unless all three files are named, EnvironmentProblem for unusable files.
+        Each side requires the other's certificate. Raises TrustError unless all three files are named,
+        EnvironmentProblem for unusable files.
         """
         if self.cert is None or self.key is None or self.ca is None:
             raise TrustError("both sides show certificates here", where="Tls", hint="name all three: cert, key, ca")
@@ -93,7 +94,7 @@ class Tls:
         return pair
 
     def read(self) -> Pem:
-        """The files' contents, checked: gRPC accepts any bytes, and then fails at every handshake, in its log only.
+        """Read the files, and check them: gRPC accepts any bytes, and then fails at every handshake, in its log only.
 
         Raises EnvironmentProblem for an unusable file, an expired certificate included.
         """
@@ -130,7 +131,10 @@ def _parsed(content: bytes, path: PathLike | None) -> list[x509.Certificate]:
 
 
 def _valid(content: bytes, path: PathLike | None) -> x509.Certificate:
-    """The first certificate of a file. Raises EnvironmentProblem if it is expired, or not valid yet."""
+    """Return the first certificate in a file's content. Raises EnvironmentProblem if it is expired, or not valid yet.
+
+    path: the file, for errors.
+    """
     first, now = _parsed(content, path)[0], datetime.datetime.now(datetime.timezone.utc)
     for wrong, verb, moment in (
         (now > first.not_valid_after_utc, "expired", first.not_valid_after_utc),
@@ -151,7 +155,7 @@ def _unusable(error: Exception, path: PathLike | None) -> EnvironmentProblem:
 
 
 def check_address(address: str, tls: Tls | None) -> None:
-    """Raise InputError unless `address` is unix:PATH or HOST:PORT; TrustError for another host without TLS."""
+    """Raise InputError unless `address` is unix:PATH or HOST:PORT, TrustError for another host without TLS."""
     if address.startswith("unix:"):
         if not 0 < len(os.fsencode(address[5:])) <= 107:  # sockaddr_un holds 108 bytes, the last one zero
             raise InputError("a unix socket's path has 1 to 107 bytes", where=address, hint="use a shorter directory")
@@ -166,10 +170,10 @@ def check_address(address: str, tls: Tls | None) -> None:
 
 
 def check_own_folder(path: PathLike, where: str) -> None:
-    """Raise TrustError unless the folder of this unix socket is this user's, and no other user can enter it.
+    """Raise TrustError unless the folder of this unix socket belongs to this user, and no other user can enter it.
 
-    For a path that another process named: the listener is then a process of this user. where: the caller, for errors.
-    Raises OSError if there is no such folder.
+    It guards a path that another process has named: whoever listens there is then a process of this user. where: the
+    caller's name in errors. Raises OSError if there is no such folder.
     """
     folder = Path(path).parent
     found = folder.lstat()
@@ -179,7 +183,10 @@ def check_own_folder(path: PathLike, where: str) -> None:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host, without the brackets of IPv6, and port of HOST:PORT or [IPV6]:PORT. Raises InputError for anything else."""
+    """Return the host, without the brackets of IPv6, and the port of HOST:PORT or [IPV6]:PORT.
+
+    Raises InputError for anything else.
+    """
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -188,12 +195,12 @@ def split(address: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """The address of a host and port, HOST:PORT or [IPV6]:PORT; the inverse of `split`."""
+    """Return the address HOST:PORT or [IPV6]:PORT of a host and port; the inverse of `split`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def loopback(host: str) -> bool:
-    """Whether a host name or address, as text, is a loopback one."""
+    """Return whether a host name or an IP address, as text, means this host itself."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -207,9 +214,9 @@ _Stamp = tuple[int, int, int]
 
 
 class Certificates:
-    """The files of `tls`, for all servers of a program. renewed: called when changed files are in use.
+    """The certificate files of `tls`, shared by all servers of a program, and read again when they have changed.
 
-    Raises EnvironmentProblem for files that are unusable at first.
+    renewed: called when changed files are in use. Raises EnvironmentProblem for files that are unusable at first.
     """
 
     def __init__(self, tls: Tls, renewed: Callable[[], object] = lambda: None) -> None:
@@ -219,22 +226,22 @@ class Certificates:
         self._pem = tls.read()
 
     def current(self) -> Pem:
-        """The contents in use; the same object as at the last call if nothing has changed."""
+        """Return the contents in use; the same object as at the last call if nothing has changed."""
         with self._lock:
             if (stamps := self._stamps()) != self._seen:
                 self._read(stamps)
             return self._pem
 
     def ends(self) -> dict[str, Callable[[], float]]:
-        """Functions that return the expiry of "cert" and "ca" in use, Unix time in seconds."""
+        """Return two functions, named "cert" and "ca", which return when that certificate expires, Unix time."""
         return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials for one gRPC server; callers must show a certificate if `tls` names their authority."""
+        """Return credentials for one gRPC server; callers must show a certificate if `tls` names their authority."""
         given = self.current()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """The new configuration, or None if the server has it; gRPC calls this from one thread at a time."""
+            """Return the new configuration, or None if the server has it; gRPC calls this from one thread at a time."""
             nonlocal given
             if (pem := self.current()) is given:
                 return None
@@ -244,7 +251,11 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, self.tls.mutual)
 
     def _read(self, stamps: list[_Stamp | None]) -> None:
-        """Read the changed files. Unusable ones are read again later, as a certificate may become valid with time."""
+        """Read the changed files.
+
+        If they are unusable, a later call reads them again: a certificate may become valid with time. stamps: the state
+        of each file on the disk, by `_stamp`.
+        """
         try:
             pem = self.tls.read()
         except EnvironmentProblem as problem:
@@ -262,7 +273,7 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Time, size and inode of a file, one of which changes with its content; None for a missing file."""
+    """Return time, size and inode of a file, one of which changes with the content; None for a missing file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -284,26 +295,32 @@ _HINT = "python -m hummingbird token makes one"
 
 
 def new_token() -> str:
-    """A fresh token, 64 hexadecimal digits."""
+    """Draw a fresh token, 64 hexadecimal digits."""
     from hummingbird.prg import new_seed  # imports torch, which takes seconds, and which readers of tokens do not need
 
     return new_seed(TOKEN_BYTES).hex()
 
 
 def line_of(name: str, token: str) -> str:
-    """The line of a service's token file. Raises InputError unless the name is 1 to 64 letters, digits and . _ @ -"""
+    """Return the line of a service's token file for this caller, with the token's hash.
+
+    Raises InputError unless the name is 1 to 64 letters, digits and . _ @ -
+    """
     check_name(name)
     return f"{name} {_hash(token)}\n"
 
 
 def check_name(name: str) -> None:
-    """Raise InputError unless `name` is 1 to 64 letters, digits and . _ @ -"""
+    """Raise InputError unless a caller's name is 1 to 64 letters, digits and . _ @ -"""
     if not 0 < len(name) <= NAME_LENGTH or not all(s.isascii() and (s.isalnum() or s in "._@-") for s in name):
         raise InputError(f"not a name: {name[:80]!r}", hint="1 to 64 letters, digits and . _ @ -")
 
 
 def read_token(path: Path) -> str:
-    """The token in a caller's file. Raises EnvironmentProblem if others may read the file, InputError for no token."""
+    """Return the token in a caller's file.
+
+    Raises EnvironmentProblem if others may read the file, InputError for no token.
+    """
     text = _read(path, 0o077, "others may read it: chmod 600").strip()
     if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):
         raise InputError(f"a token has {2 * TOKEN_BYTES} hexadecimal digits", where=str(path), hint=_HINT)
@@ -311,7 +328,7 @@ def read_token(path: Path) -> str:
 
 
 class Tokens:
-    """The callers in a token file: `tokens.name_of(context)`.
+    """The callers in a service's token file: `tokens.name_of(context)` finds who calls.
 
     The file is read again when it has changed, so that a removed name is refused from then on; while the file cannot be
     read, all callers are refused. Raises EnvironmentProblem for a file that cannot be read at first, or that others may
@@ -324,7 +341,10 @@ class Tokens:
         self._names = _names(path)
 
     def name_of(self, context: grpc.ServicerContext) -> str:
-        """The caller's name. Raises `Unknown`, UNAUTHENTICATED on the wire, without a token of the file."""
+        """Return the caller's name, by its token.
+
+        Raises `Unknown`, UNAUTHENTICATED on the wire, for a call without a token, or with one that is not in the file.
+        """
         given = dict(context.invocation_metadata()).get(HEADER, "")
         scheme, _, token = str(given).partition(" ")
         if scheme != "Bearer" or not token:
@@ -359,7 +379,7 @@ def _hash(token: str) -> str:
 
 
 def _names(path: Path) -> dict[str, str]:
-    """The names in a token file, by the hash of their token."""
+    """Return the names in a token file, by the hash of their token."""
     names: dict[str, str] = {}
     for number, line in enumerate(_read(path, 0o022, "others may write it: chmod 600").splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -378,7 +398,7 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path, forbidden: int, problem: str) -> str:
-    """A file's text. Raises EnvironmentProblem for a mode with a forbidden bit, or if it cannot be read.
+    """Return a file's text. Raises EnvironmentProblem if its mode has a bit of `forbidden`, or if it cannot be read.
 
     problem: the hint for such a mode.
     """

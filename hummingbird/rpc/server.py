@@ -43,8 +43,8 @@ class ServiceConfig:
 
     listen: addresses, unix:PATH or HOST:PORT. tls: all three files for callers with certificates, cert and key alone
     for callers with tokens. tokens: the token file. metrics: [HOST:]PORT of the metrics, None: no metrics. log: a file,
-    "-" for standard error, None: no log. limits: of callers. grace: seconds that running calls may take to end. Raises
-    TrustError for both certificates and tokens of callers.
+    "-" for standard error, None: no log. limits: limits on callers. grace: seconds that running calls may take to end.
+    Raises TrustError if callers are to show both certificates and tokens.
     """
 
     listen: tuple[str, ...]
@@ -62,7 +62,7 @@ class ServiceConfig:
 
 
 class ServiceProgram:
-    """The servers of a program, as a context manager. name: of the program.
+    """All servers of a program with their health, log and metrics, as a context manager. name: of the program.
 
     A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once; it
     must not if a launcher passes on a signal that a service manager sends to both. Raises errors of
@@ -96,7 +96,7 @@ class ServiceProgram:
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
-        """Serve methods at `address`, by default the configuration's first; NOT_SERVING until `ready`."""
+        """Serve methods at `address`, by default the configuration's first; the health is NOT_SERVING until `ready`."""
         address = self.config.listen[0] if address is None else address
         health = (self._health.gate, self._health.handlers())
         self.metrics.offer(handlers)
@@ -104,7 +104,7 @@ class ServiceProgram:
         self.say("listening", address=address)
 
     def ready(self, yes: bool = True) -> None:
-        """Set the health to SERVING, or with `yes` false to NOT_SERVING."""
+        """Set the health to SERVING, or, if `yes` is false, to NOT_SERVING."""
         if self._health.set(yes and not self.stopping):
             self.say("ready" if self._health.serving else "not ready")
         self.metrics.ready.set(self._health.serving)
@@ -115,7 +115,7 @@ class ServiceProgram:
         return self.told.is_set()
 
     def wait(self, look: Callable[[], object] = lambda: None) -> None:
-        """Return when the program is to end. look: called five times a second; its errors are raised."""
+        """Return when the program is to end. look: called five times a second meanwhile; its errors are raised."""
         while not self.told.wait(_POLL):
             look()
 
@@ -156,7 +156,10 @@ class ServiceProgram:
 
 
 def _room_for(connections: int) -> int:
-    """The connections, cut to the files that this process may open; raises the soft limit, up to the hard limit."""
+    """Return how many connections are possible, at most `connections`, by the files that this process may open.
+
+    Raises the soft limit of open files, up to the hard limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

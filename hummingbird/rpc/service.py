@@ -39,10 +39,9 @@ Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
 
 class Exchange(NamedTuple):
-    """A method of two streams: a generator function that reads the caller's messages while it yields its own, each of
-    at most `CHUNK` bytes.
+    """A method of two streams: a generator function that reads the caller's messages while it yields its own.
 
-    held: most bytes of messages that it keeps in memory.
+    A message of either stream has at most `CHUNK` bytes. held: most bytes of messages that the method keeps in memory.
     """
 
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
@@ -50,13 +49,16 @@ class Exchange(NamedTuple):
 
 
 class Brief(NamedTuple):
-    """A method that computes nothing and holds no memory; its calls have a limit of their own."""
+    """A method that computes nothing and holds no memory, so that a full service still answers it.
+
+    Its calls have a limit of their own.
+    """
 
     function: Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 def message_options(largest: int) -> list[tuple[str, int]]:
-    """gRPC's options for messages of at most `largest` bytes, for a server and for its callers."""
+    """Return gRPC's options for messages of at most `largest` bytes, for a server and for its callers."""
     return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
 
 
@@ -68,13 +70,13 @@ def serve(
     gate: Admission | None = None,
     health: tuple[Admission, Mapping[str, Method]] | None = None,
 ) -> grpc.Server:
-    """Start a server of the named methods. A generator function streams its answer, an `Exchange` has two streams, and
-    a full service still answers a `Brief`.
+    """Start a server of the named methods, and return it. Keep the result: a server that is garbage collected stops.
 
-    Keep the result: a server that is garbage collected stops. With `tls`, callers without a certificate of its
-    authority are refused, or callers without a token if it names no authority. Its files are read again when they have
-    changed (security.py). A unix socket is for this user only. gate: the admission of callers. health: the methods of
-    gRPC's health service, and their admission.
+    handlers: a function of a message and its context returns the answer, a generator function streams it; an `Exchange`
+    has two streams, and a full service still answers a `Brief`.
+    tls: without it, plain text. With it, callers without a certificate of its authority are refused, or callers without
+    a token if it names no authority. Its files are read again when they have changed (security.py). A unix socket is
+    for this user only. gate: the admission of callers. health: the admission of gRPC's health service, and its methods.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
@@ -118,9 +120,10 @@ def serve(
 
 
 class _Pool(Executor):
-    """A pool of threads, one for each call that gRPC lets in. They are daemons, unlike those of ThreadPoolExecutor, so
-    that a method that never ends keeps no program alive. The thread that became free last works next, so that surplus
-    threads end after a busy hour.
+    """A pool of threads, one for each call that gRPC lets in.
+
+    They are daemons, unlike those of ThreadPoolExecutor, so that a method that never ends keeps no program alive. The
+    thread that became free last works next, so that surplus threads end after a busy hour.
     """
 
     def __init__(self) -> None:
@@ -128,7 +131,7 @@ class _Pool(Executor):
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function on a thread that is free, or a new one."""
+        """Run a function on a thread that is free, or on a new one; return the future of its result."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -174,7 +177,10 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
 
 
 def _claim(path: str) -> None:
-    """Remove the socket of a killed server, but no living one's: gRPC would replace both."""
+    """Remove the unix socket that a killed server has left; raise EnvironmentProblem if a server still uses it.
+
+    gRPC itself would replace the socket of either.
+    """
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -192,10 +198,10 @@ def _claim(path: str) -> None:
 
 
 def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) -> grpc.RpcMethodHandler:
-    """A method as a gRPC handler, which always reads a stream of requests; callers see no difference.
+    """Return a method as a gRPC handler that reads a stream of requests, even if callers send one message.
 
     So a call passes the admission before its request is read: for a request of one message gRPC would occupy a thread
-    until the message has arrived.
+    until the message has arrived. Callers see no difference.
     """
     exchange = isinstance(function, Exchange)
     run: Any = function.function if isinstance(function, (Exchange, Brief)) else function
@@ -217,7 +223,7 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 def _single(
     name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Admission, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
-    """A method of one answer, which gRPC sends with the call's status after this thread has returned it."""
+    """Return a handler for a method of one answer, which gRPC sends with the status after the handler's return."""
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with gate.call(name, context, brief) as call:
@@ -230,7 +236,7 @@ def _single(
 
 
 def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]:
-    """The messages of an exchange's caller. Raises InputError for one above `CHUNK` bytes."""
+    """Yield the messages that the caller of an exchange sends. Raises InputError for one above `CHUNK` bytes."""
     for request in call.read(requests):
         if len(request) > CHUNK:
             raise InputError(f"a message of {len(request)} bytes", where=name, hint=f"at most {CHUNK} at a time")
@@ -238,7 +244,7 @@ def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]
 
 
 def _message(name: str, call: Call, requests: Iterator[bytes], gate: Admission) -> bytes:
-    """Wait for the single message of a caller, and count it."""
+    """Wait for the single message of a caller, count its bytes, and return it. Raises InputError if there is none."""
     with call.for_caller():
         message = next(call.read(requests), None)
     if message is None:

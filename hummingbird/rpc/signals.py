@@ -52,7 +52,7 @@ class Flag:
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the flag, at most `seconds`; returns whether it is set."""
+        """Wait until the flag is set, at most `seconds`; return whether it is set."""
         ends = time.monotonic() + seconds
         while not self._set and (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK))
@@ -61,7 +61,10 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """A block in which `check`, called in waits for other processes, raises once the flag is set."""
+    """Make `check` raise once the flag is set; in force within a `with` block.
+
+    Code that waits for other processes calls `check`.
+    """
     _ending.append(flag)
     try:
         yield
@@ -70,7 +73,7 @@ def ends_waits(flag: Flag) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise PeerError if this process is to end; loops that wait for another process call it."""
+    """Raise PeerError if this process is to end (`ends_waits`); loops that wait for another process call this."""
     if any(flag.is_set() for flag in _ending):
         raise PeerError("this process was told to stop", hint="its operator knows why")
 
@@ -95,11 +98,11 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """The handler of SIGTERM until `close`, which raises one exception in the main thread. Make it in the main thread.
+    """A handler of SIGTERM that raises one exception in the main thread; in force until `close`.
 
-    reason: makes the exception, in another thread, and may take long. over: called in the main thread; returns whether
-    the exception is not needed any more. then: the handler of a second SIGTERM; by default it ends the process at once.
-    A process forked from this one ends as if there were no handler.
+    Make it in the main thread. reason: makes the exception, in another thread, and may take long. over: called in the
+    main thread; returns whether the exception is not needed any more. then: the handler of a second SIGTERM; by default
+    it ends the process at once. A process forked from this one ends as if there were no handler.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ def _is_delicate(frame: FrameType) -> bool:
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """Whether the frame is within a destructor, whose exceptions Python drops."""
+    """Return whether the frame, or one that called it, is a destructor, whose exceptions Python drops."""
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
             return True

@@ -44,11 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 class Unknown(AccessError):
-    """A caller without a token or with a wrong one: UNAUTHENTICATED on the wire."""
+    """Raised for a caller without a token or with a wrong one: UNAUTHENTICATED on the wire."""
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
-    """The gRPC status with which an error of a method ends its call."""
+    """Return the gRPC status with which an error of a method ends its call."""
     if isinstance(error, Unknown):
         return Code.UNAUTHENTICATED
     if not isinstance(error, HummingbirdError):
@@ -57,7 +57,10 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
-    """End the call with the error's text. abort() itself raises; the result is for `raise` and type checkers."""
+    """End a call with the text of an error, by gRPC's abort(), which raises.
+
+    The return value only serves `raise` and type checkers.
+    """
     metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
     if isinstance(error, OverloadError):
         metadata.append((_RETRY, str(int(1000 * error.retry_after))))
@@ -73,7 +76,7 @@ def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
 
 
 def explain(error: grpc.RpcError, where: str) -> PeerError:
-    """The error for a failed call: the service's own words if it refused, otherwise the state of the connection.
+    """Return the error for a failed call: the service's own words if it refused, otherwise the state of the connection.
 
     where: the service, for the error. Returns OverloadError, UnavailableError, AccessError or NotFoundError for the
     statuses that mean these, else PeerError.

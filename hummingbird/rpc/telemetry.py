@@ -62,7 +62,7 @@ _NAMES = ("", "hummingbird", READY, LIVE)
 
 
 class Health:
-    """gRPC's standard health service."""
+    """gRPC's standard health service, by which probes ask whether the program serves."""
 
     def __init__(self) -> None:
         self.serving = False
@@ -71,14 +71,14 @@ class Health:
         self._watchers = Quota("watchers", "there", _WATCHERS, _WATCHERS_EACH)
 
     def set(self, serving: bool) -> bool:
-        """Set whether the program serves; returns whether that is a change."""
+        """Set whether the program serves; return whether that is a change."""
         with self._changed:
             changed, self.serving = serving != self.serving, serving
             self._changed.notify_all()
             return changed
 
     def handlers(self) -> dict[str, Method]:
-        """The methods Check and Watch."""
+        """Return the methods Check and Watch."""
         return {"Check": self._check, "Watch": self._watch}
 
     def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -107,20 +107,20 @@ class Health:
 
 
 def connection(context: grpc.ServicerContext) -> str | None:
-    """The name of a call's connection: the caller's address and port; None on a unix socket, where it has none."""
+    """Return the caller's address and port as the name of its connection; None on a unix socket."""
     peer: str = context.peer()
     return None if peer.startswith("unix") else peer
 
 
 def _messages() -> Any:
-    """The messages of gRPC's health service, imported on first use: few programs need them."""
+    """Return the message classes of gRPC's health service, imported on first use: few programs need them."""
     from grpc_health.v1 import health_pb2
 
     return health_pb2
 
 
 def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
-    """Ask the health service at an address once: SERVING or NOT_SERVING. No token is needed.
+    """Ask the health service at an address once; return its answer, SERVING or NOT_SERVING. No token is needed.
 
     timeout: seconds. name: the service whose health is asked for. Raises errors of `rpc.client.connect`.
     """
@@ -137,7 +137,7 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str =
 
 
 def _asked(request: bytes) -> str:
-    """The service that a health request names."""
+    """Return the name of the service that a health request asks about."""
     try:
         return str(_messages().HealthCheckRequest.FromString(request).service)
     except message.DecodeError:
@@ -156,10 +156,10 @@ _STRANGERS = 10  # lines per second for unknown callers, which must not fill the
 
 
 class Log:
-    """A log in a file for this user alone, which is appended to; `-` is standard error.
+    """A log file that only this user can read; lines are added to its end. path: the file, `-` for standard error.
 
-    Raises EnvironmentProblem for a file that cannot be opened. Later a full disk costs lines, but no answers: `lost`
-    counts the lines.
+    Raises EnvironmentProblem for a file that cannot be opened. If the disk is full later, lines are lost and counted in
+    `lost`, but calls are still answered.
     """
 
     def __init__(self, service: str, path: str) -> None:
@@ -176,7 +176,7 @@ class Log:
             raise EnvironmentProblem(f"cannot write the log: {error.strerror}", where=path, hint=hint) from None
 
     def call(self, record: Record) -> None:
-        """Log a call that has ended; of calls of unknown callers only the first ten in a second."""
+        """Log a call that has ended; of the calls of unknown callers only the first ten in a second."""
         if record.outcome == "UNAUTHENTICATED" and not self._room_for_stranger():
             return
         client = None if record.client is None else record.client[:_NAME]
@@ -192,7 +192,7 @@ class Log:
             return self._strangers <= _STRANGERS
 
     def event(self, event: str, **fields: object) -> None:
-        """Write a line with these fields."""
+        """Write a line on an event, with these fields."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "service": self._service, "event": event, **fields}) + "\n"
         file = sys.stderr if self._file is None else self._file
@@ -218,7 +218,7 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """The figures that a service counts. in_flight: returns the number of calls at work, at each scrape."""
+    """The figures that a service counts. in_flight: called at each scrape; returns the number of calls at work."""
 
     def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
@@ -245,20 +245,21 @@ class Metrics:
         self._of = lru_cache(maxsize=None)(self._figures)
 
     def offer(self, methods: Iterable[str]) -> None:
-        """Create the series of these methods' failures with the value 0: Prometheus' `increase` needs a value before
-        the first event, else an alert would miss that event.
+        """Create the time series of these methods' failures with the value 0.
+
+        Prometheus' `increase` needs a value before the first event, else an alert would miss that event.
         """
         for method in methods:
             for outcome in _WATCHED:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """The series of these labels; cached, because the lookup takes longer than to count."""
+        """Return the counters with these labels, from a cache, because the lookup takes longer than to count."""
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 
     def count(self, record: Record) -> None:
-        """Count a call that has ended."""
+        """Count a call that has ended, with its duration and its bytes."""
         requests, seconds, received, sent = self._of(record.method, record.outcome)
         requests.inc()
         seconds.observe(record.seconds)
@@ -267,10 +268,10 @@ class Metrics:
 
 
 class Page:
-    """A web server of `registry` at http://ADDRESS/metrics, until `close`. Raises EnvironmentProblem for an address in
-    use.
+    """A web server of the figures in `registry` at http://ADDRESS/metrics, until `close`.
 
-    address: HOST:PORT, or PORT for this host alone. ready: returns whether the program serves, for /readyz.
+    address: HOST:PORT, or PORT for this host alone. ready: returns whether the program serves, for /readyz. Raises
+    EnvironmentProblem for an address in use.
     """
 
     def __init__(self, registry: CollectorRegistry, address: str, ready: Callable[[], bool]) -> None:
@@ -292,7 +293,7 @@ class Page:
 
 
 class _Handler(MetricsHandler):
-    """The page of figures, and two pages for probes: 200 OK, or 503 Service Unavailable."""
+    """Answers requests for the page of figures, and for two pages for probes: 200 OK, or 503 Service Unavailable."""
 
     ready: Callable[[], bool]
 

@@ -48,7 +48,7 @@ _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report
 
 
 class Joined(NamedTuple):
-    """A service of which all parties gave the same description.
+    """A service whose parties have all answered with the same description.
 
     order: by rank, the index of each party in the group's addresses. clocks: by rank, the seconds by which each party's
     clock is ahead.
@@ -60,7 +60,7 @@ class Joined(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A message, and the connection to the party that it goes to."""
+    """A message, and the connection to the party to which it is sent."""
 
     address: str
     line: AsyncClient
@@ -68,7 +68,7 @@ class _Asked(NamedTuple):
 
 
 class _Lines:
-    """Connections to the parties of a group, for coroutines of one event loop.
+    """The connections to all parties of a group, for coroutines of one event loop.
 
     joining: a lock for the coroutine that connects first. joined: whether all parties have answered.
     """
@@ -82,7 +82,10 @@ class _Lines:
 
 
 class PartyGroup:
-    """N parties, for coroutines of any event loops. claim: random bytes by which the parties recognise the client."""
+    """The N parties of one service, as a client asks them from coroutines of any event loops.
+
+    claim: random bytes by which the parties recognise the client.
+    """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
         self.addresses, self._tls, self._token, self._claim = list(addresses), tls, token, claim
@@ -108,9 +111,10 @@ class PartyGroup:
                     wait([closing], _LAST)
 
     async def join(self, timeout: float) -> Joined:
-        """Connect unless connected, and ask the parties for their description unless it is known. timeout: seconds.
+        """Return the service of these parties, once they are connected and have described it.
 
-        Raises PeerError, AgreementError for parties of different services, and InputError after `close`.
+        timeout: seconds. Raises PeerError, AgreementError for parties of different services, and InputError after
+        `close`.
         """
         here, known = self._here(), self._joined
         if here.joined and known is not None:
@@ -129,13 +133,13 @@ class PartyGroup:
             return self._joined
 
     def forget(self) -> None:
-        """Ask for the description again before the next request: the parties may serve another net by now."""
+        """Let the next request ask for the description again: the parties may serve another net by now."""
         self._joined = None
 
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
-        """Send one request, with a fresh id, fresh shares and keys, to all parties; returns the result, float32.
+        """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
 
-        timeout: seconds to the request's deadline, cut to somewhat less than ten minutes.
+        joint: from `join`. timeout: seconds to the request's deadline, cut to somewhat less than ten minutes.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -154,7 +158,7 @@ class PartyGroup:
         return await compute(sum(map(len, answers)), _opened, answers, len(question), service)
 
     def _here(self) -> _Lines:
-        """The connections for the running event loop."""
+        """Return the connections for the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -167,7 +171,10 @@ class PartyGroup:
             return self._lines[loop]
 
     async def _describe(self, here: _Lines, timeout: float) -> Joined:
-        """Ask all parties for their description, check that all are equal, and sort the parties by rank."""
+        """Ask all parties for their description; return the service, with the parties sorted by rank.
+
+        Raises AgreementError unless all descriptions are equal.
+        """
         began = clock()
         asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
         answers = await self._call("Describe", asked, timeout)
@@ -185,7 +192,7 @@ class PartyGroup:
         return Joined(service, order, [found[place].clock - began for place in order])
 
     async def _call(self, method: str, asked: Sequence[_Asked], timeout: float) -> list[bytes]:
-        """Send one message to each party; returns the answers. The first failure cancels all calls, and is raised."""
+        """Send one message to each party; return the answers. The first failure cancels all calls, and is raised."""
         calls: list[aio.UnaryUnaryCall] = []
         over: asyncio.Queue[int | None] = asyncio.Queue()  # indices of calls that have ended
         late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
@@ -223,12 +230,12 @@ def _put(over: asyncio.Queue[int | None], place: int, call: object) -> None:
 
 
 def _opened(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """The results, float32 (images, ...), from all parties' answers."""
+    """Add up all parties' answers; return the results, float32 (images, ...)."""
     return ring.decode(joined(answers, images, service), service.result_scale)
 
 
 def difference(one: ServiceDescription, other: ServiceDescription) -> str:
-    """The first field in which two descriptions differ, with both values, for an error."""
+    """Return the first field in which two descriptions differ, with both values, as text for an error."""
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)
         if ours != theirs:
@@ -251,7 +258,7 @@ class Client:
         parties that serve the same net: requests go to the first group that serves and has room.
     tls: certificates; required for parties on other hosts. token: the token of a client without a certificate.
     timeout: seconds for each request, and for connecting. Until then the client repeats a request while parties are
-        lost or stopping, and as refusals for lack of room say.
+        lost or stopping; a party that refuses for lack of room says when to ask again.
     Each request of n images sends N - 1 seeds, one copy of the images' low bits, and the keys of lookups
     (`cost.asking`), in one round trip.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
@@ -294,12 +301,12 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, `inputs` and `outputs` too; requested once, and after a failure."""
+        """The parties' description of the service, with `inputs` and `outputs`; requested once, and after a failure."""
         return run(self._described())
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of the parties that requests go to, by rank."""
+        """The addresses, by rank, of the parties to which requests go."""
 
         async def addresses(group: PartyGroup, joint: Joined, left: float) -> list[str]:
             return [group.addresses[place] for place in joint.order]
@@ -308,16 +315,16 @@ class Client:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all requests."""
+        """Bytes of all requests so far."""
         return sum(group.sent_bytes for group in self._groups)
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of all answers."""
+        """Bytes of all answers so far."""
         return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """The net's results, float32 (n, ...), for inputs (n, ...), one for each of `service.inputs`.
+        """Return the net's results, float32 (n, ...), for inputs (n, ...), one for each of `service.inputs`.
 
         Inputs are floating point, or int64 row numbers for a net with lookups (hummingbird/lookup.py), in the order of
         `service.inputs` or by name. Several results have the structure that the net returns, a tuple or a dict; for a
@@ -327,7 +334,7 @@ class Client:
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """`client(...)` for asyncio, on the event loop that awaits it."""
+        """Do the work of `client(...)` for asyncio, on the event loop that awaits it."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
@@ -341,7 +348,7 @@ class Client:
     async def _answers(
         self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
-        """The results of all requests, `_IN_FLIGHT` of them under way at a time."""
+        """Send these requests, at most `_IN_FLIGHT` at a time, and return all results in order."""
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
 
         async def answer(part: Question) -> Tensor:
@@ -366,7 +373,10 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send one request. Raises AgreementError if the parties' description has changed since the call began."""
+        """Send one request, and return its result.
+
+        Raises AgreementError if the description has changed since the call began.
+        """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
             now = joint.service
@@ -378,8 +388,9 @@ class Client:
         return await self._attempts(request)
 
     async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
-        """The result of attempt(group, joint, seconds left) at the first group that serves and has room; repeated until
-        the timeout.
+        """Return the result of attempt(group, joint, seconds left), made at one group after another until one succeeds.
+
+        The attempts go on until the timeout while no group serves and has room.
         """
         retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
         while True:
@@ -396,7 +407,10 @@ class Client:
                 return out
 
     async def _join(self, at: int, left: float) -> Joined:
-        """The service of a group; where there are other groups, any PeerError becomes one that allows to try them."""
+        """Join group number `at`, and return its service. left: seconds left.
+
+        If there are other groups, any PeerError becomes UnavailableError, after which they are tried.
+        """
         group, several = self._groups[at], len(self._groups) > 1
         try:
             joint = await group.join(min(left, _GLANCE) if several else left)
@@ -412,7 +426,10 @@ class Client:
 
 
 def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription) -> list[Tensor]:
-    """The inputs in the service's order. Raises InputError unless each is present once."""
+    """Return the inputs in the service's order. Raises InputError unless each is present once.
+
+    given: inputs in order. named: inputs by name.
+    """
     names = [part.name for part in service.inputs]
     by_place = dict(zip(names, given, strict=False))
     found = by_place | named
@@ -424,7 +441,10 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Service
 
 
 def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
-    """The images as questions of at most `service.most` each. Raises InputError for inputs that the net cannot take."""
+    """Divide the images into questions of at most `service.most` each.
+
+    Raises InputError for inputs that do not fit the net.
+    """
     units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):
         shown, where = ("images", "Client") if len(tensors) == 1 else (repr(part.name), f"Client({part.name})")
@@ -448,7 +468,7 @@ def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Quest
 
 
 def _groups_of(parties: Any) -> list[list[str]]:
-    """The addresses of each group. Raises ConfigError for anything but a list of addresses, or of such lists."""
+    """Return the addresses of each group. Raises ConfigError for anything but a list of addresses, or of such lists."""
     several = _is_list(parties) and any(map(_is_list, parties))
     groups = list(parties) if several else [parties]
     for group in groups:

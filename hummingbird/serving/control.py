@@ -30,10 +30,10 @@ _ID = struct.Struct("<qq")
 
 
 class Teller:
-    """Reports to party 0 the requests that this party holds, at all other parties.
+    """Reports to party 0 which requests this party holds; used at all other parties.
 
     every: seconds between two empty messages. failed: called with the error that ends the reports. The thread that has
-    a claim sends it, and also the claims that other threads add meanwhile: no thread has to be woken.
+    a report sends it, and also the reports that other threads add meanwhile: no thread has to be woken.
     """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
@@ -43,11 +43,11 @@ class Teller:
         threading.Thread(target=self._beat, name="hummingbird-teller", daemon=True).start()
 
     def hold(self, id: bytes, claim: Claim) -> None:
-        """Report that this party holds a request."""
+        """Report that this party holds a request. claim: its number of images, client and deadline."""
         self._tell([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
 
     def give_up(self, id: bytes) -> None:
-        """Report that the client of a request has left this party."""
+        """Report that the client of a request has disconnected from this party."""
         self._tell([_GIVE_UP, *_ID.unpack(id), 0, 0, 0])
 
     def end(self) -> None:
@@ -55,7 +55,7 @@ class Teller:
         self._tell([_END, 0, 0, 0, 0, 0])
 
     def close(self) -> None:
-        """Stop the reports."""
+        """Send no further reports."""
         self._closed.set()
 
     def _beat(self) -> None:
@@ -74,7 +74,7 @@ class Teller:
                 self._sending.release()  # the loop's condition sees a row added before this by a thread that has gone
 
     def _send(self) -> None:
-        """Send one message of the waiting rows, if there are any."""
+        """Send one message of the reports that wait, if there are any."""
         rows = [self._rows.popleft() for _ in range(min(_CLAIMS, len(self._rows)))]
         if rows:
             rows += [_NOTHING] * (_CLAIMS - len(rows))
@@ -82,7 +82,7 @@ class Teller:
 
 
 class PeerReader:
-    """Reads the reports of one other party, at party 0, on a thread of its own.
+    """Reads, at party 0, the reports of one other party's `Teller`, on a thread of its own.
 
     order: the scheduler that gets the claims. end: called when that party is to end. failed: called with the error that
     ends the thread.
@@ -120,7 +120,10 @@ class PeerReader:
 
 
 def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> None:
-    """Send party 0's list to all others; last: whether no list follows. Interleaved computations run meanwhile."""
+    """Send party 0's list of decisions to all other parties, while interleaved computations run.
+
+    last: whether this is the last list.
+    """
     with meter.layer("order", "list", cost.ordering(channel.parties, len(decisions), True)):
         header = torch.tensor([len(decisions), int(last)], dtype=torch.int64)
         words = [[*_ID.unpack(d.id), int(d.action), d.detail] for d in decisions]
@@ -133,8 +136,9 @@ def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> No
 
 
 def receive_list(channel: Channel) -> tuple[list[Decision], bool]:
-    """Receive party 0's list, and whether it is the last. Raises AgreementError for a malformed list, and errors of
-    `Channel`.
+    """Receive party 0's list of decisions, and whether it is the last.
+
+    Raises AgreementError for a malformed list, and errors of `Channel`.
     """
     with meter.layer("order", "list", cost.ordering(channel.parties, 0, False)):
         interleave.pass_on()

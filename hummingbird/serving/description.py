@@ -39,7 +39,7 @@ _NAME = records.through(records.text(128), lambda text: bytes.fromhex(text).hex(
 class TensorSpec:
     """One of the net's inputs or results: its name, and its shape for one image.
 
-    rows: rows of the table that an input's row numbers select from; 0: the input's own numbers are shared.
+    rows: for an input of row numbers, how many rows their table has; 0 for an input whose own numbers are shared.
     """
 
     name: str = field(records.text(1 << 8))
@@ -54,14 +54,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """The facts that a client must know of a service, and no more.
+    """The facts on a service that a client must know, and no more.
 
     release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: name of the parties'
     session. inputs, outputs: the net's inputs and results, in order. form: the structure (hummingbird/structure.py) of
     the results. limit: the largest |x| for which the windows were made; None: not known. scale: fraction bits of all
-    inputs. bits: how many low bits of the inputs the net reads. result_scale, result_bits: the same of the results.
-    parties: number of parties. most: most images in a request. rowwise: whether each image's result is known to be
-    independent of the request's other images.
+    inputs. bits: how many low bits of the inputs the net reads. result_scale: fraction bits of the results.
+    result_bits: how many low bits of their shares are sent. parties: number of parties. most: most images in a request.
+    rowwise: whether each image's result is known to be independent of the request's other images.
 
     A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
     results in the same way. The first input may consist of row numbers: a request then holds lookup keys for two
@@ -106,7 +106,7 @@ class ServiceDescription:
 
     @cached_property
     def lookups(self) -> int:
-        """Number of rows that are looked up for one image."""
+        """Number of rows of a table that are looked up for one image."""
         return self.inputs[0].values if self.inputs[0].rows else 0
 
     @cached_property
@@ -120,7 +120,7 @@ class ServiceDescription:
         return math.prod(self.result)
 
     def parted(self, out: Tensor) -> Any:
-        """The results (images, ...) of an answer, in the structure that the net returns."""
+        """Divide the packed results (images, ...) of an answer into the structure of tensors that the net returns."""
         parts = [out]
         if len(self.outputs) > 1:
             parts = out.reshape(len(out), -1).split([part.values for part in self.outputs], 1)
@@ -128,13 +128,16 @@ class ServiceDescription:
         return rebuild(self.form, iter(shaped))
 
     def answer(self, rank: int, clock: float) -> bytes:
-        """The answer of party `rank` to Describe. clock: the party's time, seconds since 1970."""
+        """Return the answer of party `rank` to a client that asks for the description (method Describe).
+
+        clock: the party's time, seconds since 1970.
+        """
         return json.dumps({**records.plain(_Party(rank, clock)), **records.plain(self)}).encode()
 
 
 @dataclass(frozen=True)
 class _Party:
-    """The answering party's rank, and its time in seconds since 1970."""
+    """The part of a party's answer to Describe in which parties differ: rank, and time in seconds since 1970."""
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
@@ -142,7 +145,7 @@ class _Party:
 
 @dataclass(frozen=True)
 class Described:
-    """One party's answer: its rank, its clock, and the service."""
+    """One party's answer to a client that asks for the description: its rank, its clock, and the service."""
 
     rank: int
     clock: float
@@ -150,8 +153,9 @@ class Described:
 
     @classmethod
     def read(cls, answer: bytes, where: str) -> Described:
-        """Parse the text of `ServiceDescription.answer`. Raises PeerError for anything else, AgreementError for another
-        release.
+        """Read the text that `ServiceDescription.answer` returned.
+
+        where: the party, for errors. Raises PeerError for anything else, AgreementError for another release.
         """
         how: Any = {"name": "description", "where": where, "hint": _HINT, "error": PeerError}
         text = records.parse(answer, most=_MOST_TEXT, deepest=_DEEPEST, **how)
@@ -167,7 +171,7 @@ class Described:
 
 
 def _check(service: ServiceDescription, where: str) -> None:
-    """Raise PeerError for fields that contradict each other."""
+    """Raise PeerError for fields that contradict each other. where: the party that sent them, for errors."""
     inputs, outputs = service.inputs, service.outputs
     first, looked_up = inputs[0], any(part.rows for part in (*inputs[1:], *outputs))
     if first.rows and not looked_up:
@@ -187,5 +191,5 @@ def _check(service: ServiceDescription, where: str) -> None:
 
 
 def _packed(parts: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """The shape of one image when these tensors are packed into one."""
+    """Return the shape of one image when these tensors are packed into one."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)

@@ -38,27 +38,31 @@ _LONGEST = WireLimits.stall  # the admission waits no longer for a message
 
 
 class Dispatcher(Protocol):
-    """A party's dispatcher, as its lanes call it. Methods raise the first failure of any part of the service."""
+    """A party's dispatcher, as its lanes call it.
+
+    If any part of the service has failed, methods raise the first failure.
+    """
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Party 0's next list for a lane, and whether it is the last; see `Scheduler.next`."""
+        """Return party 0's next list of decisions for a lane, and whether it is the last; see `Scheduler.next`."""
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
         """Carry out a list of party 0: refuse the dropped requests, and return those to run.
 
-        slots: unused slots of the lane's store; NaN with a dealer.
+        last: whether it is the last list. slots: unused slots of the lane's store; NaN with a dealer.
         """
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """Answer the requests of a batch.
+        """Answer the requests of a batch that the lane has computed.
 
-        answers: pairs of id and message. images: of the batch. padding: rows of the store's slots without an image.
+        answers: for each request its id, and the message to its client. images: their number in the batch. padding:
+        rows of the store's slots without an image.
         """
 
 
 @dataclass
 class Counts:
-    """Counts of computed batches, of their images, and of rows of a store's slots without an image."""
+    """The numbers of computed batches, of their images, and of padding: rows of a store's slots without an image."""
 
     batches: int = 0
     images: int = 0
@@ -69,10 +73,11 @@ class Counts:
 
 
 class LocalDispatcher:
-    """The dispatcher of this party, for all lanes of the session.
+    """The dispatcher of this party for all lanes of the session, in the process of lane 0.
 
-    control: the parties' second channel. wait: see `Scheduler`. grace: seconds for waiting requests once the service is
-    to end. beat: seconds between two reports of this party. restocked: called when `stocked` has changed.
+    control: the parties' second channel (control.py). wait: see `Scheduler`. beat: seconds between two reports of this
+    party. limits: bounds on the queued requests. grace: seconds for waiting requests once the service is to end.
+    restocked: called when `stocked` has changed, which is whether some lane has material.
     """
 
     def __init__(
@@ -126,15 +131,17 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """Note that a call that waited for a request has ended."""
+        """Note that a client's call for this request has ended; if it was the last one, the request is given up."""
         if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Refuse new requests from now on. The lanes get their last lists once the queued requests are answered, after
-        `grace` seconds at the latest. May be called from any thread, but not from a signal handler.
+        """Refuse new requests from now on, and end the service once the queued requests are answered.
+
+        The lanes then get their last lists, after `grace` seconds at the latest. May be called from any thread, but not
+        from a signal handler.
         """
         if self._ending is None:
             self._ending = time.monotonic()
@@ -144,24 +151,30 @@ class LocalDispatcher:
             self._order.wake()
 
     def fail(self, error: HummingbirdError) -> None:
-        """End the session's service after the failure of a part: every method raises the error from now on."""
+        """End the session's service after the failure of a part: every method raises this error from now on."""
         if self.failure is None:
             self.failure = error
             self.queue.fail(unavailable(error))
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """Fail because the second channel is lost, and with it a party; after the last lists others may leave first."""
+        """Fail because the parties' second channel (control.py) is lost, unless all lanes have their last lists.
+
+        After these lists parties end, some before others.
+        """
         if len(self._last) < self._lanes:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """Fail because a lane of this party is lost, and tell the other parties, which may wait for its messages."""
+        """Fail because a lane of this party is lost, and tell the other parties, which may wait for that lane."""
         self.fail(error)
         self._control.abort(str(error))
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests and the lanes' calls, and close the second channel; may be called twice."""
+        """Refuse waiting requests and the lanes' calls, and close the parties' second channel; may be called twice.
+
+        reason: the error that clients and lanes get; None: that the service has stopped.
+        """
         reason = reason or UnavailableError("this service has stopped", hint="try again when it is back")
         self.failure = self.failure or reason
         self.queue.fail(reason)
@@ -175,7 +188,7 @@ class LocalDispatcher:
     # Lanes ------------------------------------------------------------------------------------------------------------
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """See `Dispatcher`."""
+        """Do as `Dispatcher.next` says; only party 0 calls this."""
         decisions = self._order.next(idle, lane, room)
         self._check()
         over = self._ending is not None and time.monotonic() > self._ending + self._grace
@@ -185,7 +198,7 @@ class LocalDispatcher:
         return decisions, last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """See `Dispatcher`. Raises AgreementError for a request that this party does not hold."""
+        """Do as `Dispatcher.take` says. Raises AgreementError for a request that this party does not hold."""
         self.slots[lane] = slots
         self._look_at_stock()
         self._check()
@@ -203,7 +216,7 @@ class LocalDispatcher:
         return requests
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """See `Dispatcher`."""
+        """Do as `Dispatcher.finish` says, and count the batch."""
         with self._counting:
             self.counts += Counts(1, images, padding)
         if self._figures is not None:
@@ -214,7 +227,10 @@ class LocalDispatcher:
                 self._figures.answered(entry.queued, entry.computed)
 
     def _look_at_stock(self) -> None:
-        """Update `stocked`: whether some lane's store has material, or had some within `_PATIENCE` of a keeper."""
+        """Update `stocked`: whether some lane's store has material.
+
+        With a store that `deal --keep` fills again, it stays true for `_PATIENCE` seconds after the last slot was used.
+        """
         now = time.monotonic()
         self._empty = min(self._empty, now) if sum(self.slots) == 0 else math.inf  # NaN with a dealer
         stocked = now < self._empty + self._patience
@@ -228,11 +244,14 @@ class LocalDispatcher:
 
 
 def seconds_to_send(service: ServiceDescription, images: int) -> float:
-    """Seconds within which a client must have sent all parties their parts of a request of `images` images."""
+    """Return the seconds that a client has to send all parties their parts of a request of `images` images."""
     return min(_SENDING + body_bytes(service, service.parties - 1, images) / _SLOWEST, _LONGEST)
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
-    """The error that refuses requests after a failure. It does not say on what the parties disagree."""
+    """Return the error with which requests are refused after a failure.
+
+    It does not say on what the parties disagree.
+    """
     what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
     return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

@@ -24,7 +24,10 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Figures of one process over all its sessions. registry: of `rpc.telemetry.Metrics`."""
+    """Counts the figures of a serving process over all its sessions.
+
+    registry: that of the program's `rpc.telemetry.Metrics`.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -50,23 +53,30 @@ class Figures:
         self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
-        """Call these functions at each scrape from now on. store: "dealt", "kept", or "" with a dealer."""
+        """Call these functions at each scrape from now on.
+
+        waiting: returns the number of requests without an outcome. slices: returns the slices of material in the
+        stores. store: "dealt" for stores of `deal`, "kept" for those that `deal --keep` fills again, "" with a dealer.
+        """
         self._waiting.set_function(waiting)
         self._slices.clear()
         if store:
             self._slices.labels(store).set_function(slices)
 
     def forget(self) -> None:
-        """Call no functions any more: they would keep a party that has left, and its net, in memory."""
+        """Stop calling the functions of `watch`: they would keep a party that has left, and its net, in memory."""
         self.watch(lambda: 0, lambda: 0, "")
 
     def answered(self, queued: float, computed: float) -> None:
-        """Count an answered request. queued: seconds until its batch. computed: seconds in its batch."""
+        """Count an answered request.
+
+        queued: seconds from its arrival to its batch. computed: seconds that its batch took.
+        """
         self._queued.observe(queued)
         self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
-        """Count a computed batch."""
+        """Count a computed batch. padding: rows of the store's slots without an image."""
         self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)

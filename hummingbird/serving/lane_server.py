@@ -47,7 +47,7 @@ _ASK = "its own output says why"
 
 
 class Message(NamedTuple):
-    """A question or an answer between two lanes."""
+    """A question or an answer between two lanes: its kind, fields of JSON, and bodies of bytes."""
 
     kind: str
     fields: dict[str, Any]
@@ -55,7 +55,7 @@ class Message(NamedTuple):
 
 
 class LaneLink:
-    """One side of a connection, for one thread at a time.
+    """One side of a connection between two lanes of a party, for one thread at a time.
 
     mine, other: names of the two sides, for errors. timeout: the longest silence of the other side, seconds; None: no
     limit while the other side lives.
@@ -67,7 +67,7 @@ class LaneLink:
         connection.settimeout(timeout)
 
     def send(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> None:
-        """Send a message; PeerError if the other side has gone."""
+        """Send a message. Raises PeerError if the other side has gone."""
         bodies = list(bodies)
         head = json.dumps({"kind": kind, "sizes": [len(body) for body in bodies], **fields}).encode()
         try:
@@ -76,8 +76,10 @@ class LaneLink:
             raise self._lost(error) from None
 
     def receive(self) -> Message:
-        """The next message. Raises PeerError if the other side has gone, is silent, or reports its failure;
-        AgreementError for bytes that are no message.
+        """Wait for the next message, and return it.
+
+        Raises PeerError if the other side has gone, is silent, or reports its failure; AgreementError for bytes that
+        are no message.
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
@@ -93,7 +95,10 @@ class LaneLink:
         return Message(kind, fields, [self._read(size) for size in sizes])
 
     def field(self, message: Message, name: str, kind: records.Kind) -> Any:
-        """A field of the other side's message. Raises AgreementError for a missing field, or one of another kind."""
+        """Return a field of the other side's message.
+
+        Raises AgreementError for a missing field, or one of another kind.
+        """
         hint = "install the same release everywhere"
         value = message.fields.get(name)
         return records.of(
@@ -101,12 +106,12 @@ class LaneLink:
         )
 
     def ask(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> Message:
-        """Send a message, and receive the answer."""
+        """Send a message, and return the answer."""
         self.send(kind, bodies, **fields)
         return self.receive()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other side why this side stops, and close; never raises."""
+        """Tell the other side with which error this side stops, and close the connection; never raises."""
         with contextlib.suppress(HummingbirdError, OSError):
             self._connection.settimeout(_LAST)
             self.send(_FAILED, reason=reason_of(error))
@@ -140,8 +145,10 @@ class LaneLink:
 
 
 def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
-    """Connect to a socket of `mpc.session.shared_port.listen`. Raises PeerError, and TrustError for a folder that is
-    not this user's alone.
+    """Connect to the Unix socket that `mpc.session.shared_port.listen` made at a path, and return the link.
+
+    mine, other: names of the two sides, for errors. timeout: seconds. Raises PeerError, and TrustError for a folder
+    that other users can enter.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -176,7 +183,7 @@ _INVITATION = records.row(records.text(4096), records.text(4096))
 
 
 class LaneServer:
-    """The links to the other lanes, at lane 0. The constructor returns once all lanes have joined.
+    """The links from lane 0 to the other lanes of its party. The constructor returns once all lanes have joined.
 
     Raises PeerError for a lane that fails or does not join, and AgreementError for a lane with another net.
     """
@@ -249,7 +256,7 @@ class LaneServer:
         return lane, LaneLink(connection, self._name(0), self._name(lane), None)
 
     def _attend(self, lane: int, link: LaneLink) -> None:
-        """Pass a lane's questions to the dispatcher until the lane leaves."""
+        """Answer a lane's questions by calls of the dispatcher, until the lane leaves."""
         try:
             while (question := link.receive()).kind != "bye":
                 if link.field(question, "ending", records.flag()):
@@ -283,7 +290,7 @@ class LaneServer:
             raise AgreementError(f"{link.other} asks {kind[:40]!r}", where=self._name(0))
 
     def wait(self) -> None:
-        """Return when all other lanes have said goodbye. Raises the failure of a lane."""
+        """Wait until all other lanes have said goodbye. Raises the failure of a lane."""
         going = True
         while going:
             going = any(thread.is_alive() for thread in self._threads)
@@ -295,14 +302,17 @@ class LaneServer:
 
 @dataclass(frozen=True)
 class Invitation:
-    """The path of the socket of a party's dispatcher, and the parties' name for this session of the service."""
+    """A message of lane 0 to the other lanes: the path of its dispatcher's socket, and the name of this session."""
 
     path: str
     name: str
 
     @classmethod
     def wait(cls, session: Session) -> Invitation:
-        """Wait for lane 0's invitation, at another lane of its party. Raises PeerError if lane 0 fails before."""
+        """Wait for lane 0's invitation, and return it; called by another lane of its party.
+
+        Raises PeerError if lane 0 fails before.
+        """
         text = session.gathering.told("dispatcher")
         where, hint = session.place.name, "install the same release everywhere"
         path, name = records.read(text, _INVITATION, name="invitation", where=where, hint=hint, error=AgreementError)
@@ -310,7 +320,7 @@ class Invitation:
 
 
 class RemoteDispatcher:
-    """The dispatcher of a party for its other lanes, which calls that of lane 0. `end` may be called from any thread.
+    """The dispatcher that the other lanes of a party call; it asks that of lane 0. Any thread may call `end`.
 
     slots: unused slots of this lane's store. Raises PeerError if lane 0 has failed or refuses this lane.
     """
@@ -324,7 +334,7 @@ class RemoteDispatcher:
         self._link.ask("hello", lane=place.lane, service=service.digest.hex(), slots=_AMOUNT.plain(slots))
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """See `Dispatcher`."""
+        """Ask lane 0 to do as `Dispatcher.next` says."""
         told = self._ask("next", idle=_AMOUNT.plain(idle), room=_AMOUNT.plain(room))
         decisions, last = (
             self._link.field(told, "decisions", _DECISIONS),
@@ -333,12 +343,12 @@ class RemoteDispatcher:
         return [*decisions], last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """See `Dispatcher`."""
+        """Ask lane 0 to do as `Dispatcher.take` says."""
         bodies = self._ask("take", decisions=_DECISIONS.plain(decisions), last=last, slots=_AMOUNT.plain(slots)).bodies
         return [Request.read(body, self._service, self._rank) for body in bodies]
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """See `Dispatcher`."""
+        """Ask lane 0 to do as `Dispatcher.finish` says."""
         ids = _IDS.plain([id for id, _ in answers])
         self._ask("finish", [answer for _, answer in answers], ids=ids, images=images, padding=padding)
 
@@ -346,11 +356,11 @@ class RemoteDispatcher:
         return self._link.ask(kind, bodies, ending=self._ending, **fields)
 
     def end(self) -> None:
-        """End the service, as `LocalDispatcher.end` does; lane 0 learns it with the next question."""
+        """End the service, as `LocalDispatcher.end` does; lane 0 hears of it with this lane's next question."""
         self._ending = True
 
     def bye(self) -> None:
-        """Say goodbye to lane 0, and disconnect."""
+        """Tell lane 0 that this lane has done its work, and disconnect."""
         self._link.send("bye")
         self._link.close()
 

@@ -42,17 +42,17 @@ _HINT = "the request comes from another program or release"
 
 
 def clock() -> float:
-    """Seconds since 1970, by a monotonic clock: setting the host's clock moves no deadline."""
+    """Return seconds since 1970, by a monotonic clock: setting the host's clock moves no deadline."""
     return _EPOCH + time.monotonic()
 
 
 @dataclass(frozen=True, repr=False)
 class Request:
-    """One party's part of a request.
+    """A client's request, as one party gets it.
 
     id: 16 random bytes. claim: 16 random bytes of the client, by which a party distinguishes clients without
-    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: a seed
-    or packed words, then keys.
+    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: this
+    party's share of the inputs, as a seed or as packed words, and then keys of lookups.
     """
 
     id: bytes
@@ -62,15 +62,17 @@ class Request:
     body: bytes
 
     def to_bytes(self, service: ServiceDescription, rank: int) -> bytes:
-        """The message for party `rank`."""
+        """Return the message with this request for party `rank`."""
         kind = _kind(service, rank)
         fields = (service.digest, self.id, self.claim, self.deadline, self.images)
         return _REQUEST.pack(_MAGIC, _VERSION, kind, *fields) + self.body
 
     @classmethod
     def read(cls, data: bytes, service: ServiceDescription, rank: int) -> Request:
-        """Parse the message that party `rank` received. Raises InputError unless it has this version and its exact
-        length, UnavailableError if it is for another service.
+        """Read the message that party `rank` received.
+
+        Raises InputError unless it has this version and its exact length, UnavailableError if it is for another
+        service.
         """
         if len(data) < _REQUEST.size:
             raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
@@ -100,7 +102,10 @@ class Request:
         return request
 
     def words(self, service: ServiceDescription, rank: int) -> Tensor:
-        """The share, int64 (images, ...); its bits above the lowest V are arbitrary."""
+        """Return party `rank`'s share of the inputs, int64 (images, ...).
+
+        Only the share's lowest `service.bits` bits count; those above are arbitrary.
+        """
         count = self.images * service.values
         if _kind(service, rank) == _SEED:
             share = Stream(self.body[:SEED_BYTES]).words(count)
@@ -109,7 +114,7 @@ class Request:
         return share.view(self.images, *service.shape)
 
     def keys(self, service: ServiceDescription) -> Tensor:
-        """The keys of all lookups, uint8 (images * lookups, bytes of a key)."""
+        """Return the keys of all lookups, uint8 (images * lookups, bytes of a key)."""
         size = self.images * service.key_bytes
         return _octets(self.body[len(self.body) - size :]).view(self.images * service.lookups, -1)
 
@@ -127,14 +132,14 @@ def _kind(service: ServiceDescription, rank: int) -> int:
 
 
 def body_bytes(service: ServiceDescription, rank: int, images: int) -> int:
-    """Bytes of the body of party `rank`'s message for `images` images."""
+    """Return the bytes of the body of party `rank`'s message for `images` images."""
     share = SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
     return share + images * service.key_bytes
 
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """A client's images.
+    """The images of one request, before they are split into shares.
 
     units: ring elements to share, int64 (images, ...). places: row numbers to look up, int64 (images, lookups), or
     None.
@@ -147,13 +152,13 @@ class Question:
         return len(self.units)
 
     def split(self, most: int) -> list[Question]:
-        """Parts of at most `most` images each."""
+        """Divide the images into questions of at most `most` images each."""
         units = self.units.split(most)
         places = [None] * len(units) if self.places is None else self.places.split(most)
         return [Question(*pair) for pair in zip(units, places, strict=True)]
 
     def bodies(self, service: ServiceDescription) -> list[bytes]:
-        """The bodies for all parties, with fresh shares and keys in every call."""
+        """Return the bodies of the messages to all parties, with fresh shares and keys in every call."""
         if self.places is None:
             return split(self.units, service.bits, service.parties)
         first, second, signs = dpf.generate(self.places.reshape(-1), service.inputs[0].rows)
@@ -165,7 +170,7 @@ class Question:
 
 
 def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
-    """The bodies for all parties: fresh shares mod 2^bits of the ring elements x, int64."""
+    """Split ring elements x, int64, into fresh shares mod 2^bits; return the bodies of all parties' messages."""
     flat = x.reshape(-1)
     seeds = [new_seed() for _ in range(parties - 1)]
     for seed in seeds:
@@ -174,13 +179,16 @@ def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
 
 
 def pack_answer(share: Tensor, bits: int) -> bytes:
-    """The answer with this share of the results, int64 (images, ...), packed to its `bits` low bits."""
+    """Return the answer with this share of the results, int64 (images, ...), packed to its lowest `bits` bits."""
     words = pack_words(share.reshape(-1).contiguous(), bits)
     return _ANSWER.pack(_MAGIC, _VERSION, 0, len(share)) + words.numpy().tobytes()
 
 
 def joined(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """The results, int64 (images, ...), sign-extended, from all parties' answers. Raises InputError if malformed."""
+    """Add the shares in all parties' answers; return the results, int64 (images, ...), sign-extended.
+
+    Raises InputError for malformed answers.
+    """
     head, count = _ANSWER.pack(_MAGIC, _VERSION, 0, images), images * service.results
     for answer in answers:
         if not answer.startswith(head) or len(answer) != len(head) + packed(count * service.result_bits):

@@ -53,8 +53,9 @@ def join(
     figures: Figures | None = None,
     restocked: Callable[[], object] = lambda: None,
 ) -> Party | Lane:
-    """Join a service as this process, with a private net that is set up in the session. Takes a few rounds.
+    """Join a service with this process, which is one lane of a party, and a private net that is set up in the session.
 
+    Takes a few rounds. Returns a `Party` at lane 0, else a `Lane`.
     shape: shape of one image; for a net with several inputs, one for each. table: rows (rows, dim) for lookups, for a
     net of rows and weights (hummingbird/lookup.py). most: most images of a batch, and of a request. wait: seconds for
     which a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace:
@@ -89,7 +90,7 @@ def join(
 
 
 class Party:
-    """Lane 0 of a party, which answers clients."""
+    """Lane 0 of a party, in one session: it answers clients, and runs batches."""
 
     def __init__(self, worker: Worker, dispatcher: LocalDispatcher, lane_server: LaneServer) -> None:
         self._worker, self._dispatcher, self._lane_server = worker, dispatcher, lane_server
@@ -97,17 +98,18 @@ class Party:
 
     @property
     def counts(self) -> Counts:
-        """The batches of all lanes of this party."""
+        """The numbers of batches and images that all lanes of this party have computed."""
         return self._dispatcher.counts
 
     @property
     def stocked(self) -> bool:
-        """Whether some lane has material for a request, as far as this lane knows."""
+        """Whether some lane has material for a request, by what the lanes last reported to lane 0."""
         return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """This party's answer to its part of a request, once computed. Raises errors of `Request.read`, of
-        `RequestQueue.put`, and those with which party 0 drops a request.
+        """Return this party's answer to its part of a request, once it is computed; the method Ask.
+
+        Raises errors of `Request.read`, of `RequestQueue.put`, and those with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
         note(context, request=request.id.hex())
@@ -126,17 +128,22 @@ class Party:
         raise entry.outcome.with_traceback(None)
 
     def end(self) -> None:
-        """Refuse new requests from now on. `run` returns at all parties once the queued requests are answered, after
-        `grace` seconds at the latest. May be called from any thread, but not from a signal handler.
+        """Refuse new requests from now on, and end the service once the queued requests are answered.
+
+        `run` then returns at all parties, after `grace` seconds at the latest. May be called from any thread, but not
+        from a signal handler.
         """
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests, and close the second channel; may be called twice."""
+        """Refuse waiting requests for this reason, and close the parties' second channel; may be called twice."""
         self._dispatcher.close(reason)
 
     def run(self) -> None:
-        """Run batches until `end`. After an error of the net's run, or PeerError, it refuses the waiting requests."""
+        """Run batches until `end` is called.
+
+        After an error of the net's run, or PeerError, refuse the waiting requests.
+        """
         try:
             self._worker.run(self._dispatcher)
             self._lane_server.wait()
@@ -150,14 +157,14 @@ class Party:
 
 
 class Lane:
-    """A further lane of a party, which runs batches; no client reaches it."""
+    """A lane other than 0 of a party, which runs batches; no client reaches it."""
 
     def __init__(self, worker: Worker, dispatcher: RemoteDispatcher) -> None:
         self._worker, self._dispatcher = worker, dispatcher
         self.counts, self.stocked = Counts(), True  # lane 0 counts for all lanes
 
     def end(self) -> None:
-        """As `Party.end`."""
+        """End the service, as `Party.end` does."""
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
@@ -165,7 +172,7 @@ class Lane:
         self._dispatcher.fail(reason or PeerError("it ended"))
 
     def run(self) -> None:
-        """As `Party.run`."""
+        """Run batches until the service ends, and leave lane 0; on an error tell lane 0 why."""
         try:
             self._worker.run(self._dispatcher)
             self._dispatcher.bye()
@@ -180,7 +187,7 @@ _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
 
 class Methods:
-    """The methods Describe and Ask: they answer with a `Party`, and refuse with a reason while there is none.
+    """The methods Describe and Ask of a service: they pass calls on to a `Party`, or refuse them while there is none.
 
     ready: called with whether there is a party that takes requests and has material. A `Lane` gets no calls.
     """
@@ -191,22 +198,22 @@ class Methods:
         self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
 
     def open(self, party: Party | Lane) -> None:
-        """Answer with this party from now on."""
+        """Pass calls on to this party from now on."""
         self.party = party
         self.look()
 
     def look(self) -> None:
-        """Call `ready` with whether the party is ready now."""
+        """Call `ready` with whether there is a party now that takes requests and has material."""
         party = self.party
         self._ready(party is not None and party.stocked and not self._draining)
 
     def shut(self, reason: UnavailableError) -> None:
-        """Refuse all calls from now on."""
+        """Refuse all calls from now on, for this reason."""
         self.party, self._reason = None, reason
         self.look()
 
     def drain(self) -> bool:
-        """End the party, which still answers its queued requests; returns whether there is a party."""
+        """Let the party answer its queued requests and then end; return whether there is a party."""
         self._draining = True
         self.look()
         party = self.party
@@ -215,7 +222,7 @@ class Methods:
         return party is not None
 
     def handlers(self) -> dict[str, Method | Brief]:
-        """The methods that `rpc.server.ServiceProgram` serves."""
+        """Return the methods, by name, for `rpc.server.ServiceProgram.serve`."""
         return {"Describe": Brief(self._by(_describe)), "Ask": self._by(Party.ask)}
 
     def _by(self, method: _Asked) -> Callable[[bytes, grpc.ServicerContext], bytes]:

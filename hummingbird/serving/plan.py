@@ -32,7 +32,7 @@ def describe(
     name: str,
     rows: ServedTable | None = None,
 ) -> ServiceDescription:
-    """The description of a service of a net.
+    """Make the description of a service that answers with this net.
 
     shape: of one image; for a net with several inputs, one for each. most: images of a batch. name: the session's name,
     hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. A request holds a
@@ -100,7 +100,10 @@ def describe(
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """The net's inputs with these shapes of one image. Raises InputError unless number and shapes are the net's own."""
+    """Return the net's inputs, with these shapes of one image.
+
+    Raises InputError for other shapes than those of the net.
+    """
     shapes = shapes_of(shape)
     found = private.inputs
     if len(shapes) != len(found):
@@ -115,7 +118,7 @@ def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]])
 
 
 def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[TensorSpec, ...]:
-    """The inputs that clients send to a net of rows and weights: row numbers, and the weights."""
+    """Return the inputs that clients send to a net of rows and weights, which are row numbers and the weights."""
     shapes = [part.shape for part in inputs]
     if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], rows.dim):
         what = f"inputs of shapes {shapes} do not fit a table of {rows.count:,} rows of {rows.dim}"
@@ -124,7 +127,7 @@ def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[Tenso
 
 
 def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """The shapes in a caller's `shape`, which is one shape, or one for each input."""
+    """Return the list of shapes in a caller's `shape`, which is one shape, or one for each input."""
     sizes: list[Any] = list(shape) if isinstance(shape, Sequence) else [shape]
     if odd := [part for part in sizes if not isinstance(part, (int, Sequence))]:
         raise InputError(f"a shape of {shown(odd[0])}", where="input", hint="whole numbers: (3, 32, 32) for one image")
@@ -132,13 +135,13 @@ def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int,
 
 
 def input_bits(plan: Sequence[PlanStep]) -> int:
-    """How many low bits of its private input the net reads."""
+    """Return how many low bits of its private input the net reads."""
     place = next(place for place, step in enumerate(plan) if step.op == "input")
     return max(1, settle_rings(plan)[place])
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:
-    """How many low bits of the shares determine the result, sign included, within the range of the last layer.
+    """Return how many low bits of the shares determine the result, sign included, within the range of the last layer.
 
     The range of a last layer that compares bounds its inputs, not its result: all 64 bits are then sent.
     """

@@ -25,11 +25,11 @@ _LOOK = 0.1  # seconds between two checks whether the party is to end
 
 
 class ReconnectLoop:
-    """The loop of a party's main thread, `run`.
+    """The loop of a party's main thread: `run` serves in one session after another.
 
-    begin: joins a session, converts the net, and returns this process's part. told: set, by a signal handler, when this
-    party is to end. begun: called in every session once clients are answered. interrupted: called with the reason why a
-    session has ended, or could not begin.
+    begin: joins a session, converts the net, and returns this process's `Party` or `Lane`. told: set, by a signal
+    handler, when this party is to end. begun: called in every session once clients are answered. interrupted: called
+    with the reason why a session has ended, or could not begin.
     """
 
     def __init__(
@@ -45,8 +45,9 @@ class ReconnectLoop:
         self.count, self.counts = 0, Counts()  # number of sessions; batches of all of them
 
     def run(self) -> None:
-        """Serve until this party is to end and its waiting requests are answered. Raises errors other than failures of
-        another party or of the dealer.
+        """Serve until this party is to end and its waiting requests are answered.
+
+        Raises any error but the failure of another party or of the dealer, after which it meets the others again.
         """
         over = Flag()
         usher = threading.Thread(target=self._usher, args=(over,), name="hummingbird-usher", daemon=True)
@@ -59,7 +60,10 @@ class ReconnectLoop:
             usher.join()
 
     def _usher(self, over: Flag) -> None:
-        """Drain the party once it is to end; before it serves, abort the session in which it waits for others."""
+        """Wait, on a thread, until this party is to end; then let it answer its queued requests.
+
+        If it does not serve yet, but waits for the others in a session, abort that session. over: set when `run` ends.
+        """
         while not over.wait(_LOOK):
             if not self._told.is_set():
                 continue
@@ -86,7 +90,10 @@ class ReconnectLoop:
             self._told.wait(pause)
 
     def _live(self) -> None:
-        """Meet, serve, and leave one session; no error if some party was to end: the others wait for its return."""
+        """Serve in one session, from joining it to leaving it. Returns without an error if a party was to end.
+
+        The other parties then wait for that party's return.
+        """
         party = None
         try:
             party = self._begin()

@@ -27,9 +27,9 @@ class QueueLimits:
     """Bounds on the requests at a party.
 
     requests, bytes: waiting requests and the bytes of their messages, in all; requests_each, bytes_each: of one client;
-    named: requests of clients with limits of their own. answers, answer_bytes: answers kept for repeats. ids, ids_each:
-    known ids in all and of one client, each until its deadline. The last quarter of each bound is for clients that hold
-    little (`rpc.admission.Quota`).
+    named: waiting requests of the clients that have limits of their own. answers, answer_bytes: answers kept for
+    repeats. ids, ids_each: known ids in all and of one client, each until its deadline. The last quarter of each bound
+    is for clients that hold little (`rpc.admission.Quota`).
     """
 
     requests: int = 512
@@ -45,7 +45,7 @@ class QueueLimits:
 
 @dataclass(eq=False, repr=False)
 class QueuedRequest:
-    """A request that this party holds or has held."""
+    """A request that this party holds or has held, with its answer or the error that refused it (`outcome`)."""
 
     owner: str
     digest: bytes  # of the message
@@ -61,17 +61,20 @@ class QueuedRequest:
 
     @property
     def queued(self) -> float:
-        """Seconds until it was put into a batch, or dropped."""
+        """Seconds that the request waited until it was put into a batch, or dropped."""
         return (self.finished if self.taken is None else self.taken) - self.arrived
 
     @property
     def computed(self) -> float:
-        """Seconds in its batch; 0 where it was dropped."""
+        """Seconds that its batch took to compute; 0 if the request was dropped."""
         return 0.0 if self.taken is None else self.finished - self.taken
 
 
 class RequestQueue:
-    """The queue. Any thread may call any method. arrived: called with each new request, outside the lock."""
+    """The requests at one party, by id. Any thread may call any method.
+
+    arrived: called with the id and the entry of each new request, outside the lock.
+    """
 
     def __init__(self, limits: QueueLimits, arrived: Callable[[bytes, QueuedRequest], None]) -> None:
         self.limits, self._arrived = limits, arrived
@@ -86,10 +89,11 @@ class RequestQueue:
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
-        """The entry of a request, new or known. now: time of this party's `clock`; None: read it.
+        """Add a request, or find it if it is known; return its entry.
 
-        Raises AccessError or InputError for an id that is known with another client or other bytes, PeerError for a
-        deadline that has passed, OverloadError beyond the limits, and the reason of `shut`.
+        now: time of this party's `clock`; None: read the clock. Raises AccessError or InputError for an id that is
+        known with another client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the
+        limits, and the reason of `shut`.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
         left = request.deadline / 1e3 - (clock() if now is None else now)
@@ -134,7 +138,7 @@ class RequestQueue:
     # The thread that runs batches -----------------------------------------------------------------------------------
 
     def take(self, id: bytes) -> Request | None:
-        """The request with this id, to compute it now; None if this party does not hold it."""
+        """Return the request with this id, which is computed now; None if this party does not hold it."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.request is None:
@@ -143,7 +147,10 @@ class RequestQueue:
             return entry.request
 
     def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> QueuedRequest | None:
-        """Answer or refuse a request; returns None, and does nothing, if it has an outcome or is unknown."""
+        """Answer a request, or refuse it if `outcome` is an error; return its entry.
+
+        Does nothing, and returns None, if the request has an outcome already or is unknown.
+        """
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.outcome is not None:
@@ -159,7 +166,7 @@ class RequestQueue:
         return entry
 
     def leave(self, entry: QueuedRequest) -> bool:
-        """Note that a call has ended; returns whether no call waits for this request, which has no outcome yet."""
+        """Note that a call has ended; return whether it was the last one of a request that has no outcome yet."""
         with self._lock:
             entry.waiters -= 1
             return entry.waiters == 0 and entry.outcome is None
@@ -170,7 +177,7 @@ class RequestQueue:
             self._shut = reason
 
     def fail(self, reason: HummingbirdError) -> None:
-        """`shut`, and refuse all waiting requests; kept answers remain."""
+        """Refuse new requests from now on, and all waiting ones, with this error; kept answers remain."""
         self.shut(reason)
         with self._lock:
             waiting = [id for id, entry in self._entries.items() if entry.outcome is None]
@@ -184,7 +191,7 @@ class RequestQueue:
             return self._requests.taken
 
     def _forget(self) -> None:
-        """Drop the ids of requests that have an outcome, once their deadline has passed."""
+        """Forget the requests that have an outcome, with their ids, once their deadlines have passed."""
         now, kept = time.monotonic(), []
         while self._ends and self._ends[0][0] < now:
             _, id = heapq.heappop(self._ends)
@@ -197,7 +204,7 @@ class RequestQueue:
             heapq.heappush(self._ends, item)
 
     def _forget_answers(self) -> None:
-        """Drop the oldest answers beyond the limits, but none that a call is still waiting for."""
+        """Drop the oldest answers beyond the limits, but none for which a call is still waiting."""
         limits, count, size = self.limits, len(self._answered), self._answer_bytes
         going = []
         for id, octets in self._answered.items():

@@ -31,7 +31,7 @@ _LOOK = 0.01  # seconds after which a lane reports its room anew while a request
 
 
 class Action(enum.IntEnum):
-    """The outcome of a request."""
+    """The decision on a request: to run it, or the reason why it is dropped."""
 
     RUN = 0
     MISSING = 1  # party `detail` did not receive it in time
@@ -42,7 +42,10 @@ class Action(enum.IntEnum):
 
 
 class Decision(NamedTuple):
-    """One row of party 0's list."""
+    """One row of party 0's list: what is decided on a request.
+
+    id: of the request. detail: a number that explains the action, see `Action`.
+    """
 
     id: bytes
     action: Action
@@ -50,7 +53,7 @@ class Decision(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A party's claim that it holds a request: number of images, digest of its client, seconds to its deadline."""
+    """A party's report on a request that it holds: number of images, digest of its client, seconds to its deadline."""
 
     images: int
     owner: int
@@ -70,17 +73,18 @@ class _Held:
 
     @property
     def until(self) -> float:
-        """The time at which the request is dropped if nothing else happens."""
+        """The time at which the request is dropped unless it runs before."""
         return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
 class Scheduler:
-    """The scheduler, at party 0. Every method may be called from any thread, `next` by one thread for each lane.
+    """Decides at party 0 which requests all parties run next, and which they drop.
 
+    Every method may be called from any thread, `next` by one thread for each lane.
     most: images of a batch. wait: seconds for which a request waits for others to share its batch. alone: whether each
     batch is one request (nets that compute images together). patience: seconds for which a request waits for material,
-    where a keeper deals more. sending: from a number of images, the seconds that a client may take to send such a
-    request to all parties.
+    where `deal --keep` fills the stores again. sending: returns, for a number of images, the seconds that a client may
+    take to send such a request to all parties.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Scheduler:
         self._turn = 0  # `turn` of the request that ran last
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
-        """Note that party `rank` holds a request."""
+        """Note that party `rank` holds a request, as its claim says."""
         now = time.monotonic()
         with self._changed:
             first = _Held(claim.images, claim.owner, now + claim.left, now + self._sending(claim.images))
@@ -122,7 +126,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def give_up(self, id: bytes) -> None:
-        """Note that the client of a request has left a party, so that nobody can add up the answer."""
+        """Drop a request, because its client has disconnected from a party and could not add up the answer."""
         with self._changed:
             held = self._held.get(id)
             if held is not None:
@@ -130,21 +134,21 @@ class Scheduler:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """End the current or next wait of every lane in `next`."""
+        """Let `next` return at once at every lane, where it waits now or when it is called next."""
         with self._changed:
             self._awake = set(self._rooms)
             self._changed.notify_all()
 
     @property
     def empty(self) -> bool:
-        """Whether no party holds a request."""
+        """Whether no party holds an undecided request."""
         with self._changed:
             return not self._held
 
     def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
-        """The next decisions for a lane: drops, then the requests of one batch; [] after `idle` seconds without either,
-        or when the lane is to report its room anew.
+        """Return the next decisions for a lane: requests to drop, then those to run as one batch.
 
+        Returns [] after `idle` seconds without either, or when the lane is to report its room anew.
         idle: longest wait, seconds; 0 while the lane is still computing. room: images that it has material for.
         """
         ends = time.monotonic() + idle
@@ -165,12 +169,12 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Whether a request waits that fits no lane, and this lane's store may have more than it last reported."""
+        """Return whether a request fits no lane, while this lane's store may have more than the lane last reported."""
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
     def _lacking(self) -> list[_Held]:
-        """The complete requests that fit no lane."""
+        """Return the requests that all parties hold, and for which no lane has enough material."""
         largest = max(self._rooms.values())
         return [held for id in self._ready if (held := self._held[id]).images > largest]
 
@@ -179,8 +183,10 @@ class Scheduler:
         return _LOOK if self._patience else math.inf
 
     def _line_up(self, id: bytes, held: _Held) -> None:
-        """Queue a complete request behind its client's earlier ones and as many images of each other client (fair
-        queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        """Put a request that all parties hold into the queue, so that no client with many images delays the others.
+
+        Ahead of it are its client's earlier requests, and as many images of each other client (fair queueing:
+        Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
         """
         waiting = [self._held[other] for other in self._ready]
         own = (other.turn for other in waiting if other.owner == held.owner)
@@ -198,7 +204,7 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Take as many requests from the head of the queue as fit into a batch."""
+        """Take a batch from the head of the queue, out of the requests that fit; return the decisions to run them."""
         out: list[Decision] = []
         images = 0
         for id in fitting:
@@ -236,7 +242,9 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Whether no lane has room for a request, by reports that all lanes made after its patience had ended."""
+        """Return whether no lane has enough material for a request, by reports made after it had waited `patience`
+        seconds.
+        """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
 
@@ -248,14 +256,14 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """The time of the next decision if no request and no report arrives."""
+        """Return the time of the next decision if no request and no report arrives before."""
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         due += [self._said[lane] + self._next_look] if self._lacking() else []
         return min([*due, *(held.until for held in self._held.values())], default=time.monotonic() + 3600)
 
 
 def error_of(action: Action, detail: int) -> HummingbirdError:
-    """The error that a dropped request's client gets."""
+    """Return the error that the client of a dropped request gets. detail: the decision's number, see `Action`."""
     if action == Action.MISSING:
         hint = "send every party its part at once; are all their addresses right, and is the link to each fast enough?"
         return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)

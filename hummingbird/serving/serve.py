@@ -39,10 +39,10 @@ def serve(
 
         hummingbird.launch(party, net.eval(), ["127.0.0.1:9100", "127.0.0.1:9101"])
 
-    All parties of the session call it, on their main threads, with the same net, shape and limits. If parties have
-    several lanes, every lane calls it, and clients connect to lane 0. It returns at all parties once one of them gets
-    the signal and the waiting requests are answered. The loss of a party or of the dealer ends it with an error; the
-    command `python -m hummingbird serve` instead meets the others again, and has tokens, metrics and logs.
+    All parties of the session call this function, on their main threads, with the same net, shape and limits. If
+    parties have several lanes, every lane calls it, and clients connect to lane 0. It returns at all parties once one
+    of them gets the signal and the waiting requests are answered. The loss of a party or of the dealer ends it with an
+    error; the command `python -m hummingbird serve` instead meets the others again, and has tokens, metrics and logs.
 
     shape: shape of one image; for a net with several inputs, one for each. listen: the address for clients, HOST:PORT
         or unix:PATH; clients on other hosts need `tls`.
@@ -80,6 +80,6 @@ def serve(
 
 
 def _drain(program: ServiceProgram, methods: Methods) -> None:
-    """End the party once the program is to end."""
+    """Let the party end, on a thread, once the program is to end."""
     program.wait()
     methods.drain()

@@ -21,9 +21,11 @@ from hummingbird.serving.message import Request
 
 
 class ServedTable:
-    """The table, floating point (rows, dim), at one of two parties; held in memory, 8 bytes for each number.
+    """The table of a service with lookups, at one of its two parties: it gives shares of the rows that clients' keys
+    select.
 
-    Raises ConfigError unless the session has two parties and no store; InputError for numbers beyond the ring's range.
+    table: floating point (rows, dim), held in memory with 8 bytes for each number. Raises ConfigError unless the
+    session has two parties and no store; InputError for numbers beyond the ring's range.
     """
 
     def __init__(self, table: Tensor, session: Session) -> None:
@@ -41,7 +43,7 @@ class ServedTable:
 
     @property
     def digest(self) -> str:
-        """Fingerprint of the rows, hexadecimal."""
+        """The fingerprint of the rows, hexadecimal."""
         return self._server.state.digest.hex()
 
     def close(self) -> None:
@@ -49,8 +51,10 @@ class ServedTable:
         self._server.close()
 
     def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:
-        """This party's shares of the net's inputs for each request, int64 (images, values): rows, then the client's
-        shared values.
+        """Return this party's shares of the net's inputs for each request, int64 (images, values).
+
+        A row holds the rows of the table that were looked up, times the keys' signs, and then the client's shared
+        values.
         """
         _, sums = self._server.answer(torch.cat([request.keys(service) for request in requests]), "sum")
         words = sums.view(torch.int64)

@@ -49,8 +49,8 @@ _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party 
 class _Batch:
     """Requests that are computed together.
 
-    counts: images of each request. works: the slices. padding: rows of the slices without an image. outputs: results so
-    far, by slice.
+    counts: images of each request. works: the slices of the batch, ready to be run. padding: rows of the slices without
+    an image. outputs: the results so far, by number of the slice.
     """
 
     ids: Sequence[bytes]
@@ -61,10 +61,11 @@ class _Batch:
 
 
 class Batches:
-    """The batches of one party; every party makes the same calls in the same order.
+    """Runs batches of requests through the private net at one party.
 
-    poll: asks for another list without waiting, and may call `add`. done: called for each computed batch with ids,
-    images of each, padding rows, and this party's share of the results, int64 (images, ...).
+    Every party makes the same calls in the same order. poll: asks for another list without waiting, and may call `add`.
+    done: called for each computed batch with ids, images of each, padding rows, and this party's share of the results,
+    int64 (images, ...).
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Batches:
         self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """Add a batch of requests, with their shares int64 (images, ...); its material is made from now on."""
+        """Queue a batch of requests, with their shares int64 (images, ...); its material is made from now on."""
         x = torch.cat(list(shares)).to(self._session.device)
         works = self._private.begin(self._session, Shared(x), ahead=self._ahead)
         padding = sum(work.part.shape[0] - work.part.images for work in works)
@@ -92,23 +93,23 @@ class Batches:
             self._make_ahead(len(x))
 
     def run(self) -> None:
-        """Run the added batches, and those that polls add meanwhile. Raises errors of a run of the net."""
+        """Run the queued batches, and those that `poll` adds meanwhile. Raises errors of a run of the net."""
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             interleave.Interleave().run([self._work] * self._at_work)
 
     @property
     def _full(self) -> bool:
-        """Whether the batches are so full that more requests are likely to wait."""
+        """Whether the queued batches are so full that more requests are likely to wait."""
         slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
     def provide(self) -> None:
-        """Have one image's material made ahead, while there is nothing to compute."""
+        """Let the dealer make the material of one image in advance, while there is nothing to compute."""
         self._make_ahead(1)
 
     def _make_ahead(self, images: int) -> None:
-        """Have the material of a slice made ahead, unless it is present or comes from a store."""
+        """Let the dealer make the material of a slice in advance, unless it is present or comes from a store."""
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)
             material = None if shape in self._ahead else self._private.material(self._session, shape, _AHEAD_BYTES)
@@ -116,7 +117,7 @@ class Batches:
                 self._ahead[shape] = material
 
     def _work(self) -> None:
-        """Run slices until there are none, or until no other computation is left to interleave with."""
+        """Run slices from the queue until it is empty, or until no other computation is left to interleave with."""
         while True:
             if not self._queue:
                 self._poll()
@@ -151,7 +152,7 @@ class Batches:
 class ZeroShares:
     """A party's source of shares of zero; all parties call `share` with the same shapes in the same order.
 
-    The constructor takes 1 round over the session's channel, `share` none.
+    The constructor takes 1 round over the session's channel; `share` takes none.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -167,7 +168,7 @@ class ZeroShares:
             self._streams.append((1 if channel.rank == low else -1, Stream(seed)))
 
     def share(self, *shape: int) -> Tensor:
-        """This party's share of zeros, int64."""
+        """Return this party's fresh share of zeros of this shape, int64."""
         total = torch.zeros(shape, dtype=torch.int64)
         for sign, stream in self._streams:
             total += sign * stream.words(*shape)
@@ -181,10 +182,10 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 
 
 class Worker:
-    """One lane of a party, with a private net that is set up in its session. Takes 2 rounds with the others' same lane.
+    """Runs batches at one lane of a party, with a private net that is set up in the lane's session.
 
-    Raises AgreementError if the other parties have another service, DealerError for a store of another net, and
-    ConfigError for a store for images of another shape.
+    The constructor takes 2 rounds with the same lane of all other parties. Raises AgreementError if these have another
+    service, DealerError for a store of another net, and ConfigError for a store for images of another shape.
     """
 
     def __init__(
@@ -217,7 +218,10 @@ class Worker:
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
-        """Run batches until party 0's last list. Raises errors of the net's run and the dispatcher, and PeerError."""
+        """Run the batches on party 0's lists, until the last one.
+
+        Raises errors of the net's run and the dispatcher, and PeerError.
+        """
         self._dispatcher = dispatcher
         try:
             idle = self.beat
@@ -234,7 +238,10 @@ class Worker:
                 self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
-        """Send or receive party 0's next list, and carry it out; returns its length. idle: seconds to wait for one."""
+        """Send or receive party 0's next list, and carry it out; return its length.
+
+        idle: seconds to wait for a list.
+        """
         if self._last:  # at all parties alike, though other computations may still be under way
             return 0
         slots = 0
@@ -256,26 +263,26 @@ class Worker:
         return len(decisions)
 
     def _inputs(self, requests: Sequence[Request]) -> list[Tensor]:
-        """This party's shares of the net's input, int64 (images, ...), for each request."""
+        """Return this party's shares of the net's input, int64 (images, ...), for each request."""
         if self._rows is not None:
             return self._rows.inputs(requests, self._service)
         return [request.words(self._service, self._session.rank) for request in requests]
 
     @property
     def _room(self) -> float:
-        """Images that this lane has material for, without those on lists that are on their way."""
+        """How many images this lane has material for, without those on lists that are on their way."""
         if self._store is None:
             return math.inf
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """The decision; for too little material, with the milliseconds after which there may be more."""
+        """Return the decision; a refusal for lack of material gets the milliseconds until there may be more."""
         if decision.action != Action.LOW or self._store is None:
             return decision
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
-        """Deliver the answers of a batch: this party's share of the results plus a fresh share of zero."""
+        """Deliver the answers of a batch to the dispatcher: this party's share of the results, plus a share of zero."""
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
         answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]
