@@ -79,7 +79,7 @@ def make_plan(
     input_range: float | None = None,
     samples: Tensor | None = None,
 ) -> Plan:
-    """Make the plan behind `convert_model`, which is all that a server needs; arguments and errors as there."""
+    """Make the plan that `convert_model` runs, which is all that a server needs; arguments and errors as there."""
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}", where="mode", hint=f"one of {', '.join(MODES)}")
     if packing is not None:
@@ -149,7 +149,10 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
-    """The inputs on which the net is measured, float64, and their description for the report."""
+    """Return the inputs on which the net is measured, float64, and a description of them for the report.
+
+    bound: on |input|, if there are no samples.
+    """
     if samples is None:
         bound = bound or RANGE
         words = f"{magnitudes.PATTERN} pseudo-random inputs of |x| <= {bound:g}, not samples= of your data"

@@ -76,7 +76,7 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _describe(public: Public) -> str:
-    """Two lines about the server's plan: mode, turns, parameters; then the bytes of a batch and of a lone image."""
+    """Write two lines about the server's plan: mode, turns, parameters; then the bytes of a batch and of one image."""
     p, n, (up, down) = public.parameters, public.slots, public.batch_bytes()
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
     turns = f"{len(public.turns)} turns of up to {n} images"
@@ -92,7 +92,7 @@ def add_server(
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add `he-server` to the command line. build: makes the net from the parsed arguments."""
+    """Add the program `he-server` to the command line. build: makes the net from the parsed arguments."""
     sub = commands.add_parser(
         "he-server",
         help="Evaluate a net on ciphertexts for clients; sees no image and no result.",
@@ -121,7 +121,7 @@ def add_server(
 
 
 def add_client(commands: Any) -> None:
-    """Add `he-client` to the command line."""
+    """Add the program `he-client` to the command line."""
     sub = commands.add_parser(
         "he-client",
         help="Have a server evaluate its net on encrypted images.",
