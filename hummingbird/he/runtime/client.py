@@ -39,8 +39,7 @@ from hummingbird.structure import places
 
 
 class Client:
-    """The client role: it owns the secret key, encrypts images and decrypts answers, and knows a plan's public part
-    only.
+    """The client role: it owns the secret key, encrypts images, decrypts answers, and knows a plan's public part only.
 
     device: where the client encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and messages do not
     depend on it. Raises InputError for a missing device.
@@ -183,7 +182,7 @@ class ClientBatch:
         return self.public.joined([self.parts()])
 
     def parts(self) -> list[Tensor]:
-        """Compute the net's outputs after the last turn: a list of tensors on the CPU, float32 unless they are indices."""
+        """Compute the net's outputs after the last turn: tensors on the CPU, float32 unless they are indices."""
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):

@@ -123,8 +123,7 @@ class Plan:
     basis: str
 
     def distance_bits(self) -> float:
-        """Return -log2 of the statistical distance of a batch's answers from ones simulated from the net's outputs
-        alone.
+        """Return -log2 of the statistical distance of a batch's answers from ones simulated from the outputs alone.
 
         The plan must have one turn, whose answers are all masked (he/scheme/masking.py).
         """

@@ -133,8 +133,7 @@ def fresh_error(packing: str, degree: int) -> float:
 
 
 def switch_error(packing: str, degree: int, size: int) -> float:
-    """Predict the error that dividing a ciphertext by a prime adds: its standard deviation, in units after the
-    division.
+    """Predict the standard deviation of the error that dividing a ciphertext by a prime adds, in units after it.
 
     size: components of the ciphertext.
     """

@@ -87,8 +87,7 @@ class RemoteModel:
     def __call__(
         self, images: Tensor, *, in_flight: int = 2, progress: Callable[[float], object] = lambda images: None
     ) -> Any:
-        """Compute the net's outputs, float32 (n, ...) each, of images (n, ...); they have the structure of the net's
-        results.
+        """Compute the net's outputs, float32 (n, ...) each, of images (n, ...), in the structure of the net's results.
 
         in_flight: number of batches in flight, fewer if `memory` is too small: while the server works on one, the
         client works on another.
