@@ -85,7 +85,7 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a layer with a factor and a summand for each value of an image, as the rule of `lowering` for "scale_last".
+    """Add a layer with a factor and a summand for each value of an image, by the rule of `lowering` for "scale_last".
 
     to: the `Lowering`. number: of the step. x: the layer's input in the plan.
     """
@@ -100,7 +100,7 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Add a sum of two values, or of a value and a number in the net's code: the rule of `lowering` for "add" and
+    """Add a sum of two values, or of a value and a number in the net's code, by the rule of `lowering` for "add",
     "sub".
 
     to: the `Lowering`. number: of the step. parts: the values in the plan.
@@ -113,7 +113,7 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a product with a number in the net's code to a plan, as the rule of `lowering` for "mul" and "neg".
+    """Add a product with a number in the net's code to a plan, by the rule of `lowering` for "mul" and "neg".
 
     The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`. number: of
     the step.

@@ -116,7 +116,11 @@ class DataSide:
         return labels ^ keys
 
     def _take_tables(self, link: MessageStream, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
-        """Receive the tables of all gates, and by oblivious transfer the labels of this side's bits, int64 (bits, 2)."""
+        """Receive the labels of this side's bits, by oblivious transfer, and the tables of all gates.
+
+        values: this side's shares of the gates' inputs. Returns the labels, int64 (bits, 2), then the tables of each
+        gate.
+        """
         bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
         choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
         message, keys = receiver_of(self.store).chosen(self._numbering.first_ot(slot), choices)

@@ -45,8 +45,8 @@ class MessageSizes:
         return secret.encrypt(self.layout.pack_input(r), self.step.ring).to_bytes()
 
     def read(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """Decrypt a reply at the data's side: its share of the layer's result, d = W r - s mod 2^ring, int64 (1,
-        *shape).
+        """Decrypt a reply at the data's side: d = W r - s mod 2^ring, int64 (1, *shape), its share of the layer's
+        result.
 
         Raises InputError for damaged bytes.
         """

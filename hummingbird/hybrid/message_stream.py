@@ -108,7 +108,7 @@ class MessageStream:
     def send(self, name: str, data: bytes | Tensor) -> None:
         """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the byte counts.
 
-        Raises PeerError if the other side reads nothing, or is gone.
+        Raises PeerError if the other side reads nothing for the timeout, or is gone.
         """
         view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):

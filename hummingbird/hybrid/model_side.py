@@ -34,7 +34,7 @@ from hummingbird.prg import Stream, derive
 
 
 class ModelSide:
-    """The model's side for all sessions: it deals slots, computes with them, and keeps what all slots have in common."""
+    """The model's side for all sessions: it deals slots, computes with them, and keeps what all slots share."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self.parameters = model.plan, model.parameters

@@ -55,13 +55,13 @@ ATTR = records.through(records.anything(), tuples, _lists)
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step and its value: `str(step)` is `conv1 = linear(%0) (64, 16, 16) mod 2^20`, for example.
+    """A step of a plan and its value; `str(step)` is `conv1 = linear(%0) (64, 16, 16) mod 2^20`, for example.
 
     name: unique; the name of the net's layer, with a suffix for its purpose if a layer becomes several steps.
-    op: "input", "linear", "gate", "output", or one of LOCAL.
+    op: "input", "linear", "gate", "output", or one of LOCAL, which each side computes alone.
     inputs: Ref, one or more; none for the input.
     shape: of the value for one image.
-    ring: shares are mod 2^ring.
+    ring: shares of the value are mod 2^ring.
     unit: the real number that the integer 1 stands for.
     attrs: integers, strings and tuples of them; `arithmetic.OPERATIONS` lists those of LOCAL. An output that
     concatenates several results has their structure and shapes.
@@ -81,7 +81,7 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Number of values for one image."""
+        """Number of values that the step has for one image."""
         return math.prod(self.shape)
 
 

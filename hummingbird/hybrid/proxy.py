@@ -190,7 +190,10 @@ class _Call:
                 self._leave(late)
 
     def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
-        """Decrypt the image as the model's side has masked it, X - rho, and send it back under the slot's mask r, too."""
+        """Decrypt the image as the model's side has masked it, X - rho, and send it back as X - rho - r.
+
+        r is the slot's mask of the image, and the proxy's share of it. secret: the proxy's.
+        """
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())
         masked = reduced(x - self._connection.side.input_mask(self.slot), step.ring)

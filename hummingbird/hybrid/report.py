@@ -17,7 +17,7 @@ from hummingbird.table import text_table
 
 
 def before(model: Model) -> str:
-    """Report a plan: window, ring, bytes and noise of every layer for one image.
+    """Write a plan as a table: window, ring, bytes and noise of every layer for one image.
 
     window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's result. room: bits
     between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of the statistical

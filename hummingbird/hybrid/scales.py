@@ -67,7 +67,7 @@ class ValueScale:
 
     @property
     def unit(self) -> float:
-        """The real number that the integer 1 stands for."""
+        """The real number that the integer 1 stands for; it must be known already."""
         assert self.group.unit is not None
         return self.group.unit * self.ratio
 

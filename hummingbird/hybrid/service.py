@@ -78,7 +78,7 @@ class Service:
         return {"Public": self._describe, **self._users.handlers(), **calls}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Register gauges of sessions and slots for Prometheus."""
+        """Register gauges for Prometheus that show sessions, ready slots and their bytes."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(value)

@@ -91,7 +91,10 @@ class Sessions:
         return sum(slots for slots, _ in found), sum(size for _, size in found)
 
     def begin(self, owner: str, make: Callable[[], Store]) -> None:
-        """Make a new session. Raises StoreError if its owner has too many, and the errors of `make`."""
+        """Make a new session with `make`, which sets it up.
+
+        Raises StoreError if the owner has too many sessions, and the errors of `make`.
+        """
         with self._lock:
             self._remove_old()
             count = self._beginning[owner] + sum(session.owner == owner for session in self._sessions.values())
@@ -176,7 +179,7 @@ class Sessions:
             raise StoreError(what, where=WHERE, hint=hint)
 
     def _remove_old(self) -> None:
-        """Remove sessions in which no slot was dealt or used for too long."""
+        """Remove sessions in which no slot was dealt or used for `days` days."""
         oldest = time.time() - self._days * 86400
         for name, session in list(self._sessions.items()):
             if session.calls == 0 and _last_use(session.folder) < oldest:
@@ -185,7 +188,9 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the least recently used stores, except those with calls in progress."""
+        """Close the stores that were not used for longest, so that few are open; those with calls in progress stay
+        open.
+        """
         opened = [session for session in self._sessions.values() if session.store is not None]
         for session in opened[: max(0, len(opened) - _OPEN)]:
             if session.calls == 0:

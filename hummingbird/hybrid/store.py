@@ -123,7 +123,7 @@ class Store:
 
     @property
     def ready(self) -> list[int]:
-        """The numbers of the ready slots, in order."""
+        """The numbers of the slots that are ready, in order."""
         with self._lock:
             return sorted(self._ready)
 

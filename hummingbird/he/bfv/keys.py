@@ -127,7 +127,7 @@ class Secret:
         return PublicKey(self.encrypt(torch.zeros(1, DEGREE, dtype=torch.int64), 1))
 
     def encrypt(self, polys: Tensor, k: int) -> Fresh:
-        """Encrypt n polynomials, int64 (n, N), of which the low k bits of each coefficient are used, to n ciphertexts.
+        """Encrypt n polynomials, int64 (n, N), modulo 2^k, to n ciphertexts.
 
         The randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
         """

@@ -123,7 +123,7 @@ class Layout:
     # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack an input into polynomials: int64 of `input_shape` to int64 (inputs, N).
+        """Pack an input, int64 of `input_shape`, into the coefficients of polynomials, int64 (inputs, N).
 
         Raises InputError for another shape.
         """

@@ -95,7 +95,7 @@ class Axis:
         return min(offsets), max(offsets)
 
     def tiles(self, most: int) -> tuple[Tile, ...]:
-        """Cut the outputs into tiles of `most` outputs; the last tile may have fewer."""
+        """Cut the outputs into tiles, runs of `most` outputs; the last tile may have fewer."""
         least, largest = self.offsets
         tiles = []
         for first in range(0, self.outputs, most):

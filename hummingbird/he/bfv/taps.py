@@ -110,7 +110,7 @@ class Taps:
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack inputs into polynomials: int64 (images, *input_shape) to int64 (inputs, N)."""
+        """Pack inputs, int64 (images, *input_shape), into the coefficients of polynomials, int64 (inputs, N)."""
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))

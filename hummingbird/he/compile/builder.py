@@ -147,10 +147,10 @@ def log2(unit: Fraction) -> float:
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
-    """Find a common unit u and integer factors f_i of at most 20 significant bits with f_i u = units[i].
+    """Find a common unit u of some units: each unit is nearly an integer times u.
 
-    Returns u, the factors, and the largest relative error of f_i u. Integers in these units can be added after
-    multiplication by their factors.
+    Returns u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units can
+    be added after multiplication by their integers.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None

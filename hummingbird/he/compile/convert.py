@@ -58,8 +58,9 @@ def convert_model(
     input_shape: of one image, such as (1, 28, 28); forward() may read it.
     mode: "client-aided", for any net: the client computes everything but the layers with weights, and sees their
     results; or "polynomial", for nets of layers, sums and products: one exchange, and the server computes everything.
-    packing: "coefficients", "complex" or "real"; None for the best.
-    degree: of the ring; None for the smallest that is secure and has enough primes.
+    packing: how values are encoded in polynomials (he/scheme/packing.py): "coefficients", "complex" or "real"; None for
+    the best.
+    degree: of the polynomials of a ciphertext; None for the smallest that is secure and has enough primes.
     input_range: bound on |input|, checked before anything is encrypted. Default: 4.0 in polynomial mode, none in
     client-aided mode, where the client fits a scale to each image.
     samples: images (n, *input_shape), n >= 2, like those to come. They make predictions precise; in polynomial mode,

@@ -46,9 +46,9 @@ _MOST_UNIT = 4096  # bound on |log2| of a unit
 
 @dataclass(frozen=True)
 class Public:
-    """The public part of a plan, which the client knows.
+    """The public part of a plan, which the client knows: parameters, its own steps, and the messages of each turn.
 
-    steps: the net's canonical steps; a server's step is `REMOTE`, without inputs or weights.
+    steps: the net's steps; one that the server computes is `REMOTE`, without inputs or weights.
     last: numbers of the steps that the client runs after the last turn, including the output.
     input_range: bound on |input| that the plan assumes; None if the client fits a scale to the range of each image.
     """
@@ -124,7 +124,7 @@ class Public:
 
     @staticmethod
     def from_json(text: str | bytes) -> Public:
-        """Read and check the text of `to_json`, which may come from anybody.
+        """Read the text of `to_json`, which may come from anybody, and check it.
 
         Raises InputError if it is malformed or its parts do not fit together, ConfigError for insecure parameters.
         """

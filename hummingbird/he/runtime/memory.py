@@ -125,11 +125,11 @@ class _Client:
         return value
 
     def complete(self, turn: int) -> None:
-        """Drop the values that are not needed after a complete turn."""
+        """Drop the values that are not needed after turn number `turn`."""
         self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
-        """Add the values that the server returns."""
+        """Add the values that the server returns. values: numbers of their steps."""
         for index, shape in zip(values, shapes, strict=True):
             self.values[index] = torch.empty(1, *shape, device="meta")
             self._owns(index, self.values[index])

@@ -56,7 +56,7 @@ class Precision:
         self.mark()
 
     def mark(self) -> None:
-        """Remember the current counts, for `rewind`."""
+        """Remember the current counts, so that `rewind` can return to them."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
 
     def rewind(self) -> None:
@@ -133,7 +133,10 @@ class Shadow:
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run a step on the few images; inputs without added errors come from `values`, the values of all images."""
+        """Run step number `index` on the few images, with errors.
+
+        Inputs to which no errors were added come from `values`, the values of all images.
+        """
 
         def read(ref: Ref) -> Any:
             return self._values.get(ref.index, self._few(values[ref.index]))

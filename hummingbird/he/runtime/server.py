@@ -77,7 +77,7 @@ class ServerRound:
         self._next = next(self._waiting, None)
 
     def downloads(self) -> Iterator[Download]:
-        """Generate the slices of the answer, computed on demand.
+        """Compute the answer on demand, and generate its slices.
 
         Raises InputError unless the whole turn was received.
         """

@@ -65,7 +65,7 @@ def load(text: str | bytes) -> ClientText:
 
 
 def step_fields(step: Step) -> list[Any]:
-    """The JSON fields of a step. Raises TypeError if the step holds a tensor."""
+    """Return the fields of a step for JSON. Raises TypeError if the step holds a tensor."""
     return [step.name, step.op, plain(step.inputs), plain(step.attrs)]
 
 

@@ -54,7 +54,7 @@ class Parameters:
 
     @property
     def bits(self) -> float:
-        """log2 Q, where Q is the product of all primes."""
+        """log2 of the modulus Q, the product of all primes."""
         return sum(math.log2(prime) for prime in self.primes)
 
     @property

@@ -62,7 +62,7 @@ class Service:
         return {"Public": self._describe, "Turn": Exchange(self._turn)}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Register gauges of turns for Prometheus."""
+        """Register gauges for Prometheus that show how many turns are at work and how many wait."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_he_{name}", text, registry=registry).set_function(value)
