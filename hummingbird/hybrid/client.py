@@ -147,8 +147,8 @@ class RemoteNet(Connection):
         in_flight: images in flight at a time.
         progress: called with 1 after each image.
         Raises InputError for images of another shape or beyond the plan's range, before anything is sent; PeerError if
-        the server refuses, dies or is silent: then the slots in use are lost; the last error if `TRIES` slots for one
-        image were damaged.
+        the server refuses, dies or is silent: then the slots in use are lost; the last error if 8 slots for one image
+        were damaged.
         """
         if type(in_flight) is not int or in_flight < 1:
             raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
@@ -178,7 +178,7 @@ class RemoteNet(Connection):
 
 
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
-    """Run an attempt that takes a slot; if the slot turns out damaged at either side, try again, up to `TRIES` times.
+    """Run an attempt that takes a slot; if the slot turns out damaged at either side, try again, up to 8 times.
 
     failed: called before another try.
     """

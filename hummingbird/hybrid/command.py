@@ -45,7 +45,7 @@ The proxy sees no image and no result. It must not collude with the server: toge
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
-    """Run the program `gc-server`: plan a net and serve it until SIGTERM or SIGINT."""
+    """Run `gc-server`: plan a net and serve it until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     model = make_plan(net, args.input, args.bits, args.garbler)
@@ -59,7 +59,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Run the program `gc-prepare`: deal slots with the server, and print figures."""
+    """Run `gc-prepare`: have slots dealt with the server, and print figures."""
     heap.keep()
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         before = net.ready
@@ -72,7 +72,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Run the program `gc-client`: send images, print figures, and the accuracy if there are labels, write the logits."""
+    """Run `gc-client`: send images, print figures, and the accuracy if there are labels, and write the logits."""
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
@@ -125,7 +125,7 @@ def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | N
 
 
 def serve_proxy(args: argparse.Namespace) -> int:
-    """Run the program `gc-proxy`: prepare slots for users and serve the users until SIGTERM or SIGINT."""
+    """Run `gc-proxy`: prepare slots for users and serve the users until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     with Connection(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as connection:

@@ -100,7 +100,7 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Add a sum of two values, or of a value and a number in the net's code, by the rule of `lowering` for "add",
+    """Add a sum of two values, or of a value and a number in the net's code: the rule of `lowering` for "add" and
     "sub".
 
     to: the `Lowering`. number: of the step. parts: the values in the plan.

@@ -145,7 +145,8 @@ def check_windows(
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
     """List the names of steps that compare nothing and may still have a window.
 
-    Another layer may follow such a step, whose input then needs a window; or the step is the last one.
+    If another layer follows such a step without an activation, a lift gate reads the window; or the step is the last
+    one.
     """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 

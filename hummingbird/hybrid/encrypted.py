@@ -23,7 +23,7 @@ _POLYNOMIAL = 1 << 16  # bytes of a transformed polynomial
 
 
 def layout(step: Linear) -> Layout:
-    """Map a layer's values to polynomials."""
+    """Return the mapping of a layer's values to polynomials, which both sides derive from the plan."""
     return Layout.of(step.image, step.weight, step.stride, step.padding, step.dilation, step.groups)
 
 
@@ -45,7 +45,7 @@ class MessageSizes:
         return secret.encrypt(self.layout.pack_input(r), self.step.ring).to_bytes()
 
     def read(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """Decrypt a reply at the data's side: d = W r - s mod 2^ring, int64 (1, *shape), its share of the layer's
+        """Decrypt a reply at the data's side to d = W r - s mod 2^ring, int64 (1, *shape), its share of the layer's
         result.
 
         Raises InputError for damaged bytes.
@@ -73,8 +73,8 @@ def layers(plan: Plan) -> dict[int, MessageSizes]:
 class Weights:
     """The weights of all layers at the model's side, which answers encrypted masks with them.
 
-    Up to `_KEPT` bytes of weights are transformed (NTT) only once. Raises ConfigError if the statistical distance of
-    the replies to one image from ones that hide the weights exceeds 2^-30.
+    Up to 4 GiB of weights are transformed (NTT) only once, others for every slot. Raises ConfigError if the statistical
+    distance of the replies to one image from ones that hide the weights exceeds 2^-30.
     """
 
     def __init__(

@@ -112,9 +112,10 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """Return x, or the result of a lift gate on x, such that the data's share of it is known before any image.
+        """Return x, or the result of a lift gate on x, as a value that layers may read.
 
-        Only such a value can be a layer's input. All layers that read x share the gate.
+        The data's side must know its share of a layer's input before any image; a gate's result has a mask that it
+        draws. All layers that read x share the gate.
         """
         if x.rests:
             return x

@@ -238,7 +238,7 @@ def signed(x: Tensor, ring: int) -> Tensor:
 
 
 def at_rest(plan: Plan) -> set[int]:
-    """Find the steps whose values layers may read: those of which the data's side computes its share from masks only.
+    """Find the steps whose values layers may read: the data's side computes its share of them from masks only.
 
     Returns their numbers.
     """

@@ -125,9 +125,10 @@ class PlanBuilder:
         bias: Tensor | None,
         geometry: dict[str, Any],
     ) -> UnfinishedStep:
-        """Add a layer with weights on x, of which the data's share is known before any image (`UnfinishedStep.rests`).
+        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`).
 
-        Its unit is chosen later, with those of values that it is added to. geometry: fields of a `Linear`.
+        The unit of its result is chosen later, with those of values that it is added to. geometry: fields of a
+        `Linear`.
         """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())

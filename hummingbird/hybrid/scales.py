@@ -77,7 +77,7 @@ class ValueScale:
 
 
 def known(unit: float) -> ValueScale:
-    """Make a scale with a fixed unit."""
+    """Return the scale of a value whose unit is known already."""
     return ValueScale(UnitGroup(unit, anchored=True))
 
 
@@ -89,12 +89,15 @@ def fraction(unit: float) -> int:
 
 
 def precise(factor: float) -> bool:
-    """Return whether a positive factor is within FACTOR of an integer, relative to the factor."""
+    """Return whether a positive factor is within 1/128 of its own size of an integer."""
     return abs(round(factor) - factor) <= FACTOR * factor
 
 
 def finest(units: Sequence[float]) -> float:
-    """Find the coarsest unit of which all units are nearly integer multiples: the least one over a power of two."""
+    """Find the coarsest unit such that all given units are nearly integer multiples of it.
+
+    It is the least given unit over a power of two.
+    """
     least = min(units)
     for j in range(16):
         if all(precise(unit / (least / 2**j)) for unit in units):
@@ -154,13 +157,17 @@ def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
 
 
 def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
-    """Make the demand of a layer on its group's unit: the integer weights must be large enough to be precise.
+    """Return the demand of a layer on its result's unit (`UnitGroup.demands`): its integer weights must be precise.
 
-    rms: root mean square of the weights. source, result: scales of the layer's input and result.
+    rms: root mean square of the real weights; that of the integers must be at least 16. source, result: scales of the
+    layer's input and result.
     """
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
 def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
-    """Make the demand of a window that begins at bit m, in units of 2^-16: the unit of `source` must not be coarser."""
+    """Return the demand of a cut on the unit of its input (`UnitGroup.demands`): it must not be above 2^(m-16).
+
+    m: the bit at which the cut's window begins.
+    """
     return lambda: source.unit <= 2.0 ** (m - SCALE)

@@ -188,8 +188,9 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the stores that were not used for longest, so that few are open; those with calls in progress stay
-        open.
+        """Close the stores that were not used for longest, so that few are open.
+
+        Those with calls in progress stay open.
         """
         opened = [session for session in self._sessions.values() if session.store is not None]
         for session in opened[: max(0, len(opened) - _OPEN)]:

@@ -34,8 +34,8 @@ _US, _USER = "the model's side", "the user"
 class ConnectedUsers:
     """The users of all proxies, at the server: it brings a user's image together with the proxy's call for it.
 
-    digest: of the plan. idle: longest wait of a user for its answer, seconds; also for a user's input, if less than
-    `USER_SECONDS`.
+    digest: of the plan. idle: longest wait of a user for its answer, seconds; also for a user's input, if less than 30
+    seconds.
     """
 
     def __init__(self, plan: Plan, digest: str, idle: float) -> None:
@@ -56,7 +56,8 @@ class ConnectedUsers:
     def keys(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Store a user's keys for encrypted images; returns the name under which they are stored.
 
-        Raises InputError if they are malformed, ConfigError if the noise of the net's ciphertexts would not be hidden.
+        Raises InputError if they are malformed, ConfigError if the input's ring is too large to hide noise from the
+        proxy.
         """
         rest = self._opened(data)
         if len(rest) != KEYS_BYTES:

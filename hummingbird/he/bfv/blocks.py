@@ -19,8 +19,8 @@ from hummingbird.he.bfv.layer import LayerShape
 class Blocks(NamedTuple):
     """How many values share a polynomial: the sizes that `choose` picks for a layer.
 
-    height, width: of a tile, in output values. planes: planes (bfv/planes.py) in an input polynomial. outputs: output
-    channels in a reply.
+    height, width: of a tile, in output values. planes: number of planes in an input polynomial; a plane has one
+    channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
     """
 
     height: int
@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the blocks that send the fewest bytes; among equals, the fewest products, then the fewest replies.
+    """Choose the sizes with which a layer sends the fewest bytes; among equals, the fewest products, then replies.
 
     degree: coefficients of a polynomial. Raises InputError if even the input values that one output reads are more than
     `degree`.
@@ -77,7 +77,8 @@ def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[ra
 def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
     """List all tiles whose plane fits a polynomial, as (height, width, coefficients of the plane), largest first.
 
-    degree: coefficients of a polynomial. Raises InputError if not even a tile of one output fits.
+    A plane has one channel's values for a tile. degree: coefficients of a polynomial. Raises InputError if not even a
+    tile of one output fits.
     """
     axes = layer.rows, layer.columns
     heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in axes)

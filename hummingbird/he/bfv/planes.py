@@ -204,7 +204,10 @@ class Planes:
 
     @cached_property
     def exponents(self) -> Tensor:
-        """The position of each tap's weight among a plane's coefficients: int64 (taps down, taps across)."""
+        """The position of each weight among a plane's coefficients: int64 (taps down, taps across).
+
+        Taps are the kernel positions in use (`Axis.taps`).
+        """
         down, right = (
             torch.tensor([axis.shift(most) - tap.offset for tap in axis.taps])
             for axis, most in ((self.rows, self.height), (self.columns, self.width))
@@ -213,7 +216,10 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """The number, within its channel, of the plane that each tap's weight multiplies: int64 (taps down, across)."""
+        """The number, within its channel, of the plane that each weight multiplies: int64 (taps down, taps across).
+
+        Taps are the kernel positions in use (`Axis.taps`).
+        """
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)
         )

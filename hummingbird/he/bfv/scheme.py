@@ -39,7 +39,7 @@ def check_bits(k: int, where: str) -> None:
 
 
 def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
-    """Raise InputError unless x has int64 (count, N), a polynomial in each row; a count of None allows any number."""
+    """Raise InputError unless x is int64 (count, N), a polynomial in each row; a count of None allows any number."""
     right = isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2 and x.shape[1] == DEGREE
     if not right or count not in (None, x.shape[0]):
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

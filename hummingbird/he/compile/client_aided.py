@@ -175,7 +175,7 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Follow free steps, such as reshapes, back to the server's step that computes the value; returns its number."""
+        """Follow free steps, such as reshapes, back to the server's step that computes the value."""
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
         return index

@@ -70,7 +70,7 @@ class Map:
 
 
 def linear_map(step: Step, index: Tensor) -> Map:
-    """Return the common form of a linear step: one that `is_weighted`, or an average, a mean or a sum.
+    """Return the `Map` of a linear step: one that `is_weighted`, or an average, a mean or a sum.
 
     index: int64, in the shape of the input for one image: positions of its values in an array of ciphertexts, -1 for a
     zero.
@@ -106,9 +106,9 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Return where each output value of a map stands in the map's array (rows, places), flattened: int64 of this shape.
+    """Return where each output value of a `Map` stands in its array (rows, places), flattened: int64 of this shape.
 
-    rows: of the map. last: whether rows are the last dimension of `shape`; otherwise they are the first.
+    rows: of the `Map`. last: whether rows are the last dimension of `shape`; otherwise they are the first.
     """
     count = math.prod(shape)
     index = torch.arange(count)
@@ -136,7 +136,10 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """Map a transposed convolution: one with the flipped kernel, on the input with zeros between its values."""
+    """Return the `Map` of a transposed convolution.
+
+    It is a convolution with the flipped kernel, on the input with zeros between its values.
+    """
     a = step.attrs
     weight, groups, dims = a["weight"].double(), a["groups"], len(a["stride"])
     wide = index.new_full(
@@ -156,7 +159,7 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
 def _windows(
     weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Map:
-    """Map a convolution with weight (out, in / groups, *kernel).
+    """Return the `Map` of a convolution with weight (out, in / groups, *kernel).
 
     index: positions of the padded input's values, (in, *size).
     """
@@ -188,7 +191,7 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Map a sum or a product with a tensor of parameters."""
+    """Return the `Map` of a sum or a product with a tensor of parameters."""
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
     sign = -1.0 if step.attrs.get("reversed") else 1.0
@@ -199,7 +202,10 @@ def _constant(step: Step, index: Tensor) -> Map:
 
 
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
-    """Map scale x + shift, both broadcast to the output's shape, with one group for each channel or each value."""
+    """Return the `Map` of scale x + shift, with one group of rows for each channel or for each value.
+
+    scale, shift: broadcast to the shape of the output.
+    """
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
     index = index.expand(shape)
@@ -220,7 +226,7 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Map an average pool; its windows are listed for each dimension and cut off at the edges.
+    """Return the `Map` of an average pool; its windows are listed for each dimension and cut off at the edges.
 
     The divisors come from torch's own pool, run on ones.
     """
@@ -262,7 +268,10 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Map sums over the rows of a table of positions, divided by divisors; unequal divisors become weights."""
+    """Return the `Map` of sums over the rows of a table of positions, divided by `divisors`.
+
+    Unequal divisors become weights.
+    """
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):
         gather = Gather(_flat(table), _range(1), _range(count, terms), _range(terms))

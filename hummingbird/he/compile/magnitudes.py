@@ -44,7 +44,7 @@ class Magnitude:
 def pattern(shape: Sequence[int], bound: float) -> Tensor:
     """Make pseudo-random inputs to measure a net on: normal, of deviation bound / 4, clamped to the bound.
 
-    shape: of one image. Returns float64 (PATTERN, *shape), the same at each call.
+    shape: of one image. Returns float64 (4, *shape), the same at each call.
     """
     words = prg.Stream(bytes(prg.SEED_BYTES)).words(PATTERN, *shape)  # a fixed key: the pattern is not secret
     uniform = (words >> 11).double() * 2.0**-52  # in [-1, 1)

@@ -293,7 +293,7 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Write constants as integers in this unit, modulo each prime: centred residues, int32 (n, L for L primes).
+        """Write constants as integers in this unit, modulo each of L primes: centred residues, int32 (n, L).
 
         Returns the largest rounding error, too.
         """
@@ -393,7 +393,7 @@ def build(
 
     sizes: measured, by step. bound: on |input|. calibrated: whether the largest measured values serve as bounds,
     instead of proven ones. basis: where sizes come from, in words for the report.
-    Raises ConfigError if no degree has enough primes; ModelError if less than LEAST bits of a typical answer would be
+    Raises ConfigError if no degree has enough primes; ModelError if less than 6 bits of a typical answer would be
     right.
     """
     steps = placement.steps
@@ -444,7 +444,7 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """Raise ModelError, listing all answers, unless typical answers are LEAST bits larger than their errors."""
+    """Raise ModelError, listing all answers, unless 6 bits (`LEAST`) of each typical answer are above its error."""
     steps = attempt.steps
     found = [
         Problem(

@@ -40,7 +40,7 @@ _HINT = 'use x * x, or mode="client-aided", where the client computes it on plai
 
 
 def _power(step: Step) -> int:
-    """Return n for a step x ** n with an integer n from 2 to _MOST_POWER; 0 for other steps."""
+    """Return n for a step x ** n with an integer n from 2 to 64; 0 for other steps."""
     if step.op != elementwise.OP or step.attrs["function"] != "pow" or len(step.inputs) != 2:
         return 0
     base, exponent = step.inputs
@@ -96,8 +96,8 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
 class StepPlace:
     """Where and when a step is computed.
 
-    side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts. turn: the server's turn; for the client, the
-    turn before which it has the value.
+    side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts, such as a reshape. turn: the server's turn;
+    for the client, the turn before which it has the value.
     """
 
     side: str

@@ -250,7 +250,7 @@ class ClientBatch:
             self._shadow.check(index, value, name, least)
 
     def _check_finite(self, wrong: Tensor, where: str) -> None:
-        """Raise InputError unless all values are finite. wrong: bool (images,), marks the images that the error names."""
+        """Raise InputError for values that are not finite. wrong: bool (images,), marks the images with such values."""
         if bool(wrong.any()):
             what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
             raise InputError(what, where=where, hint="are images and weights right?")

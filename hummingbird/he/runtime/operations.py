@@ -38,10 +38,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """Which input ciphertext each weight of a layer multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+    """The number of the input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a
+    zero.
 
     g, p, k: a group of channels, a position of the output and a term of the sum. flat: int32, 1-D. groups, places,
-    taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few places at a time.
+    taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few positions at a time.
     """
 
     flat: Tensor
@@ -163,7 +164,8 @@ class Pick:
     """An operation of the server: it copies ciphertexts from several registers, concatenated, and may add constants.
 
     index: positions, int32 (n,), -1 for zero. factors: an integer for each register by which its ciphertexts are
-    multiplied. size, primes: of the result. constants: int32 (n, L), or None.
+    multiplied. size, primes: components and primes of the result. constants: residues, int32 (n, L) for L primes, or
+    None.
     """
 
     sources: tuple[int, ...]
@@ -196,7 +198,8 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Divide ciphertexts, int32 (n, size, L, N), by their last primes, one after another, until `primes` are left.
+    """Divide ciphertexts, int32 (n, size, L, N), by the last of their L primes, again and again until `primes` are
+    left.
 
     kind: "mixed" or "ntt", the domain of the ciphertexts.
     """

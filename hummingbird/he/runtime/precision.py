@@ -144,9 +144,9 @@ class Shadow:
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
-        """Raise InputError, naming the images, if the errors change `value` by more than 2^-LEAST of its size.
+        """Raise InputError, naming the images, if the errors change `value` by more than 2^-6 of its size.
 
-        index: number of the step. where: its name. least: (batch,), bits for each image instead of LEAST.
+        index: number of the step. where: its name. least: (batch,), bits for each image instead of 6.
         """
         if index not in self._values:
             return

@@ -190,8 +190,8 @@ class Round:
 class Upload:
     """A slice of what the client sends in a turn: ciphertexts first .. first + n - 1 of the turn's stream.
 
-    seed: 16 bytes, new for every slice, from which the server expands component 1. body: component 0, int32 (n, L, N);
-    coefficients, or transformed if public.form is "ntt".
+    seed: 16 bytes, new for every slice, from which the server expands component 1. body: component 0, int32 (n, L, N)
+    for L primes and N coefficients, which are transformed if public.form is "ntt".
     """
 
     turn: int

@@ -30,10 +30,11 @@ _MASKED = 16  # ciphertexts masked at a time: the randomness of each is as large
 
 
 class Server:
-    """The server role: it has the net's weights and programs, and no key; it never changes, and serves any threads.
+    """The server role: it has the net's weights and programs, and no key. One object serves any number of clients.
 
-    device: of weights and ciphertexts, "cpu" or "cuda"; messages do not depend on it. memory: predicted bytes of the
-    largest turn on that device. Raises InputError for a missing device.
+    It never changes, so several threads may use it. device: of weights and ciphertexts, "cpu" or "cuda"; messages do
+    not depend on it. memory: predicted bytes of the largest turn on that device. Raises InputError for a missing
+    device.
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:

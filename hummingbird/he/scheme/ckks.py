@@ -46,9 +46,9 @@ class Coins:
         self._spent = False
 
     def spend(self) -> tuple[bytes, Tensor, Tensor]:
-        """Return the seed, the uniform component a that follows from it, and the errors e.
+        """Return the seed, the uniform component a that follows from it, and the errors e of all encryptions.
 
-        a: int32 (count, L, N), transformed (NTT). e: int32 (count, N). Raises InputError the second time.
+        a: int32 (count, L, N) for L primes, transformed (NTT). e: int32 (count, N). Raises InputError the second time.
         """
         if self._spent:
             hint = "draw new Coins: two messages under one mask reveal their difference"
@@ -81,7 +81,7 @@ class SecretKey:
         self._secret = self.ring.ntt(secret.expand(len(parameters.primes), -1).contiguous())
 
     def encrypt(self, message: Tensor, coins: Coins, form: str) -> tuple[bytes, Tensor]:
-        """Encrypt n messages; returns the seed of component 1, and component 0, int32 (n, L, N).
+        """Encrypt n messages; returns the seed of component 1, and component 0, int32 (n, L, N) for L primes.
 
         message: int32 (n, N), |m| < 2^30 - 21. coins: for n ciphertexts of this ring. form: "ntt" for a transformed
         component 0, "mixed" for coefficients. Raises InputError for other coins, and for spent ones.
@@ -109,7 +109,7 @@ class SecretKey:
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Expand a seed to the uniform component 1 of `count` ciphertexts: int32 (count, L, N), transformed (NTT).
+    """Expand a seed to the uniform component 1 of `count` ciphertexts: int32 (count, L, N) for L primes, transformed.
 
     The result is the same on every device.
     """

@@ -54,7 +54,7 @@ def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
 def deviation(flood: int) -> float:
     """Return the standard deviation of a coefficient of the flood, the noise that masks an answer.
 
-    flood: log2 of its range. The rest of the mask is below 2^-DISTANCE of it.
+    flood: log2 of its range. The rest of the mask is smaller by a factor of 2^40 at least.
     """
     return 2.0**flood / math.sqrt(12)
 
@@ -71,7 +71,7 @@ class Mask:
 
 
 def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor:
-    """Mask ciphertexts, int32 (n, size, L, N), so that the client learns their values and nothing else.
+    """Mask ciphertexts, int32 (n, size, L, N) for L primes, so that the client learns their values and nothing else.
 
     zero: the client's encryption of zero, int32 (2, L, N), in this form. flood: log2 of the range of the noise that is
     added. Fresh randomness is drawn here for each ciphertext.

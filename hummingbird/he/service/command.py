@@ -35,7 +35,7 @@ _DEVICE = "where this side computes: cpu, cuda, or cuda:1 for one GPU of several
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
-    """Run the program `he-server`: plan a net, print the plan, and serve the net until SIGTERM or SIGINT."""
+    """Run `he-server`: plan a net, print the plan, and serve the net until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     samples = None if args.samples is None else options.array_of(args.samples, "--samples").float()
@@ -49,7 +49,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Run the program `he-client`: send images, print figures, and the accuracy if there are labels, write the outputs."""
+    """Run `he-client`: send images, print figures, and the accuracy if there are labels, and write the outputs."""
     heap.keep()
     images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)
