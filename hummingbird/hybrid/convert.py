@@ -94,7 +94,7 @@ class TracedNet:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """How many values each activation or max pooling makes for an image, by name of the layer, in order."""
+        """Number of values that each activation or max pooling makes for an image, by name of the layer, in order."""
         pairs = zip(self.steps, self.shapes, strict=True)
         return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
 

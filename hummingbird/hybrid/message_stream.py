@@ -83,7 +83,7 @@ class Outgoing:
 
 
 class Incoming(Protocol):
-    """Where the messages of the other side come from; `channel.prefetch.Prefetch` is one."""
+    """A source of the other side's messages, such as `channel.prefetch.Prefetch`."""
 
     def next(self, timeout: float) -> bytes | None:
         """Return the next message, None after the last.

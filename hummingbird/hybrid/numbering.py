@@ -17,7 +17,7 @@ from hummingbird.prg import derive
 
 @dataclass(frozen=True)
 class GatePosition:
-    """Where a gate of a plan stands among all gates of a slot.
+    """The position of a gate of a plan among all gates of a slot.
 
     number, gate: the step. circuit: of the gate. bit: the first of its input bits, among the slot's. tile: its first
     tile, among the slot's; a tile is 16 instances of a circuit.

@@ -22,7 +22,7 @@ def session() -> dict[str, int]:
 
 
 def call() -> dict[str, int]:
-    """Return the bytes of a call that deals slots, by message, without those of the slots."""
+    """Return the bytes of a call that deals slots, by message; those of the slots themselves are in `offline`."""
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 

@@ -17,7 +17,7 @@ from hummingbird.he.bfv.layer import LayerShape
 
 
 class Blocks(NamedTuple):
-    """How many values share a polynomial: the sizes that `choose` picks for a layer.
+    """Sizes that say how many values share a polynomial; `choose` picks them for a layer.
 
     height, width: of a tile, in output values. planes: number of planes in an input polynomial; a plane has one
     channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.

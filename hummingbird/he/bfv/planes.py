@@ -113,10 +113,10 @@ class Axis:
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
     def room(self, most: int) -> int:
-        """Return the length of a line with its gap: the smallest for which products of consecutive lines do not mix.
+        """Return the length of a row of a plane with its gap: the smallest for which products of two rows do not mix.
 
         most: outputs of a tile. For output i, input y and any tap, i - y + offset must be within (-room, room); it is 0
-        if the tap multiplies this input for this output. The line must also hold all outputs of a tile.
+        if the tap multiplies this input for this output. The row must also hold all outputs of a tile.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):

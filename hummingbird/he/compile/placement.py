@@ -94,7 +94,7 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class StepPlace:
-    """Where and when a step is computed.
+    """The role and the turn in which a step is computed.
 
     side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts, such as a reshape. turn: the server's turn;
     for the client, the turn before which it has the value.
@@ -106,7 +106,7 @@ class StepPlace:
 
 @dataclass
 class Placement:
-    """Which role computes each step of a net, and in which turn (he/compile/placement.py).
+    """The role that computes each step of a net, and the turn in which it does (he/compile/placement.py).
 
     places: of every step. `demand` fills in the lists below, which have numbers of steps in order.
 

@@ -17,7 +17,7 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Where the ciphertexts of a value are: a register, an array of ciphertexts, and positions in it.
+    """The place of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
 
     index: int64 in the value's shape, -1 for zero. unit: the value is an integer times `unit`; in a client-aided turn
     also times 2^-s, for the client's scale s.

@@ -43,8 +43,8 @@ _SHOWN = 8  # images named in an error
 class Precision:
     """The precision of a batch's answers for each image, in bits: a typical value of the image over the error.
 
-    Errors of different turns count as independent. device: of the returned integers. predicted, measured: float64
-    (images,) on the CPU; measured is None with fewer than two slots without an image.
+    Errors of different turns count as independent. slots: images that a full batch has. device: of the returned
+    integers. predicted, measured: float64 (images,) on the CPU; measured is None if a batch lacks less than two images.
     """
 
     def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:

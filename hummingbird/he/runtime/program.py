@@ -23,7 +23,7 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Program:
-    """What the server computes in one turn: operations on registers, which are arrays of ciphertexts.
+    """The server's computation in one turn: operations on registers, which are arrays of ciphertexts.
 
     received: form of register 0. Operation k makes register k + 1. returns: the registers to send back, in order.
     masks: one for each returned register if answers are masked (he/scheme/masking.py); then the last received

@@ -61,7 +61,7 @@ def deviation(flood: int) -> float:
 
 @dataclass(frozen=True)
 class Mask:
-    """How the server masks a returned value: it multiplies its integers by 2^lift, to make room, and adds noise.
+    """The mask of a value that the server returns: the server multiplies by 2^lift, to make room, and adds noise.
 
     flood: the noise, called the flood, is uniform over a range of width 2^flood.
     """

@@ -26,7 +26,10 @@ PACKINGS = ("coefficients", "complex", "real")
 
 
 def slots(packing: str, degree: int) -> int:
-    """Return the number of values that a polynomial encodes. Raises ConfigError for an unknown packing."""
+    """Return the number of slots of a ciphertext: how many values, one for each image, its polynomial encodes.
+
+    Raises ConfigError for an unknown packing.
+    """
     if packing not in PACKINGS:
         raise ConfigError(f"packing={packing!r}", where="packing", hint=f"None, or one of {', '.join(PACKINGS)}")
     return degree // 2 if packing == "real" else degree
@@ -40,15 +43,16 @@ def spread(packing: str, degree: int) -> float:
 def peak(packing: str) -> float:
     """Return the largest coefficient of a polynomial that encodes values of at most 1 in absolute value.
 
-    A coefficient is a mean of slots times roots of unity.
+    A coefficient is a mean of values times roots of unity.
     """
     return math.sqrt(2) if packing == "complex" else 1.0
 
 
 def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
-    """Encode values times scales as polynomials of integers: float (n, count <= slots) to int32 (n, N).
+    """Encode values times scales as polynomials of integers: float (n, count) to int32 (n, N).
 
-    scales: one number, or one for each slot, (count,); |value| * scale * `peak` < 2^30.
+    count: at most the number of values that a polynomial encodes, `slots`. scales: one number, or one for each value of
+    a polynomial, (count,); |value| * scale * `peak` < 2^30.
     """
     count = values.shape[1]
     if packing == "coefficients":
@@ -69,7 +73,7 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
 
 
 def decode(coefficients: Tensor, packing: str) -> Tensor:
-    """Decode polynomials, float64 (n, N), to values times their scale, float64 (n, slots)."""
+    """Decode polynomials, float64 (n, N), to their values times the scale, float64 (n, slots)."""
     if packing == "coefficients":
         return coefficients
     n, degree = coefficients.shape
@@ -92,7 +96,7 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def constant_step(packing: str, degree: int) -> int:
-    """Return the distance between the coefficients that are 1 in the polynomial that encodes 1 in every slot.
+    """Return the distance between the coefficients that are 1 in the polynomial whose values are all 1.
 
     The first of them is coefficient 0; all others are 0.
     """
