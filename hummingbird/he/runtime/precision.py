@@ -44,7 +44,8 @@ class Precision:
     """The precision of a batch's answers for each image, in bits: a typical value of the image over the error.
 
     Errors of different turns count as independent. slots: images that a full batch has. device: of the returned
-    integers. predicted, measured: float64 (images,) on the CPU; measured is None if a batch lacks less than two images.
+    integers. predicted, measured: float64 (images,) on the CPU; measured is None unless the batch has at least two
+    images less than a full one.
     """
 
     def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:

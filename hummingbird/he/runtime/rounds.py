@@ -172,8 +172,8 @@ class Round:
 
             2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
 
-        A slot's value has this bound for any values in other slots, and a coefficient is at most m times the largest
-        slot. A message with its error stays below 2^30, because the kernel uses int32.
+        An image's value has this bound for any values of other images, and a coefficient is at most m times the largest
+        value. A message with its error stays below 2^30, because the kernel uses int32.
         """
         peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
