@@ -56,7 +56,10 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor:
-    """W x mod 2^ring, int64 (B, *step.shape), of x int64 (B, ...), read as (B, C, H, W)."""
+    """Multiply x by a layer's weights: W x mod 2^ring, int64 (B, *step.shape).
+
+    x: int64 (B, ...), read as (B, C, H, W).
+    """
     rows, columns = step.padding
     image = F.pad(reduced(x, step.ring).reshape(len(x), *step.image), (columns, columns, rows, rows))
     out = products.conv2d(image, weight, step.stride, step.dilation, step.groups, step.ring)
@@ -64,9 +67,9 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """Compute a step of LOCAL on one side's shares, mod 2^ring.
+    """Compute one side's share of a step that needs no other side (`plan.LOCAL`): a sum, a view, a pool or a cut.
 
-    model: whether it is the model's side, which adds constants.
+    model: whether this is the model's side, which adds constants.
     """
     if step.op == "cut":
         m = step.attrs["m"]
@@ -76,7 +79,10 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
 
 
 def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: LocalStep) -> Tensor:
-    """Run all steps on images, int64 (B, *shape), with a function for each kind of step; returns the last value."""
+    """Run all steps of a plan on x, int64 (B, *shape), with a function for each kind of step; returns the last value.
+
+    linear, gate, other: compute a layer, a gate, and any other step.
+    """
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
         if isinstance(step, Linear):
@@ -101,9 +107,10 @@ def _model_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
 
 
 def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The data's side: the input r of every `Linear`, mod 2^ring, to be encrypted; int64 (B, C, H, W), by number.
+    """Compute the data's share r of the input of every layer with weights, which this side then sends encrypted.
 
-    masks: int64 (B, *shape), one for each of `plan.masked`, uniform mod 2^ring.
+    masks: int64 (B, *shape), uniform mod 2^ring, one for each of `plan.masked`. Returns int64 (B, C, H, W) mod 2^ring,
+    by number of the step.
     """
     values = dict(masks)
     locals_ = sorted(at_rest(plan) - masks.keys())
@@ -115,9 +122,11 @@ def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tuple[dict[int, Tensor], Tensor]:
-    """The data's side: its shares mod 2^width of all gates' inputs, by number, and its share of the logits.
+    """Compute the data's side of a plan before the image is known.
 
-    masks: as for `requests`. linear: returns d = W r - s mod 2^ring, int64 (B, *step.shape).
+    masks: as for `requests`. linear: returns d = W r - s mod 2^ring, int64 (B, *step.shape), this side's share of a
+    layer's result. Returns this side's shares mod 2^width of all gates' inputs, by number of the step, and its share of
+    the logits.
     """
     shares: dict[int, Tensor] = {}
 
@@ -129,23 +138,26 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
 
 
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
-    """The model's side: its share of the logits, from x = X - r of the images, int64 (B, *shape).
+    """Compute the model's side of a plan: its share of the logits, from its share x = X - r of the images X.
 
-    linear: returns W x + s + bias mod 2^ring (`product` has W x). gate: maps its own share mod 2^width to
-    y - r mod 2^ring.
+    x: int64 (B, *shape). linear: returns W x + s + bias mod 2^ring (`product` has W x). gate: maps this side's share of
+    a gate's input, mod 2^width, to its share of the result, y - r mod 2^ring.
     """
     return walk(plan, x, linear, gate, _model_side)
 
 
 def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
-    """Weights prepared as factors of many products, by number."""
+    """Prepare the weights of all layers for many products: a `products.Factor` for each step's number."""
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """The model's side of all layers, for `online`: W x + s + bias. masks: s, int64 (B, *step.shape), by number."""
+    """Make the function with which the model's side computes its share of a layer, W x + s + bias, for `online`.
+
+    weights: of `factors`. masks: the masks s of the layers' results, int64 (B, *step.shape), by number of the step.
+    """
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:
         bias = parameters[number].bias.view(-1, *(1,) * (len(step.shape) - 1))

@@ -38,8 +38,9 @@ _Result = TypeVar("_Result")
 
 
 class Connection:
-    """The data's side of one session with the server at `address`. Begins a new session if the folder holds none.
+    """The data's side of one session with the server at `address`: it prepares slots in its store.
 
+    It begins a new session if the folder holds none.
     folder: this side's store, which only this process uses.
     tls, token: see `rpc.client.connect`.
     timeout: longest silence of the server, seconds.
@@ -86,7 +87,7 @@ class Connection:
 
     @contextmanager
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
-        """Call a method of the server; yields this end, and adds the bytes to `count`.
+        """Call a method of the server; yields this end of the connection, and adds the bytes to `count`.
 
         A malformed answer is a PeerError.
         """
@@ -102,11 +103,14 @@ class Connection:
 
     @property
     def ready(self) -> int:
-        """The number of slots that are ready."""
+        """The number of slots that are ready to use."""
         return len(self.side.store.ready)
 
     def prepare(self, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
-        """Have `count` slots dealt; calls progress(1) after each. If one fails, the earlier ones stay ready."""
+        """Prepare `count` slots with the server; calls progress(1) after each.
+
+        If one fails, the earlier ones stay ready.
+        """
         if count > 0:
             with self.call("Offline", self.offline) as link:
                 self.side.prepare(link, count, progress)
@@ -124,25 +128,27 @@ class Connection:
 
 
 class RemoteNet(Connection):
-    """The net behind `address`: `net(images)` returns its logits, and uses one slot for each image.
+    """The client of a remote net: `net(images)` returns its logits, and uses one slot for each image.
 
-    with RemoteNet("unix:/run/user/1000/gc.sock", Path("slots")) as net:
-        net.prepare(16)
-        logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
+    The server at `address` never sees an image.
+
+        with RemoteNet("unix:/run/user/1000/gc.sock", Path("slots")) as net:
+            net.prepare(16)
+            logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
     """
 
     def __call__(
         self, images: Tensor, *, in_flight: int = IN_FLIGHT, progress: Callable[[int], object] = lambda images: None
     ) -> Any:
-        """Compute logits, float32 (n, ...), of images (n, ...), in the net's structure.
+        """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.
 
-        Missing slots are dealt while images with slots are in flight, and one more for each slot that is damaged here
-        or at the server, which is logged.
+        Missing slots are dealt while images with slots are in flight. For each slot that is damaged here or at the
+        server one more is dealt, and a line is logged.
         in_flight: images in flight at a time.
         progress: called with 1 after each image.
         Raises InputError for images of another shape or beyond the plan's range, before anything is sent; PeerError if
-        the server refuses, dies or is silent, which burns the slots in use; the last error if `TRIES` slots for one
-        image were damaged.
+        the server refuses, dies or is silent: then the slots in use are lost; the last error if 8 slots for one image
+        were damaged.
         """
         if type(in_flight) is not int or in_flight < 1:
             raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
@@ -172,7 +178,7 @@ class RemoteNet(Connection):
 
 
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
-    """Run an attempt that takes a slot; if the slot is damaged at either side, try again, up to `TRIES` times.
+    """Run an attempt that takes a slot; if the slot turns out damaged at either side, try again, up to 8 times.
 
     failed: called before another try.
     """
@@ -187,7 +193,7 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
 
 class _Supply:
-    """Slots for `images` images: ready ones, and missing ones that a thread has dealt meanwhile."""
+    """Hands out slots for `images` images: those that are ready, and missing ones that a thread has dealt meanwhile."""
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -199,7 +205,7 @@ class _Supply:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for a slot for the caller. Raises the error of preparing if that failed."""
+        """Wait until a slot is there for the caller. Raises the error of dealing slots if that failed."""
         with self._changed:
             # No limit of its own: preparing has its limits.
             self._changed.wait_for(lambda: self._free > 0 or self._error is not None or self._closed)
@@ -210,7 +216,7 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Add another slot, in place of a damaged one."""
+        """Ask for one more slot, in place of a damaged one."""
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1
@@ -219,7 +225,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots, and wait until the current one is dealt, which stays ready."""
+        """Hand out no more slots; returns when the slot that is being dealt is complete, and stays ready."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

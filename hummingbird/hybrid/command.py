@@ -45,7 +45,7 @@ The proxy sees no image and no result. It must not collude with the server: toge
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
-    """Plan a net and serve it until SIGTERM or SIGINT."""
+    """Run `gc-server`: plan a net and serve it until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     model = make_plan(net, args.input, args.bits, args.garbler)
@@ -59,7 +59,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Deal slots, and print figures."""
+    """Run `gc-prepare`: have slots dealt with the server, and print figures."""
     heap.keep()
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         before = net.ready
@@ -72,7 +72,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Send images, print figures, and the accuracy if there are labels, and write the logits."""
+    """Run `gc-client`: send images, print figures, and the accuracy if there are labels, and write the logits."""
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
@@ -83,7 +83,7 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Use slots of the caller's own store."""
+    """Send images, with slots from the caller's own store."""
     net = RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout)
     ready = min(net.ready, len(images))
 
@@ -106,7 +106,7 @@ def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | Non
 
 
 def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Use slots of a proxy."""
+    """Send images as a user of a proxy, which has the slots."""
 
     def figures(net: ProxiedNet, seconds: float) -> list[str]:
         each = net.online.total() / len(images)
@@ -125,7 +125,7 @@ def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | N
 
 
 def serve_proxy(args: argparse.Namespace) -> int:
-    """Prepare slots for users and serve them until SIGTERM or SIGINT."""
+    """Run `gc-proxy`: prepare slots for users and serve the users until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     with Connection(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as connection:
@@ -137,7 +137,7 @@ def serve_proxy(args: argparse.Namespace) -> int:
 
 
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Add a command's parser, with an example at the end of its help."""
+    """Add the parser of the program `name`, with an example at the end of its help."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
@@ -153,7 +153,7 @@ def add_server(
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add `gc-server` to the command line. build: makes the net from the parsed arguments."""
+    """Add the program `gc-server` to the command line. build: makes the net from the parsed arguments."""
     text = "Offer a private net to clients that have the images; two parties, no dealer."
     example = "--model my_nets:small 10 --input 3x32x32 --bits bits.json --store slots --listen unix:gc.sock"
     sub = command(commands, "gc-server", text, _SERVER, example)
@@ -175,13 +175,13 @@ def add_server(
 
 
 def add_connection(sub: argparse.ArgumentParser) -> None:
-    """Add the options that every program of the data's side has, except those of its name."""
+    """Add the options that every program of the data's side has, except those that name its caller."""
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
     sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
 
 
 def add_prepare(commands: Any) -> None:
-    """Add `gc-prepare` to the command line."""
+    """Add the program `gc-prepare` to the command line."""
     text = "Have slots dealt for images that are not known yet."
     sub = command(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
     add_connection(sub)
@@ -192,7 +192,7 @@ def add_prepare(commands: Any) -> None:
 
 
 def add_client(commands: Any) -> None:
-    """Add `gc-client` to the command line."""
+    """Add the program `gc-client` to the command line."""
     text = "Have a server compute logits of images that it does not see."
     example = "--server unix:gc.sock --store mine --images x.npy --out y.npy"
     sub = command(commands, "gc-client", text, _CLIENT, example)
@@ -209,7 +209,7 @@ def add_client(commands: Any) -> None:
 
 
 def add_proxy(commands: Any) -> None:
-    """Add `gc-proxy` to the command line."""
+    """Add the program `gc-proxy` to the command line."""
     text = "Prepare slots for users of a net, who need no store."
     example = "--server unix:gc.sock --store slots --listen unix:proxy.sock"
     sub = command(commands, "gc-proxy", text, _PROXY, example)

@@ -26,7 +26,10 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """Replace sums and products with tensors by layers, if the tensors fit the shapes of one image's values."""
+    """Replace sums and products with the net's tensors by layers, where a tensor has the shape of one image's value.
+
+    They become part of the layer before, or a layer of their own. shapes: of each step's value for one image.
+    """
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     forward: dict[int, int] = {}
@@ -50,7 +53,10 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 
 
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """s and t of a step s x + t, float64 in the shape of one image's value; None if they differ between images."""
+    """Return s and t of a step that computes s x + t, float64 in the shape of one image's value.
+
+    Returns None if they differ between images.
+    """
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):
         return None
@@ -68,7 +74,7 @@ def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None
 
 
 def _of_channels(x: Tensor) -> Tensor | None:
-    """One value for each channel; None if values differ within a channel."""
+    """Return one value for each channel of x; None if values differ within a channel."""
     if not x.dim():
         return None
     rows = x.reshape(len(x), -1)
@@ -79,7 +85,10 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """A layer with a factor and a shift for each value of an image."""
+    """Add a layer with a factor and a summand for each value of an image, by the rule of `lowering` for "scale_last".
+
+    to: the `Lowering`. number: of the step. x: the layer's input in the plan.
+    """
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
     weight, shift = (step.attrs[name].double().expand(x.shape).reshape(-1) for name in ("scale", "shift"))
@@ -91,7 +100,11 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """A sum of two values, or of a value and a number of the net's code."""
+    """Add a sum of two values, or of a value and a number in the net's code: the rule of `lowering` for "add" and
+    "sub".
+
+    to: the `Lowering`. number: of the step. parts: the values in the plan.
+    """
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
         return to.drafts.sum(step.name, parts, (1, sign))
@@ -100,7 +113,11 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """A product with a number of the net's code: the same integers in another unit, negated for a negative number."""
+    """Add a product with a number in the net's code to a plan, by the rule of `lowering` for "mul" and "neg".
+
+    The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`. number: of
+    the step.
+    """
     factor = step.attrs.get("value", -1.0)
     if factor < 0:
         x = to.drafts.weighted(f"{step.name}.minus", [x], x.scale.times(1.0), signs=(-1,))

@@ -44,9 +44,10 @@ def convert_model(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     garbler: str = "data",
 ) -> HybridNet:
-    """Convert a net for two parties, both in this process; arguments and errors as for `make_plan`.
+    """Convert a net for two parties, both in this process; arguments and errors are those of `make_plan`.
 
-    Also raises ConfigError for weights and rings whose encrypted products would not hide the weights.
+    Also raises ConfigError for weights and rings for which the encrypted products would reveal something about the
+    weights.
     """
     model = make_plan(net, input_shape, bits, garbler)
     return HybridNet(model, plan_json.digest(plan_json.describe(model, new_seed())))
@@ -63,7 +64,7 @@ def make_plan(
     input_shape: of one image, such as (3, 32, 32).
     bits: windows, as for `hummingbird.convert_model`. Every activation needs a window of 2 to 24 bits. So does a layer
     whose result goes to another layer without an activation, under its own name. A window of the last layer bounds the
-    logits; without one, the weights bound them. Its `input_range` bounds images; 4.0 if it has none.
+    logits; without one, the weights bound them. `input_range` of `bits` bounds images; the default is 4.0.
     garbler: "data" or "model", the side that garbles.
     Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
     """
@@ -71,9 +72,9 @@ def make_plan(
 
 
 class TracedNet:
-    """A traced net for images of one shape, to plan repeatedly with different windows.
+    """A traced net for images of one shape, from which plans with different windows are made.
 
-    Raises ModelError and InputError.
+    Raises ModelError for a net that cannot be converted, InputError for a shape.
     """
 
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
@@ -93,12 +94,15 @@ class TracedNet:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """The comparing layers, in order, with the number of values that each makes for an image."""
+        """Number of values that each activation or max pooling makes for an image, by name of the layer, in order."""
         pairs = zip(self.steps, self.shapes, strict=True)
         return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
 
     def plan(self, config: BitConfig, garbler: str = "data") -> Model:
-        """Make the plan with these windows; errors as for `make_plan`."""
+        """Make the plan of the net with these windows; errors are those of `make_plan`.
+
+        garbler: the side that garbles, "data" or "model".
+        """
         if garbler not in GARBLERS:
             raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
         check_windows(self._net, config, self._searched)
@@ -109,7 +113,7 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """Attributes of the output: structure and shapes of several results; none for a single tensor."""
+        """Return attributes of the output step: structure and shapes of several results; none for a single tensor."""
         if "structure" not in self.steps[-1].attrs:
             return {}
         results = separate(self.steps)[-1].inputs
@@ -122,10 +126,11 @@ class TracedNet:
 def check_windows(
     steps: Sequence[graph.Step], config: BitConfig, searched: Callable[[], Sequence[graph.Step]] | None = None
 ) -> None:
-    """Raise ConfigError for windows of missing layers, found for another net, or with a q, and for rows.
+    """Raise ConfigError for windows that do not fit the net's steps.
 
-    searched: returns the steps that a search of windows sees, including numbers that forward() reads from weights;
-    default: `steps`.
+    A window must be of a layer of this net, found for this net, and without a q; there must be no rows
+    (`bits.BitConfig`). searched: returns the steps that a search of windows sees, including numbers that forward()
+    reads from weights; default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
@@ -138,7 +143,11 @@ def check_windows(
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
-    """Names of the steps that may have a window without comparing: a `lift` may follow, or they are the last step."""
+    """List the names of steps that compare nothing and may still have a window.
+
+    If another layer follows such a step without an activation, a lift gate reads the window; or the step is the last
+    one.
+    """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 
 

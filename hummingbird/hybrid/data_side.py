@@ -35,7 +35,7 @@ from hummingbird.prg import Stream, derive
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in use.
+    """A slot that is in use for an image, at the data's side.
 
     seed: of all its masks. kept: its material. share: this side's share of the logits, (1, *shape).
     """
@@ -47,7 +47,10 @@ class Slot:
 
 
 class DataSide:
-    """The data's side of one session. digest: of the model's description."""
+    """The data's side of one session: it prepares slots, and computes the logits of an image with each.
+
+    digest: of the model's description, to which the store is bound.
+    """
 
     def __init__(self, plan: Plan, digest: str, store: Store) -> None:
         check_bound(store, "data", digest)
@@ -62,7 +65,8 @@ class DataSide:
     def prepare(self, link: MessageStream, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
         """Have `count` slots dealt in one call; ready slots stay ready if a later one fails.
 
-        progress: called with 1 after each slot. Raises the errors of `MessageStream.receive` and `Store.deal`.
+        link: the connection to the model's side. progress: called with 1 after each slot. Raises the errors of
+        `MessageStream.receive` and `Store.deal`.
         """
         secret = bfv.Secret.new()
         session = self.store.header.session
@@ -95,7 +99,11 @@ class DataSide:
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
-        """Send the tables of all gates; returns L ^ Q, int64 (bits, 2)."""
+        """Garble all gates and send their tables; returns L ^ Q, int64 (bits, 2).
+
+        L are the labels of 0, Q the keys of the oblivious transfers (gc/cot.py). values: this side's shares of the
+        gates' inputs. masks: of the gates' results.
+        """
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
         keys = sender.extend(self._numbering.first_ot(slot), bits, message, True)
@@ -108,7 +116,11 @@ class DataSide:
         return labels ^ keys
 
     def _take_tables(self, link: MessageStream, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
-        """Receive labels of all own bits, int64 (bits, 2), and the tables of all gates."""
+        """Receive the labels of this side's bits, by oblivious transfer, and the tables of all gates.
+
+        values: this side's shares of the gates' inputs. Returns the labels, int64 (bits, 2), then the tables of each
+        gate.
+        """
         bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
         choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
         message, keys = receiver_of(self.store).chosen(self._numbering.first_ot(slot), choices)
@@ -123,19 +135,19 @@ class DataSide:
     # Online -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Slot:
-        """Take the next ready slot, and mark it as used.
+        """Take the next ready slot from the store, and mark it as used.
 
-        Raises StoreError if none is ready, SlotError if it is damaged.
+        Raises StoreError if no slot is ready, SlotError if the slot is damaged.
         """
         number, (*kept, share) = self.store.use()
         return Slot(number, slot_seed(self.store.seed, number), kept, share)
 
     def input_mask(self, slot: Slot) -> Tensor:
-        """r of the input, int64 (1, *shape)."""
+        """Return the mask r of the slot's image, int64 (1, *shape)."""
         return self._mask(slot.seed, self.plan.input_number)
 
     def infer(self, link: MessageStream, slot: Slot, x: Tensor) -> Tensor:
-        """Compute the logits mod 2^ring, int64 (1, *shape), of an encoded image (1, *shape) with a slot from `take`."""
+        """Compute the logits of an encoded image (1, *shape) with a slot from `take`: int64 (1, *shape), mod 2^ring."""
         step, output = self.plan.input, self.plan.output
         self.open(link, slot)
         link.send("input", messages.pack(reduced(x - self.input_mask(slot), step.ring), step.ring))
@@ -144,7 +156,10 @@ class DataSide:
         return reduced(slot.share + messages.unpack(share, output.shape, output.ring), output.ring)
 
     def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
-        """Begin an online call. ticket, input: only for a proxy's user."""
+        """Begin a call for one image: send its first message, which names the slot.
+
+        ticket, input: only for a proxy's user: what identifies the user, and how it sends its image.
+        """
         session = self.store.header.session
         opening = messages.OnlineOpening(
             plan=self._digest, session=session, slot=slot.number, ticket=ticket, input=input
@@ -152,7 +167,7 @@ class DataSide:
         link.send("opening", opening.pack())
 
     def answer(self, link: MessageStream, slot: Slot) -> None:
-        """Answer one message for every layer of gates."""
+        """Answer the model's message for every layer of gates."""
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
                 asked = link.receive(
@@ -166,7 +181,10 @@ class DataSide:
                 link.send(f"{place.gate.name}: result", messages.pack(y, place.gate.ring))
 
     def _evaluate(self, slot: Slot, position: int, place: GatePosition, labels: Tensor) -> Tensor:
-        """y + offset - r of a gate, int64 (n,)."""
+        """Evaluate a gate; returns the result y for the model's side, plus the garbler's offset, minus the mask r.
+
+        labels: of the model's bits. Returns int64 (n,).
+        """
         tile = self._numbering.first_tile(slot.number) + place.tile
         own, tables = place.part(slot.kept[0]), slot.kept[1 + position]
         theirs = labels.view(own.shape)
@@ -175,7 +193,7 @@ class DataSide:
 
 
 def mask_seed(seed: bytes, number: int) -> bytes:
-    """Seed of the mask r of a step."""
+    """Derive the seed of a step's mask r from the slot's seed. number: of the step."""
     return derive(seed, "r", number)
 
 
@@ -185,5 +203,5 @@ def expand(seed: bytes, shape: tuple[int, ...], ring: int) -> Tensor:
 
 
 def _bits(values: Tensor, width: int) -> Tensor:
-    """The bits of numbers, lowest first: uint8 (n * width,)."""
+    """Split numbers into their low `width` bits, lowest first: uint8 (n * width,)."""
     return (values[:, None] >> torch.arange(width) & 1).to(torch.uint8).view(-1)

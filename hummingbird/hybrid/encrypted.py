@@ -23,23 +23,30 @@ _POLYNOMIAL = 1 << 16  # bytes of a transformed polynomial
 
 
 def layout(step: Linear) -> Layout:
-    """The mapping of a layer's values to polynomials."""
+    """Return the mapping of a layer's values to polynomials, which both sides derive from the plan."""
     return Layout.of(step.image, step.weight, step.stride, step.padding, step.dilation, step.groups)
 
 
 class MessageSizes:
-    """A layer's two messages, and their sizes in bytes: `up`, Enc(r), and `down`, the reply."""
+    """The two messages of a layer with weights, offline: what each side computes for them, and their sizes in bytes.
+
+    up: size of the encrypted mask from the data's side. down: size of the reply.
+    """
 
     def __init__(self, step: Linear) -> None:
         self.step, self.layout = step, layout(step)
         self.up, self.down = self.layout.up_bytes, self.layout.down_bytes
 
     def ask(self, secret: bfv.Secret, r: Tensor) -> bytes:
-        """The data's side: encrypt r mod 2^ring, int64 (C, H, W), which is new for every slot."""
+        """Encrypt the layer's input mask r mod 2^ring, int64 (C, H, W), at the data's side.
+
+        The mask is new for every slot.
+        """
         return secret.encrypt(self.layout.pack_input(r), self.step.ring).to_bytes()
 
     def read(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """The data's side: decrypt a reply to d = W r - s mod 2^ring, int64 (1, *shape).
+        """Decrypt a reply at the data's side to d = W r - s mod 2^ring, int64 (1, *shape), its share of the layer's
+        result.
 
         Raises InputError for damaged bytes.
         """
@@ -47,24 +54,27 @@ class MessageSizes:
         return self.layout.unpack(polys).view(1, *self.step.shape)
 
     def masks(self, seed: bytes) -> Tensor:
-        """The model's side: masks to subtract from all coefficients of a slot's replies, int64 (replies, N)."""
+        """Draw the masks that the model's side subtracts from a slot's replies, in all coefficients.
+
+        Returns int64 (replies, N).
+        """
         return bfv.draw_masks(Stream(seed), self.layout.replies, self.step.ring)
 
     def hidden(self, seed: bytes) -> Tensor:
-        """The model's side: s, the masks of the outputs, int64 (1, *shape)."""
+        """Return the masks s of the layer's outputs, at the model's side: int64 (1, *shape)."""
         return self.layout.unpack(self.masks(seed)).view(1, *self.step.shape)
 
 
 def layers(plan: Plan) -> dict[int, MessageSizes]:
-    """All layers of a plan, by number."""
+    """Return the messages of all layers with weights of a plan, by number of the step."""
     return {number: MessageSizes(step) for number, step in plan.linears.items()}
 
 
 class Weights:
-    """The model's side: weights of all layers, of which up to `_KEPT` bytes are transformed only once.
+    """The weights of all layers at the model's side, which answers encrypted masks with them.
 
-    Raises ConfigError if the statistical distance of the replies to one image from ones that hide the weights exceeds
-    2^-30.
+    Up to 4 GiB of weights are transformed (NTT) only once, others for every slot. Raises ConfigError if the statistical
+    distance of the replies to one image from ones that hide the weights exceeds 2^-30.
     """
 
     def __init__(
@@ -85,7 +95,10 @@ class Weights:
         return bfv.transform(self._layers[number].layout.pack_weights(self._parameters[number].weight))
 
     def answer(self, number: int, public: bfv.PublicKey, asked: bytes, seed: bytes) -> bytes:
-        """Compute the reply of layer `number`, with masks from a seed. Raises InputError for damaged bytes."""
+        """Compute the reply of layer `number` to an encrypted mask. Raises InputError for damaged bytes.
+
+        public: the data side's key. asked: the encrypted mask. seed: of the masks that the reply hides its values with.
+        """
         layer = self._layers[number]
         places = layer.layout
         kept = self._kept.get(number)
@@ -96,5 +109,5 @@ class Weights:
 
 
 def mask_seed(slot_seed: bytes, number: int) -> bytes:
-    """The seed of the masks s of layer `number`, at the model's side."""
+    """Derive the seed of the masks s of layer `number`, at the model's side."""
     return derive(slot_seed, "s", number)

@@ -17,7 +17,10 @@ from hummingbird.prg import Stream, derive
 
 
 def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Draw the masks r of `plan.masked` and s of the layers from a seed: int64 (images, *shape), by number."""
+    """Draw all masks from a seed: r of the input and the gates (`plan.masked`), and s of the layers.
+
+    Returns both, by number of the step: int64 (images, *shape), mod 2^ring.
+    """
 
     def mask(kind: str, number: int) -> Tensor:
         step = plan.steps[number]
@@ -27,13 +30,16 @@ def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict
 
 
 def gate(step: Gate, x: Tensor) -> Tensor:
-    """The result of a gate, mod 2^ring, from integers mod 2^width."""
+    """Compute the result of a gate in the clear, mod 2^ring, from integers mod 2^width."""
     value = signed(x, step.width)
     return reduced(value.clamp(min=0) if step.kind == "relu" else value, step.ring)
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """The data's side of all layers: W r - s mod 2^ring. hidden: the masks s, by number."""
+    """Make the function that computes the data's share of a layer, W r - s mod 2^ring, in the clear.
+
+    hidden: the masks s, by number of the step.
+    """
 
     def linear(number: int, step: Linear, r: Tensor) -> Tensor:
         return reduced(arithmetic.product(step, model.parameters[number].weight, r) - hidden[number], step.ring)
@@ -42,9 +48,9 @@ def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearSt
 
 
 def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[int, Tensor]) -> Tensor:
-    """Run both sides; returns the sum of their shares of the logits, mod 2^ring, for encoded images int64 (B, *shape).
+    """Run both sides with gates and encrypted products in the clear; returns the logits mod 2^ring.
 
-    masks: r, by number; hidden: s, by number; both from `drawn`.
+    x: encoded images, int64 (B, *shape). masks, hidden: the masks r and s by number of the step, both from `drawn`.
     """
     plan = model.plan
     shares, last = arithmetic.offline(plan, masks, encrypted(model, hidden))
@@ -59,14 +65,17 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """A plan on integers."""
+    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides' protocol would."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self._parameters = model.plan, model.parameters
         self._factors = arithmetic.factors(model.parameters)
 
     def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
-        """Logits mod 2^ring of encoded images int64 (B, *shape). low: z by number, from `low_bits`."""
+        """Compute the logits mod 2^ring of encoded images, int64 (B, *shape).
+
+        low: the low bits of the data's share that each cut drops, by number of the step, from `low_bits`.
+        """
 
         def other(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
             values = (given[0] - low[number],) if step.op == "cut" else given
@@ -80,9 +89,10 @@ class Plain:
 
 
 def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
-    """The low bits of the data's share at every cut, by number, from the data's walk, which needs no weights.
+    """Compute the low bits of the data's share that each cut drops, by number of the step; this needs no weights.
 
-    masks: returns r of `plan.masked`, mod 2^ring. linear: returns d of a layer, which is uniform for any r.
+    masks: returns the mask r of each of `plan.masked`, mod 2^ring. linear: returns the data's share of a layer's
+    result, which is uniform for any r.
     """
     found: dict[int, Tensor] = {}
 

@@ -34,9 +34,11 @@ _HINT += "; hummingbird.convert_model has all operations, on shares"
 
 
 class Lowering:
-    """Lowers a net. steps: of the net, with folded batch norms. shapes: of every value for one image.
+    """Turns the steps of a traced net into steps of a plan, with a rule for each operation.
 
-    Raises ConfigError for windows."""
+    steps: of the net, with folded batch norms. shapes: of every value for one image. config: the windows. `run` raises
+    ConfigError for windows that do not fit.
+    """
 
     def __init__(self, steps: Sequence[NetStep], shapes: Sequence[Any], config: BitConfig) -> None:
         self.steps, self.shapes, self.config = steps, shapes, config
@@ -46,7 +48,7 @@ class Lowering:
         self.behind = moved(steps)
 
     def run(self) -> UnfinishedStep:
-        """Lower all steps; returns the value of the last one."""
+        """Turn all steps into steps of a plan; returns the value of the last one."""
         self._check_windows()
         for number, step in enumerate(self.steps):
             if step.op == "output":
@@ -56,7 +58,10 @@ class Lowering:
         return self.values[next(refs(self.steps[-1].inputs)).index]
 
     def results(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Concatenate several results in one unit; each is bounded by its window in bits, if it has one."""
+        """Bring several results of the net to one unit, and concatenate them.
+
+        A window with a result's name bounds its values.
+        """
         scale = joined([part.scale for part in parts])
         rows = []
         for place, part in enumerate(parts):
@@ -67,7 +72,7 @@ class Lowering:
         return self.drafts.concatenated(name, rows)
 
     def _check_windows(self) -> None:
-        """Raise ConfigError, listing all layers, for windows that a gate cannot have."""
+        """Raise ConfigError, listing all layers, for windows that a garbled gate cannot have."""
         relus = {pool: relu for relu, pool in self.behind.items()}
         wrong, small, outside = [], [], []
         for number, step in enumerate(self.steps):
@@ -95,7 +100,10 @@ class Lowering:
             raise ConfigError(what, where="bits", hint=hint)
 
     def pool_window(self, number: int) -> BitWindow:
-        """The window of a max pooling: its own, or the ReLU's window and one more bit, which holds all differences."""
+        """Return the window of a max pooling: its own, or that of the ReLU before it with one more high bit.
+
+        That bit makes room for all differences of two values. number: of the pooling's step.
+        """
         relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
         named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
         if relu is None or named:
@@ -104,7 +112,11 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """A value at rest: x itself, or the result of a `lift` of x, which all layers that read x share."""
+        """Return x, or the result of a lift gate on x, as a value that layers may read.
+
+        The data's side must know its share of a layer's input before any image; a gate's result has a mask that it
+        draws. All layers that read x share the gate.
+        """
         if x.rests:
             return x
         if id(x) in self._lifts:
@@ -132,7 +144,10 @@ def _farthest(clamp: NetStep) -> float:
 
 
 def moved(steps: Sequence[NetStep]) -> dict[int, int]:
-    """The ReLUs that only a max pooling reads, with that pooling: both commute, and the pooling goes first."""
+    """Find the ReLUs that only a max pooling reads, and that may as well come after it.
+
+    Returns the number of the pooling's step by that of the ReLU's.
+    """
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     found = {}
     for number, step in enumerate(steps):
@@ -167,7 +182,7 @@ def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfi
 
 
 def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """A batch norm that follows no layer: a 1x1 convolution for each channel."""
+    """Add a batch norm that follows no layer: a 1x1 convolution of each channel."""
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
     geometry = {"image": image, "weight": tuple(weight.shape), "groups": channels}
@@ -179,7 +194,7 @@ def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfini
 
 
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """low + relu(x - low) - relu(x - high); one gate computes both ReLUs in one round trip."""
+    """Add a clamp as low + relu(x - low) - relu(x - high); one gate computes both ReLUs in one round trip."""
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
     cut, count, shifted = drafts.cut(f"{name}.cut", x, window), x.shape[0], []
@@ -196,7 +211,7 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """(c lift(x) + (2^f - c) relu(x)) / 2^f, where c / 2^f is the slope."""
+    """Add a LeakyReLU as (c lift(x) + (2^f - c) relu(x)) / 2^f, where c / 2^f is nearly its slope; a lift returns x."""
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
     c = round(slope * 2**f)
@@ -209,7 +224,7 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> 
 
 
 def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """relu(x) - slope relu(-x): one gate computes both ReLUs, a layer multiplies by the slopes, which are weights."""
+    """Add a PReLU as relu(x) - slope relu(-x): one gate computes both ReLUs, a layer multiplies by the slopes."""
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
     minus = drafts.weighted(f"{name}.minus", [cut], cut.scale.times(1.0), signs=(-1,))
@@ -224,7 +239,10 @@ def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfin
 
 
 def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Bring parts to one unit, and concatenate them along an image's first dimension; permute for another dimension."""
+    """Bring values to one unit, and concatenate them along an image's first dimension.
+
+    For another dimension, they are permuted before and after.
+    """
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
     order = [axis, *(d for d in range(1, len(parts[0].shape) + 1) if d != axis)]
@@ -245,7 +263,10 @@ def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) ->
 
 
 def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """max(a, b) = a + relu(b - a), in a tree for every window and dimension; then the ReLU that preceded it."""
+    """Add a max pooling by max(a, b) = a + relu(b - a), in a tree for every dimension of the window.
+
+    A ReLU before the pooling is computed after it, on fewer values.
+    """
     a, drafts, name = step.attrs, to.drafts, step.name
     window, n = to.pool_window(number), len(a["kernel"])
     x = drafts.cut(f"{name}.cut", x, window)
@@ -263,7 +284,7 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-    """The maximum over the first dimension."""
+    """Add the maximum over the first dimension of x, as a tree of ReLUs. window: of the differences."""
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
 
@@ -288,7 +309,10 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
 def _sum_pool(
     to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
 ) -> UnfinishedStep:
-    """Sums over windows; sizes: kernel, stride, padding. Dividing the unit by `divisor` makes them averages."""
+    """Add sums over windows; dividing the unit by `divisor` makes them averages.
+
+    shape: of the result. sizes: kernel, stride, padding.
+    """
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
     if flat:
@@ -365,7 +389,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
-    """The problems of all steps without a rule, or with options that their rule does not support."""
+    """List the problems of all steps that have no rule, or options that their rule does not support."""
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
         if step.op in _LAST and last is not None and last.index == number:
@@ -431,7 +455,7 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
 
 
 def _is_whole(index: Any) -> bool:
-    """Whether an index selects all values, in order."""
+    """Return whether an index selects all values of a tensor, in order."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
 

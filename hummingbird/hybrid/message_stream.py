@@ -40,7 +40,10 @@ _AT_WORK = 5.0  # seconds between heartbeats, which are empty messages
 
 
 class Outgoing:
-    """Queue of messages from the thread that sends to the thread that transports them. most: limit on unsent bytes."""
+    """A queue of messages from the thread that makes them to the thread that transports them.
+
+    most: limit on bytes in the queue.
+    """
 
     def __init__(self, most: float = math.inf) -> None:
         self._most, self._unsent, self._closed = most, 0, False
@@ -48,9 +51,9 @@ class Outgoing:
         self._changed = threading.Condition()
 
     def put(self, message: bytes | None, timeout: float) -> None:
-        """Add a message, or None after the last.
+        """Add a message, or None after the last message.
 
-        Raises TimeoutError if the queue stays full, BrokenPipeError if it is closed.
+        Raises TimeoutError if the queue stays full for `timeout` seconds, BrokenPipeError if it is closed.
         """
         with self._changed:
             room = lambda: self._closed or message is None or self._unsent < self._most  # noqa: E731
@@ -63,7 +66,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> bytes | None:
-        """Take the next message. Raises TimeoutError if there is none for `timeout` seconds; None waits forever."""
+        """Take the next message. Raises TimeoutError if none comes for `timeout` seconds; None waits forever."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._messages, timeout):
                 raise TimeoutError
@@ -73,27 +76,27 @@ class Outgoing:
             return message
 
     def close(self) -> None:
-        """Accept no more messages, because nobody transports them."""
+        """Refuse further messages, because nobody transports them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class Incoming(Protocol):
-    """The messages of the other side; `channel.prefetch.Prefetch` is one."""
+    """A source of the other side's messages, such as `channel.prefetch.Prefetch`."""
 
     def next(self, timeout: float) -> bytes | None:
-        """The next message, None after the last.
+        """Return the next message, None after the last.
 
-        Raises TimeoutError if none came in time, grpc.RpcError if the call broke.
+        timeout: seconds to wait. Raises TimeoutError if none came in time, grpc.RpcError if the call broke.
         """
 
 
 class MessageStream:
-    """One end of the connection. sent, received: bytes so far, by the names in `send` and `receive`.
+    """One end of the connection between the two sides: it sends bytes, and receives as many as it expects.
 
-    where: name of the other side, for errors. timeout: longest silence of the other side, and longest time for which it
-    may leave messages unread, seconds.
+    sent, received: bytes so far, by the names in `send` and `receive`. where: name of the other side, for errors.
+    timeout: longest silence of the other side, and longest time for which it may leave messages unread, seconds.
     """
 
     def __init__(self, incoming: Incoming, outgoing: Outgoing, where: str, timeout: float = TIMEOUT) -> None:
@@ -105,7 +108,7 @@ class MessageStream:
     def send(self, name: str, data: bytes | Tensor) -> None:
         """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the byte counts.
 
-        Raises PeerError if the other side reads nothing, or is gone.
+        Raises PeerError if the other side reads nothing for the timeout, or is gone.
         """
         view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):
@@ -119,9 +122,9 @@ class MessageStream:
         self.sent[name] += len(view)
 
     def receive(self, name: str, size: int) -> Tensor:
-        """Receive `size` bytes, uint8 (size,).
+        """Receive `size` bytes, uint8 (size,). name: for the byte counts.
 
-        Raises InputError if the messages hold more; PeerError for silence, or an end.
+        Raises InputError if the messages hold more; PeerError if the other side is silent, or ends.
         """
         buffer = torch.empty(size, dtype=torch.uint8)
         view, at = buffer.numpy().data, 0
@@ -137,7 +140,10 @@ class MessageStream:
         return buffer
 
     def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
-        """Receive one message. Raises InputError if it has more than `limit` bytes, PeerError as `receive`."""
+        """Receive one message. name: for the byte counts.
+
+        Raises InputError if it has more than `limit` bytes, PeerError if the other side is silent, or ends.
+        """
         message = self._next(name)
         if len(message) > limit:
             raise InputError(f"malformed message: {len(message)} bytes for {name}", where=self.where)
@@ -145,7 +151,7 @@ class MessageStream:
         return message
 
     def end(self) -> None:
-        """End the sending direction."""
+        """Send no more: the other side's stream of messages ends."""
         self._outgoing.put(None, 0.0)
 
     def _next(self, name: str) -> bytes:
@@ -166,7 +172,7 @@ class MessageStream:
 
 
 class _Queued:
-    """Incoming messages from a sender in this process."""
+    """Reads the messages of a sender in this process, as `Incoming`."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source
@@ -176,7 +182,7 @@ class _Queued:
 
 
 def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
-    """Make both ends of a connection in this process: for the data's side, and for the model's side."""
+    """Make both ends of a connection in this process: the data side's end, and the model side's end."""
     up, down = Outgoing(), Outgoing()
     return (
         MessageStream(_Queued(down), up, "the model's side", timeout),
@@ -187,7 +193,10 @@ def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
 def both(
     data: Callable[[MessageStream], Any], model: Callable[[MessageStream], Any], timeout: float = TIMEOUT
 ) -> tuple[Any, Any]:
-    """Run the two roles in this process, each on its end; returns their results. Raises the first error of either."""
+    """Run the two sides in this process, each with its end of a connection; returns their results.
+
+    Raises the first error of either side.
+    """
     here, there = paired(timeout)
     results: list[Any] = [None, None]
     errors: list[BaseException] = []
@@ -211,7 +220,10 @@ def both(
 
 @contextmanager
 def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
-    """Call a method of a service; yields the caller's end. Leaving the context ends the call."""
+    """Call a method of a service; yields the caller's end of the connection. Leaving the context ends the call.
+
+    where: name of the service, for errors.
+    """
     outgoing = Outgoing()
     call = rpc_client.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
     with Prefetch(call, _DEPTH, call.cancel) as incoming:
@@ -227,9 +239,10 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """Run a service's role on its own thread; yields its messages, and raises its error.
+    """Run one side of a call on its own thread, at a service; yields its messages, and raises its error.
 
-    While the role computes, empty messages are sent as heartbeats.
+    role: the function that is run on this end of the connection. While it computes, empty messages are sent as
+    heartbeats.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)

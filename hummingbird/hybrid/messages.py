@@ -43,34 +43,40 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 @dataclass(frozen=True, kw_only=True)
 class CallOpening:
-    """The first message of a call. plan: digest of the plan, empty before it is known."""
+    """The first message of a call: it names format, release and plan.
+
+    plan: digest of the plan, empty before the caller knows it.
+    """
 
     format: int = records.constant(FORMAT)
     release: str = records.constant(VERSION)
     plan: str = field(records.text(2 * DIGEST_BYTES), default="")
 
     def pack(self) -> bytes:
-        """The opening as JSON."""
+        """Write the opening as JSON."""
         return records.write(self).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOpening(CallOpening):
-    """The model's side's answer to an opening: the session that it has begun."""
+    """The model side's answer to the first message of a call that begins a session. session: the new session's name."""
 
     session: str = field(records.digits(SESSION_BYTES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOpening(SessionOpening):
-    """The opening of a call that deals slots. first: the first slot that the data's side may still use."""
+    """The first message of a call that deals slots. first: the first slot that the data's side may still use."""
 
     first: int = field(records.whole())
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOpening(SessionOpening):
-    """The opening of an image: its slot; from a proxy also the ticket of its user, and the kind of input."""
+    """The first message of a call for one image: it names the slot to use.
+
+    A proxy also names the ticket of its user, and the kind of input that the user sends.
+    """
 
     slot: int = field(records.whole())
     ticket: str | None = field(records.maybe(records.digits(TICKET_BYTES)), left_out=True, default=None)
@@ -83,7 +89,7 @@ class OnlineOpening(SessionOpening):
 
 @dataclass(frozen=True, kw_only=True)
 class UserOpening(CallOpening):
-    """A user's request for a slot at a proxy. input: of `INPUTS`."""
+    """A user's request for a slot, to a proxy. input: how the user sends its image, "shares" or "switched"."""
 
     input: str = field(records.one_of(INPUTS))
 
@@ -92,7 +98,7 @@ T = TypeVar("T", bound=CallOpening)
 
 
 def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T:
-    """Read an opening of this kind.
+    """Read the first message of a call, as an opening of this kind.
 
     plan: the digest that the other side must have; empty for any. us, them: names of the sides, for errors. Raises
     AgreementError, naming both sides, for another format, release or plan; InputError if malformed.
@@ -111,43 +117,46 @@ def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T
 
 
 def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
-    """Raise AgreementError unless both sides have plans with the same digest."""
+    """Raise AgreementError unless both sides have plans with the same digest.
+
+    theirs, ours: the digests. us, them: names of the sides, for the error.
+    """
     if theirs != ours:
         what = f"{them} works by plan {theirs[:12]}, {us} by plan {ours[:12]}: another net, windows or weights"
         raise AgreementError(what, where="hybrid", hint="prepare again in another folder: a new session begins")
 
 
 def words_bytes(count: int, ring: int) -> int:
-    """Size in bytes of `count` integers mod 2^ring."""
+    """Return the size in bytes of `count` packed integers mod 2^ring."""
     return bytes_of(count * ring)
 
 
 def pack(x: Tensor, ring: int) -> Tensor:
-    """Pack integers mod 2^ring, int64 of any shape, to bytes uint8 (size,)."""
+    """Pack integers mod 2^ring, int64 of any shape, into bytes, uint8 (size,), with `ring` bits for each."""
     return pack_words(x.reshape(-1), ring)
 
 
 def unpack(data: Tensor, shape: tuple[int, ...], ring: int) -> Tensor:
-    """Unpack the integers of `pack`: int64 (1, *shape)."""
+    """Unpack integers mod 2^ring that `pack` wrote: int64 (1, *shape)."""
     count = torch.Size(shape).numel()
     return unpack_words(data, count, ring).view(1, *shape)
 
 
 def tensor_of(data: bytes) -> Tensor:
-    """Bytes as a tensor, uint8 (size,)."""
+    """Copy bytes to a tensor, uint8 (size,)."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def octets(labels: Tensor) -> Tensor:
-    """Labels int64 (..., 2) as bytes, uint8 (16 n,)."""
+    """Write labels of wires, int64 (..., 2), as bytes, uint8 (16 n,)."""
     return labels.contiguous().view(-1).view(torch.uint8)
 
 
 def labels_of(data: Tensor) -> Tensor:
-    """Labels int64 (n, 2) of bytes uint8 (16 n,)."""
+    """Read labels of wires, int64 (n, 2), from bytes, uint8 (16 n,)."""
     return data.view(torch.int64).view(-1, 2)
 
 
 def malformed(what: str) -> InputError:
-    """The error for bytes that no side sends in this format."""
+    """Make the error for bytes that no side sends in this format. what: the fault, in words."""
     return InputError(f"malformed message: {what}", where="hybrid", hint=_HINT)

@@ -34,7 +34,7 @@ from hummingbird.prg import Stream, derive
 
 
 class ModelSide:
-    """The model's side for all sessions: plan, weights, and everything derived from them once."""
+    """The model's side for all sessions: it deals slots, computes with them, and keeps what all slots share."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self.parameters = model.plan, model.parameters
@@ -44,7 +44,7 @@ class ModelSide:
 
     @property
     def slot_bytes(self) -> int:
-        """Size of a slot in this side's store, without its header."""
+        """Size in bytes of a slot in this side's store, without its header."""
         places = self.numbering.places
         return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
 
@@ -53,8 +53,9 @@ class ModelSide:
     ) -> None:
         """Deal slots until the data's side sends END.
 
-        Raises the errors of `MessageStream.receive`, `MessageStream.send` and `Store.deal`.
-        room: a context manager that reserves disk space for another slot, or raises.
+        link: the connection to the data's side. store: of the session. room: a context manager that reserves disk space
+        for another slot, or raises. Raises the errors of `MessageStream.receive`, `MessageStream.send` and
+        `Store.deal`.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
         while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
@@ -77,7 +78,7 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Send the tables of all gates; returns the gates' offsets."""
+        """Garble all gates and send their tables; returns the gates' offsets, which hide their results."""
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
         keys = sender.extend(self.numbering.first_ot(slot), bits, message, False)
@@ -92,20 +93,23 @@ class ModelSide:
         return offsets
 
     def own(self, store: Store, slot: int) -> Tensor:
-        """As garbler: labels of 0 of this side's bits, int64 (bits, 2)."""
+        """Return the labels of 0 of this side's bits, if it garbles: int64 (bits, 2)."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
         """Begin an image with a slot, which is marked as used before anything is sent.
 
-        Raises StoreError if it is not ready.
+        Raises StoreError if the slot is not ready.
         """
         _, kept = store.use(slot)
         return Online(self, link, store, slot, kept)
 
 
 class Online:
-    """One image at the model's side. kept: the contents of its slot."""
+    """One image at the model's side, with its slot: computes this side's share of the logits.
+
+    kept: the contents of the slot.
+    """
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
         self._plan, self._link, self._slot, self._seed = side.plan, link, slot, slot_seed(store.seed, slot)
@@ -124,19 +128,26 @@ class Online:
             self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Compute this side's share of the logits, int64 (1, *shape), from X - r.
+        """Compute this side's share of the logits, int64 (1, *shape), from its share X - r of the image.
 
         Raises the errors of `MessageStream.receive` and `MessageStream.send`.
         """
         return arithmetic.online(self._plan, x, self._linear, self._answer)
 
     def _answer(self, number: int, step: Gate, share: Tensor) -> Tensor:
-        """y - r mod 2^ring, from this side's share mod 2^width, int64 (1, *shape)."""
+        """Compute this side's share y - r of a gate's result, mod 2^ring, from its share of the input, mod 2^width.
+
+        Both are int64 (1, *shape). number: of the step.
+        """
         place, kept = self._places[number]
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
 
     def _evaluate(self, place: GatePosition, tables: Tensor, bits: Tensor) -> Tensor:
-        """As evaluator: send p ^ e, receive labels, and evaluate."""
+        """Evaluate a gate: send the masked bits of this side's share, and receive labels for them.
+
+        bits: of the share, packed. tables: of the gate. Returns this side's share of the result. Only an evaluator
+        calls this.
+        """
         name = place.gate.name
         choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
         self._link.send(f"{name}: bits", bits ^ choices)
@@ -145,7 +156,11 @@ class Online:
         return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
 
     def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
-        """As garbler: send labels of p, receive the result, and subtract the offset."""
+        """Have the data's side evaluate a gate: send the labels of this side's bits, receive the result.
+
+        bits: of this side's share, packed. offset: what this side subtracts from the result to get its share. Only a
+        garbler calls this.
+        """
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))
         y = self._link.receive(f"{name}: result", messages.words_bytes(place.gate.count, ring))

@@ -21,10 +21,10 @@ from hummingbird.hybrid.session import set_up_data, set_up_model
 
 
 class HybridNet:
-    """A converted net: `prepare(n)` deals slots; `net(images)` uses one for each image, and deals missing ones.
+    """A converted net with both sides in this process: `net(images)` computes logits, and uses one slot for each image.
 
-    digest: of the description, which binds the stores to the net. offline, online: bytes of all messages so far, by
-    name.
+    `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: of the description, which
+    binds the stores to the net. offline, online: bytes of all messages so far, by name.
     """
 
     def __init__(self, model: Model, digest: str) -> None:
@@ -65,14 +65,14 @@ class HybridNet:
         self._slots += count
 
     def report(self) -> str:
-        """The plan with its prices; after images have run also the counted bytes."""
+        """Write the plan with its prices as a table; after images have run also the counted bytes."""
         told = report.before(self._parts)
         if not self._images:
             return told
         return told + "\n\n" + report.after(self.plan, self.offline, self._slots, self.online, self._images)
 
     def __call__(self, images: Tensor) -> Any:
-        """Compute logits, float32 (n, ...), of images (n, ...), in the net's structure.
+        """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.
 
         Raises InputError for images of another shape, or beyond the input's range.
         """

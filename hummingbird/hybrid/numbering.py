@@ -17,7 +17,11 @@ from hummingbird.prg import derive
 
 @dataclass(frozen=True)
 class GatePosition:
-    """A gate with its circuit, the slot's bits [bit, bit + bits) of its instances, and its first tile in the slot."""
+    """The position of a gate of a plan among all gates of a slot.
+
+    number, gate: the step. circuit: of the gate. bit: the first of its input bits, among the slot's. tile: its first
+    tile, among the slot's; a tile is 16 instances of a circuit.
+    """
 
     number: int
     gate: Gate
@@ -27,21 +31,24 @@ class GatePosition:
 
     @property
     def bits(self) -> int:
-        """Input bits of each side: width times instances."""
+        """Number of input bits of each side: width times instances."""
         return self.gate.count * self.gate.width
 
     @property
     def table_bytes(self) -> int:
-        """Size in bytes of the tables."""
+        """Size in bytes of the gate's tables."""
         return self.circuit.table_bytes(self.gate.count)
 
     def part(self, labels: Tensor) -> Tensor:
-        """This gate's labels, int64 (n, width, 2), out of a slot's labels, int64 (bits, 2)."""
+        """Select this gate's labels, int64 (n, width, 2), from all labels of a slot, int64 (bits, 2)."""
         return labels[self.bit : self.bit + self.bits].view(self.gate.count, self.gate.width, 2)
 
 
 class Numbering:
-    """Positions of all gates in a slot. bits, tiles: number of each in one slot."""
+    """The positions of all gates of a plan in a slot, from which the numbers of transfers and tiles follow.
+
+    places: one for each gate. bits, tiles: numbers of input bits and of tiles in one slot.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.places: list[GatePosition] = []
@@ -53,19 +60,19 @@ class Numbering:
             self.tiles += tiles(gate.count)
 
     def first_ot(self, slot: int) -> int:
-        """Number of the first OT of a slot."""
+        """Return the number of the first oblivious transfer of a slot."""
         return slot * cot.numbers(self.bits)
 
     def first_tile(self, slot: int) -> int:
-        """Number of the first tile of a slot."""
+        """Return the number of the first tile of a slot; a tile is 16 instances of a circuit."""
         return slot * self.tiles
 
 
 def hash_key(session: str) -> bytes:
-    """S, the public key of the garbling's hash, derived from the session's name, which is fresh for each session."""
+    """Derive the public key of the hash that garbling uses from the session's name, which is new for each session."""
     return derive(bytes.fromhex(session), "garbling")
 
 
 def slot_seed(seed: bytes, slot: int) -> bytes:
-    """Seed of all randomness that a side uses for a slot."""
+    """Derive the seed of all randomness that a side uses for a slot."""
     return derive(seed, "slot", slot)

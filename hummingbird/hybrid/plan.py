@@ -55,13 +55,13 @@ ATTR = records.through(records.anything(), tuples, _lists)
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step and its value: `str(step)` is `conv1 = linear(%0) (64, 16, 16) mod 2^20`, for example.
+    """A step of a plan and its value; `str(step)` is `conv1 = linear(%0) (64, 16, 16) mod 2^20`, for example.
 
     name: unique; the name of the net's layer, with a suffix for its purpose if a layer becomes several steps.
-    op: "input", "linear", "gate", "output", or one of LOCAL.
+    op: "input", "linear", "gate", "output", or one of LOCAL, which each side computes alone.
     inputs: Ref, one or more; none for the input.
     shape: of the value for one image.
-    ring: shares are mod 2^ring.
+    ring: shares of the value are mod 2^ring.
     unit: the real number that the integer 1 stands for.
     attrs: integers, strings and tuples of them; `arithmetic.OPERATIONS` lists those of LOCAL. An output that
     concatenates several results has their structure and shapes.
@@ -81,16 +81,17 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Number of values for one image."""
+        """Number of values that the step has for one image."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear(Step):
-    """A convolution without bias, mod 2^ring; the input's shares are reduced mod 2^ring too.
+    """A layer with weights as a step of a plan: a convolution without bias, mod 2^ring.
 
-    image: shape of the input (C, H, W). weight: shape (O, C // groups, h, w). stride, padding, dilation: (rows,
-    columns). A linear layer is a 1x1 convolution on (features, 1, 1); a layer with one spatial dimension has H = 1.
+    The input's shares are reduced mod 2^ring too. image: shape of the input (C, H, W). weight: shape (O, C // groups,
+    h, w). stride, padding, dilation: (rows, columns). A linear layer is a 1x1 convolution on (features, 1, 1); a layer
+    with one spatial dimension has H = 1.
     """
 
     image: tuple[int, int, int] = field(_sizes(3, 1), default=(1, 1, 1))
@@ -103,9 +104,9 @@ class Linear(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Step):
-    """A garbled gate on the low `width` bits of shares of an integer from -2^(width-1) to 2^(width-1) - 1.
+    """A step computed by garbled gates: they read the low `width` bits of shares of a signed integer of `width` bits.
 
-    kind: "relu", or "lift", the identity, which only changes the ring. ring: of the result.
+    kind: "relu", or "lift", the identity, which only changes the ring. ring: the result's shares are mod 2^ring.
     """
 
     kind: str = field(records.one_of(("relu", "lift")), default="relu")
@@ -117,9 +118,9 @@ S = TypeVar("S", bound=Step)
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in order, with "output" last. garbler: the side that garbles, "data" or "model".
+    """The plan of a net for two parties: its steps in order, with "output" last, without weights.
 
-    input_range: bound on |x| of an image.
+    garbler: the side that garbles, "data" or "model". input_range: bound on |x| of an image.
     """
 
     steps: tuple[Step, ...]
@@ -131,7 +132,7 @@ class Plan:
 
     @property
     def input(self) -> Step:
-        """The image, (C, H, W)."""
+        """The input step: an image, (C, H, W)."""
         return self.steps[self.input_number]
 
     @cached_property
@@ -141,7 +142,7 @@ class Plan:
 
     @property
     def output(self) -> Step:
-        """The logits."""
+        """The output step: the logits."""
         return self.steps[-1]
 
     def _all(self, kind: type[S]) -> Iterator[tuple[int, S]]:
@@ -149,17 +150,20 @@ class Plan:
 
     @cached_property
     def linears(self) -> dict[int, Linear]:
-        """The layers with weights, by number, in order."""
+        """The layers with weights, by number of the step, in order."""
         return dict(self._all(Linear))
 
     @cached_property
     def gates(self) -> dict[int, Gate]:
-        """The garbled gates, by number, in order."""
+        """The steps with garbled gates, by number, in order."""
         return dict(self._all(Gate))
 
     @property
     def masked(self) -> dict[int, Step]:
-        """The steps whose values the data's side masks, uniformly mod 2^ring, by number: the input and all gates."""
+        """The steps whose values the data's side masks, by number: the input and all gates.
+
+        The masks are uniform mod 2^ring.
+        """
         return {self.input_number: self.input, **self.gates}
 
     def encode(self, images: Tensor) -> Tensor:
@@ -183,12 +187,12 @@ class Plan:
 
     @property
     def structure(self) -> Structure:
-        """The structure (hummingbird/structure.py) of the net's results."""
+        """The structure of the net's results, such as a tensor or a tuple of tensors (hummingbird/structure.py)."""
         found: Structure = self.output.attrs.get("structure", TENSOR)
         return found
 
     def results(self, logits: Tensor) -> Any:
-        """The net's results, in their structure, from the logits (B, *shape), which concatenate them."""
+        """Split the logits, (B, *shape), into the net's results, in the structure that the net returns."""
         if self.structure == TENSOR:
             return logits
         shapes: Sequence[tuple[int, ...]] = self.output.attrs["shapes"]
@@ -196,13 +200,19 @@ class Plan:
         return rebuild(self.structure, iter([part.reshape(len(logits), *shape) for part, shape in parts]))
 
     def decode(self, values: Tensor) -> Tensor:
-        """Decode logits, float32, from the sum of both sides' shares, int64 (B, *shape), reduced or not."""
+        """Decode integers to logits, float32.
+
+        values: the sum of both sides' shares, int64 (B, *shape), reduced mod 2^ring or not.
+        """
         return (signed(values, self.output.ring).double() * self.output.unit).float()
 
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """The secret integers of a `Linear`: weight, int64 of its shape, and bias, int64 (O,), in the step's unit."""
+    """The secret integers of a `Linear`, which only the model's side has.
+
+    weight: int64 of the step's `weight` shape. bias: int64 (O,), in the step's unit.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -210,25 +220,28 @@ class LinearWeights:
 
 @dataclass(frozen=True)
 class Model:
-    """A plan and its layers' parameters, by number of the step: everything that the model's side needs."""
+    """A plan with the weights of its layers, by number of the step: everything that the model's side needs."""
 
     plan: Plan
     parameters: Mapping[int, LinearWeights]
 
 
 def reduced(x: Tensor, ring: int) -> Tensor:
-    """x mod 2^ring, from 0 to 2^ring - 1."""
+    """Reduce x mod 2^ring, to numbers from 0 to 2^ring - 1."""
     return x & ((1 << ring) - 1)
 
 
 def signed(x: Tensor, ring: int) -> Tensor:
-    """x mod 2^ring, from -2^(ring-1) to 2^(ring-1) - 1."""
+    """Reduce x mod 2^ring, to numbers from -2^(ring-1) to 2^(ring-1) - 1."""
     half = 1 << (ring - 1)
     return reduced(x + half, ring) - half
 
 
 def at_rest(plan: Plan) -> set[int]:
-    """Steps at rest, which layers may read: the data's side computes their share from masks only."""
+    """Find the steps whose values layers may read: the data's side computes its share of them from masks only.
+
+    Returns their numbers.
+    """
     found: set[int] = set()
     for number, step in enumerate(plan.steps):
         read = {ref.index for ref in refs(step.inputs)}

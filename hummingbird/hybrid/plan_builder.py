@@ -26,17 +26,18 @@ INPUT_FRACTION = 8  # fraction bits of an image: 1/256 is finer than a pixel's s
 
 @dataclass(eq=False)
 class UnfinishedStep:
-    """A step under construction; name, op, shape and attrs as in `Step`.
+    """A step of a plan under construction; name, op, shape and attrs as in `Step`.
 
-    rests: whether the data's share comes from masks only.
+    scale: the unit, which may be unknown yet.
+    rests: whether the data's share follows from masks only, so that a layer may read the value.
     signs, factors: of a sum's parts.
     real: a real number added to a sum.
     weights: float64 (O, C // groups, h, w), and a bias or None.
     geometry: fields of a `Linear`.
     kind, width: of a `Gate`.
     window: that the values are cut to.
-    limit: bound on the real values, if known.
-    bound: on the integers.
+    limit: bound on the absolute real values, if known.
+    bound: on the absolute integers.
     """
 
     name: str
@@ -60,7 +61,7 @@ class UnfinishedStep:
 
 
 class PlanBuilder:
-    """The steps so far, with a method for each kind of step."""
+    """A plan under construction: it has a method for each kind of step, and chooses units and rings at the end."""
 
     def __init__(self) -> None:
         self.steps: list[UnfinishedStep] = []
@@ -85,23 +86,32 @@ class PlanBuilder:
         attrs: Mapping[str, Any],
         ratio: float = 1.0,
     ) -> UnfinishedStep:
-        """Add a linear step of one input without weights. ratio: its unit over that of x."""
+        """Add a step without weights that each side computes alone, on one value.
+
+        ratio: the unit of the result over that of x.
+        """
         return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
 
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Add a sum of parts of equal shape with signs, and a real number; factors bring the parts to one unit."""
+        """Add a sum of values of equal shape, with signs, and of a real number.
+
+        Integer factors bring the values to one unit.
+        """
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum with this scale; factors, or signs, and real: as in `UnfinishedStep`."""
+        """Add a sum of values whose unit is given by `scale`.
+
+        attrs: `factors` or `signs` of the values, and `real`, as in `UnfinishedStep`.
+        """
         rests = all(part.rests for part in parts)
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
 
     def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Add a concatenation of parts with the same unit, along the first dimension of one image."""
+        """Add a step that concatenates values with the same unit, along the first dimension of one image."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
         return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
@@ -115,7 +125,11 @@ class PlanBuilder:
         bias: Tensor | None,
         geometry: dict[str, Any],
     ) -> UnfinishedStep:
-        """Add a layer on a value at rest; its unit starts a new group."""
+        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`).
+
+        The unit of its result is chosen later, with those of values that it is added to. geometry: fields of a
+        `Linear`.
+        """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())
         rms = float(weights[0].square().mean().sqrt())
@@ -123,7 +137,10 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "linear", [x], shape, scale, False, weights=weights, geometry=geometry))
 
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-        """Cut x to a window [k:m): to units of 2^(m-16), or the unit of x if it is coarser."""
+        """Add a step that drops low bits of x, so that its unit is the lowest bit of the window [k:m), 2^(m-16).
+
+        If the unit of x is coarser already, nothing is added.
+        """
         scale = power(x.scale)
         if scale is not x.scale:
             x = self.weighted(f"{name}.scaled", [x], scale, signs=(1,))
@@ -135,7 +152,10 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """Add a gate on a cut value. window: [k:m), the bits that the gate reads."""
+        """Add a step with garbled gates on the result of `cut`.
+
+        kind: "relu" or "lift". window: [k:m), the bits that the gates read.
+        """
         width = window.k - SCALE + fraction(x.scale.unit)
         if width < 2:
             hint = "narrow the ReLU's window like the max pooling's, or leave the latter's out"
@@ -148,9 +168,10 @@ class PlanBuilder:
     def finished(
         self, last: UnfinishedStep, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
     ) -> Model:
-        """Finish the plan whose result is `last`, bounded by `window`, or else by the bound on its values.
+        """Finish the plan whose result is `last`: choose all units and rings, and round the weights to integers.
 
-        attrs: of the output. Raises ConfigError, listing all steps, for values that need too large a ring.
+        window: bounds the result; None for the bound that follows from the weights. attrs: of the output step. Raises
+        ConfigError, listing all steps, for values that need too large a ring.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:
@@ -189,7 +210,7 @@ def _parameters(draft: UnfinishedStep) -> LinearWeights:
 
 
 def _complete(draft: UnfinishedStep) -> None:
-    """Set the integer attributes of a step, which follow from the units."""
+    """Set the integer attributes of a sum or a cut, which follow from the units."""
     unit = draft.scale.unit
     if draft.op == "sum":
         pairs = zip(draft.signs, draft.inputs, strict=True)
@@ -200,7 +221,7 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Bound on a value's integers, if all cut values stay in their windows."""
+    """Bound the absolute integers of a step, if all cut values stay in their windows."""
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
         return round(input_range / draft.scale.unit)
@@ -220,7 +241,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Number of bits of each input that a step reads."""
+    """Return how many low bits of each input a step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

@@ -33,7 +33,7 @@ _HINT = "it was damaged, or is of another program or release"
 
 
 def _step(value: Any) -> Step:
-    """Read a step as the class of its operation."""
+    """Read a step of a plan's text, as `Linear`, `Gate` or `Step`."""
     op = value.get("op") if isinstance(value, dict) else None
     kinds: dict[Any, type[Step]] = {"linear": Linear, "gate": Gate}
     step: Step = records.record(kinds.get(op if isinstance(op, str) else None, Step)).read(value)
@@ -42,7 +42,7 @@ def _step(value: Any) -> Step:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan as a record."""
+    """The fields of a plan's text."""
 
     steps: tuple[Step, ...] = field(records.many(Kind("a step", _step, records.plain), 1 << 16, 3))
     garbler: str = field(records.one_of(GARBLERS))
@@ -56,7 +56,7 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str | bytes) -> Plan:
-    """Read a text of `to_json`. Raises InputError for anything else."""
+    """Read a plan from the text that `to_json` writes, and check it. Raises InputError for anything else."""
     found = records.read(text, PlanFile, name="plan", most=MOST_TEXT, deepest=DEEPEST, where="plan", hint=_HINT)
     plan = Plan(found.steps, found.garbler, found.input_range)
     check(plan)
@@ -77,7 +77,10 @@ def _is_size(value: Any, least: int = 0) -> bool:
 
 
 def _sizes(value: Any, count: int | None = None, least: int = 0) -> bool:
-    """Whether an attribute is a tuple of `count` valid sizes; None allows any number."""
+    """Return whether an attribute is a tuple of `count` valid sizes; a count of None allows any number.
+
+    least: the smallest valid size.
+    """
     right = isinstance(value, tuple) and (count is None or len(value) == count)
     return right and all(_is_size(item, least) for item in value)
 
@@ -104,7 +107,7 @@ def check(plan: Plan) -> None:
 
 
 def at_rest_of(plan: Plan) -> set[int]:
-    """`at_rest` for a plan whose references are unchecked. Raises InputError for a wrong one."""
+    """Return `plan.at_rest` of a plan whose references are unchecked. Raises InputError for a wrong reference."""
     for number, step in enumerate(plan.steps):
         _expect(all(ref.index < number for ref in refs(step.inputs)), step.name, "reference")
     return at_rest(plan)
@@ -116,7 +119,10 @@ def _output(step: Step, x: Step) -> bool:
 
 
 def are_results(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
-    """Whether `attrs` has the structure and shapes of several results that an output of this shape concatenates."""
+    """Return whether an output's attributes describe several results that it concatenates.
+
+    They are the results' structure and shapes, which must fit the output's shape.
+    """
     shapes: Any = tuples(attrs.get("shapes"))
     if set(attrs) != {"structure", "shapes"} or not isinstance(shapes, tuple) or not all(map(_sizes, shapes)):
         return False
@@ -237,7 +243,10 @@ assert set(_RULES) == LOCAL | {"input", "output", "linear", "gate"}
 
 
 def describe(model: Model, secret: bytes) -> bytes:
-    """Describe a model, at the server that holds `secret`: the tag of its weights, then its plan."""
+    """Write the description of a model that a server sends to clients: a tag of the weights, then the plan.
+
+    secret: the server's; without it nobody can test guesses of the weights with the tag.
+    """
     state = hashlib.blake2b(key=secret, digest_size=_TAG // 2)
     for number, found in sorted(model.parameters.items()):
         state.update(number.to_bytes(8, "little") + _octets(found.weight) + _octets(found.bias))
@@ -252,7 +261,7 @@ def read_description(text: bytes) -> Plan:
 
 
 def digest(text: bytes) -> str:
-    """SHA-256 of a description, in hexadecimal digits: both sides bind their stores to it."""
+    """Return the SHA-256 of a description, in hexadecimal digits; both sides bind their stores to it."""
     return hashlib.sha256(text).hexdigest()
 
 

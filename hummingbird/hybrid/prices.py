@@ -17,17 +17,17 @@ from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
 def session() -> dict[str, int]:
-    """Bytes of the set-up of a session."""
+    """Return the bytes of the messages that set up a session, by message."""
     return {"base OTs": sum(COT_SET_UP), "done": len(messages.DONE)}
 
 
 def call() -> dict[str, int]:
-    """Bytes of a call that deals slots, in addition to the slots."""
+    """Return the bytes of a call that deals slots, by message; those of the slots themselves are in `offline`."""
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
 def offline(plan: Plan) -> dict[str, int]:
-    """Bytes of one slot."""
+    """Return the bytes of all messages that deal one slot, by message."""
     numbering, found = Numbering(plan), {"number": messages.NUMBER_BYTES, "done": len(messages.DONE)}
     for layer in layers(plan).values():
         found[f"{layer.step.name}: Enc(r)"] = layer.up
@@ -37,18 +37,24 @@ def offline(plan: Plan) -> dict[str, int]:
 
 
 def online(plan: Plan) -> dict[str, int]:
-    """Bytes of one image."""
+    """Return the bytes of all messages for one image, by message."""
     return {"input": _bytes(plan.input)} | _gates(plan) | {"logits": _bytes(plan.output)}
 
 
 def proxied(plan: Plan, kind: str) -> dict[str, int]:
-    """Bytes between the proxy and the model's side for one image of a user. kind: one of `users.INPUTS`."""
+    """Return the bytes between the proxy and the model's side for one image of a user, by message.
+
+    kind: how the user sends its image, one of `users.INPUTS`.
+    """
     found = {"switched": Image(plan.input).down, "input": _bytes(plan.input)} if kind == "switched" else {}
     return {"done": 2 * len(messages.DONE)} | found | _gates(plan)
 
 
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
-    """Bytes of a proxy's user before its first image, by method; the plan needs only input and output."""
+    """Return the bytes of a proxy's user before its first image, by method; the plan needs only input and output.
+
+    kind: how the user sends its image, one of `users.INPUTS`.
+    """
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
     if kind == "switched":
@@ -58,7 +64,10 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user(plan: Plan, kind: str) -> dict[str, int]:
-    """Bytes of a proxy's user for one image, by method: `Slot` to the proxy, `Input` to the model's side."""
+    """Return the bytes of a proxy's user for one image, by method: `Slot` to the proxy, `Input` to the model's side.
+
+    kind: how the user sends its image, one of `users.INPUTS`.
+    """
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)
     share = _bytes(plan.output)
@@ -84,7 +93,7 @@ def _gates(plan: Plan) -> dict[str, int]:
 
 
 def stored(plan: Plan) -> tuple[int, int]:
-    """Bytes of a slot's tensors at the data's side and at the model's side, without file headers."""
+    """Return the bytes of a slot's tensors in the data side's and in the model side's store, without file headers."""
     numbering = Numbering(plan)
     tables = sum(place.table_bytes for place in numbering.places)
     labels, share = 16 * numbering.bits, 8 * plan.output.count

@@ -43,10 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 class Proxy:
-    """All users of one connection: `serve(Proxy(connection, 16).handlers(), address)`.
+    """The data's side as a service for users without a store: `serve(Proxy(connection, 16).handlers(), address)`.
 
-    slots: number of slots to keep ready; a thread prepares them. If a user never comes, its slot is burned, and its
-    name may ask for fewer slots for a while.
+    slots: number of slots to keep ready; a thread prepares them. If a user never comes, its slot is lost, and its name
+    may ask for fewer slots for a while.
     served: number of images so far, by kind of input.
     """
 
@@ -66,17 +66,17 @@ class Proxy:
         self._thread.start()
 
     def handlers(self) -> dict[str, Method]:
-        """The methods for `rpc.service.serve`."""
+        """Return the methods of the service, for `rpc.service.serve`."""
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
-        """Stop preparing; returns when the current slot is dealt."""
+        """Stop preparing slots; returns when the slot that is being dealt is complete."""
         self._ended.set()
         self._wanted.set()
         self._thread.join()
 
     def report(self) -> str:
-        """Predicted and counted bytes between proxy and server for the images so far, without the openings."""
+        """Write predicted and counted bytes between proxy and server for the images so far, without first messages."""
         return report.proxied(self._connection.plan, self._connection.online, self.served)
 
     def _count(self, kind: str) -> None:
@@ -106,7 +106,10 @@ class Proxy:
         return call.ticket + seed + messages.pack(slot.share, plan.output.ring).numpy().tobytes()
 
     def _announced(self, name: str | None, secret: bfv.Secret | None) -> _Call:
-        """A slot for a user of this name, announced to the model's side."""
+        """Take a slot for a user of this name, and announce the user to the model's side.
+
+        secret: the proxy's, if the user sends encrypted images; None otherwise.
+        """
         leave = lambda late: self._users.leave(name, late=late)  # noqa: E731
         try:
             call = _Call(self._connection, self._side.take(), leave, self._count, secret)
@@ -136,7 +139,7 @@ class Proxy:
 
 
 class _Call:
-    """The proxy's part of one user's image: a thread that answers the model's side after the user has come.
+    """The proxy's part of one user's image: a thread that answers the model's side once the user has sent its image.
 
     leave: called at the end of an announced call, with the seconds for which it still counts against the name's quota.
     count: called after a completed image, with the kind of its input. secret: for encrypted images; None otherwise.
@@ -157,7 +160,7 @@ class _Call:
         threading.Thread(target=self._run, name="hummingbird-user", daemon=True).start()
 
     def announced(self) -> None:
-        """Wait until the model's side knows the ticket. Raises the error of the call if it failed."""
+        """Wait until the model's side knows the user's ticket. Raises the error of the call if it failed."""
         self._told.wait()  # ends, because every wait of a MessageStream has a limit
         if self._error:
             raise self._error[0]
@@ -187,7 +190,10 @@ class _Call:
                 self._leave(late)
 
     def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
-        """Decrypt X - rho, and send X - rho - r back."""
+        """Decrypt the image as the model's side has masked it, X - rho, and send it back as X - rho - r.
+
+        r is the slot's mask of the image, and the proxy's share of it. secret: the proxy's.
+        """
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())
         masked = reduced(x - self._connection.side.input_mask(self.slot), step.ring)

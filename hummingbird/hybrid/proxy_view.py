@@ -21,7 +21,11 @@ _End = tuple[tuple[int, ...], int, float, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ProxyView:
-    """Digest of the plan, the bound on |x| of an image, and (shape, ring, unit, attributes) of input and output."""
+    """The fields of the text that tells a proxy's user about a plan.
+
+    They are the digest of the plan, the bound on |x| of an image, and (shape, ring, unit, attributes) of input and
+    output.
+    """
 
     plan: str = field(records.digits(messages.DIGEST_BYTES))
     input_range: float = field(UNIT)
@@ -35,13 +39,16 @@ class ProxyView:
 
 
 def proxy_view(plan: Plan, digest: str) -> bytes:
-    """Write the part of a plan that a user knows, as JSON."""
+    """Write the part of a plan that a proxy's user knows, as JSON."""
     ends = [(step.shape, step.ring, step.unit, dict(step.attrs)) for step in (plan.input, plan.output)]
     return records.write(ProxyView(digest, plan.input_range, *ends)).encode()
 
 
 def read_proxy_view(data: bytes) -> tuple[Plan, str]:
-    """Read a plan with only input and output, and its digest. Raises InputError if it is malformed."""
+    """Read the text of `proxy_view`: a plan with only input and output, and the digest of the whole plan.
+
+    Raises InputError if it is malformed.
+    """
     hint = "the bytes were damaged, or come from another program or release"
     view = records.read(
         data, ProxyView, name="message", most=messages.MOST_OPENING, deepest=DEEPEST, where="hybrid", hint=hint

@@ -17,7 +17,7 @@ from hummingbird.table import text_table
 
 
 def before(model: Model) -> str:
-    """Report a plan: window, ring, bytes and noise of every layer for one image.
+    """Write a plan as a table: window, ring, bytes and noise of every layer for one image.
 
     window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's result. room: bits
     between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of the statistical
@@ -40,7 +40,7 @@ def before(model: Model) -> str:
 
 
 def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> str:
-    """Counted bytes for an image beside the prediction.
+    """Write the counted bytes of an image beside the predicted ones, as a table.
 
     offline, online: bytes by name, of all `slots` and `images` together.
     """
@@ -59,7 +59,10 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
 
 
 def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> str:
-    """Counted bytes between a proxy and the model's side beside the prediction. served: images by kind of input."""
+    """Write the counted bytes between a proxy and the model's side beside the predicted ones, as a table.
+
+    served: number of images, by kind of input.
+    """
     predicted: Counter[str] = Counter()
     for kind, images in served.items():
         predicted.update({name: images * count for name, count in prices.proxied(plan, kind).items()})
@@ -67,7 +70,11 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
 
 
 def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> str:
-    """Counted bytes of a proxy's user beside the prediction; the plan needs only input and output."""
+    """Write the counted bytes of a proxy's user beside the predicted ones, as a table.
+
+    kind: how the user sends images. once, online: bytes before the first image, and of all `images`. The plan needs
+    only input and output.
+    """
     rows = [((name, "once"), count, once.get(name, 0)) for name, count in prices.user_once(plan, kind).items()]
     each = prices.user(plan, kind).items() if images else ()
     rows += [((name, f"{images} images"), images * count, online.get(name, 0)) for name, count in each]

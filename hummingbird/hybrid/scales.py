@@ -28,10 +28,11 @@ _FRACTIONS = range(-32, 64)
 
 @dataclass(eq=False)
 class UnitGroup:
-    """Values whose units have known ratios to the group's unit, which is None until it is resolved.
+    """Values whose units have known ratios to each other, because they meet in a sum.
 
-    demands: functions that return whether the current unit is fine enough. anchored: whether the ratios are normalized
-    so that the unit of a cut value is a power of two.
+    The group's own unit is chosen later. unit: None until `resolve` has chosen it. demands: functions that return
+    whether the current unit is fine enough. anchored: whether the ratios are such that the unit of a cut value is a
+    power of two.
     """
 
     unit: float | None = None
@@ -40,7 +41,7 @@ class UnitGroup:
     demands: list[Callable[[], bool]] = field(default_factory=list)
 
     def resolve(self, name: str) -> None:
-        """Choose the coarsest unit that meets all demands. Raises ModelError, naming `name`, if there is none."""
+        """Choose the coarsest unit that meets all demands. Raises ModelError, naming step `name`, if there is none."""
         for fraction in _FRACTIONS:
             self.unit = 2.0**-fraction
             if all(demand() for demand in self.demands):
@@ -51,7 +52,7 @@ class UnitGroup:
 
 @dataclass(eq=False)
 class ValueScale:
-    """The unit of a value: `ratio` times the unit of its group."""
+    """The unit of a value, which may be unknown yet: `ratio` times the unit of its group."""
 
     group: UnitGroup
     ratio: float = 1.0
@@ -61,39 +62,42 @@ class ValueScale:
 
     @property
     def known(self) -> bool:
-        """Whether the unit is known already."""
+        """Whether the value's unit has been chosen."""
         return self.group.unit is not None
 
     @property
     def unit(self) -> float:
-        """The real number that the integer 1 stands for."""
+        """The real number that the integer 1 stands for; it must be known already."""
         assert self.group.unit is not None
         return self.group.unit * self.ratio
 
     def times(self, factor: float) -> ValueScale:
-        """The scale of a value whose unit is `factor` times this one."""
+        """Return the scale of a value whose unit is `factor` times this one."""
         return ValueScale(self.group, self.ratio * factor)
 
 
 def known(unit: float) -> ValueScale:
-    """A scale with a fixed unit."""
+    """Return the scale of a value whose unit is known already."""
     return ValueScale(UnitGroup(unit, anchored=True))
 
 
 def fraction(unit: float) -> int:
-    """F of a unit 2^-F."""
+    """Return F of a unit 2^-F: the number of bits behind the binary point."""
     exponent = -math.log2(unit)
     assert exponent == round(exponent), f"{unit} is no power of two"
     return round(exponent)
 
 
 def precise(factor: float) -> bool:
-    """Whether a positive factor is within FACTOR of an integer."""
+    """Return whether a positive factor is within 1/128 of its own size of an integer."""
     return abs(round(factor) - factor) <= FACTOR * factor
 
 
 def finest(units: Sequence[float]) -> float:
-    """The coarsest unit of which all units are nearly integer multiples, among the least unit over powers of two."""
+    """Find the coarsest unit such that all given units are nearly integer multiples of it.
+
+    It is the least given unit over a power of two.
+    """
     least = min(units)
     for j in range(16):
         if all(precise(unit / (least / 2**j)) for unit in units):
@@ -102,9 +106,10 @@ def finest(units: Sequence[float]) -> float:
 
 
 def power(scale: ValueScale) -> ValueScale:
-    """A scale whose unit is a power of two, for a cut: this scale, if its unit is one or can still be chosen so.
+    """Return a scale whose unit is a power of two, for a value that is cut.
 
-    Otherwise a finer scale, of which this unit is nearly an integer multiple; the value must then be multiplied.
+    It is the same scale, if its unit is a power of two or can still be chosen so. Otherwise it is a finer scale, of
+    which the unit is nearly an integer multiple; the value must then be multiplied.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio
@@ -119,7 +124,10 @@ def power(scale: ValueScale) -> ValueScale:
 
 
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
-    """The scale of a sum. Merges the parts' groups, and demands a unit that is fine enough for all parts."""
+    """Return the scale of a sum of values with these scales.
+
+    Merges the values' groups, and demands a unit that is fine enough for all values.
+    """
     pending = [scale for scale in scales if not scale.known]
     if not pending:
         return known(finest([scale.unit for scale in scales]))
@@ -149,10 +157,17 @@ def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
 
 
 def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
-    """The demand of a layer whose weights have the root mean square `rms`."""
+    """Return the demand of a layer on its result's unit (`UnitGroup.demands`): its integer weights must be precise.
+
+    rms: root mean square of the real weights; that of the integers must be at least 16. source, result: scales of the
+    layer's input and result.
+    """
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
 def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
-    """The demand of a window that begins at bit m, in units of 2^-16."""
+    """Return the demand of a cut on the unit of its input (`UnitGroup.demands`): it must not be above 2^(m-16).
+
+    m: the bit at which the cut's window begins.
+    """
     return lambda: source.unit <= 2.0 ** (m - SCALE)

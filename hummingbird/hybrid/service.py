@@ -37,7 +37,7 @@ S = TypeVar("S", bound=messages.SessionOpening)
 
 
 class Service:
-    """All clients of one net: `serve(Service(model, folder).handlers(), address)`.
+    """The model's side of one net as a service for all clients: `serve(Service(model, folder).handlers(), address)`.
 
     folder: of all sessions, which only this process uses.
     disk, days: as in `Sessions`.
@@ -65,11 +65,11 @@ class Service:
 
     @property
     def dealing_bytes(self) -> int:
-        """Memory of a call that deals slots, bytes: its messages, and one slot."""
+        """Memory in bytes that a call which deals slots takes: its messages, and one slot."""
         return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:
-        """The methods for `rpc.service.serve`."""
+        """Return the methods of the service, for `rpc.service.serve`."""
         roles = {"Session": self._session, "Offline": self._offline, "Online": self._online}
         held = {"Offline": self.dealing_bytes}
         calls: dict[str, Method | Exchange] = {
@@ -78,7 +78,7 @@ class Service:
         return {"Public": self._describe, **self._users.handlers(), **calls}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Register gauges of sessions and slots for Prometheus."""
+        """Register gauges for Prometheus that show sessions, ready slots and their bytes."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(value)
@@ -88,7 +88,7 @@ class Service:
         add("slot_bytes", "Bytes of these slots.", lambda: self._sessions.ready[1])
 
     def close(self) -> None:
-        """Release the locks; may be called twice."""
+        """Release the locks on the stores; may be called twice."""
         self._sessions.close()
         self._locked.close()
 
@@ -141,14 +141,20 @@ class Service:
 
     @contextmanager
     def _opened(self, link: MessageStream, owner: str, kind: type[S]) -> Iterator[tuple[Store, S]]:
-        """Read an opening, and open the store that it names, which must be this client's."""
+        """Read the first message of a call, and open the store of the session that it names; yields both.
+
+        The session must be this client's. kind: class of the message.
+        """
         opening = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM, kind)
         with self._sessions.use(opening.session, owner) as store:
             yield store, opening
 
 
 def _claim(folder: Path) -> tuple[Appended, bytes]:
-    """Lock a server's folder, and make it if missing; returns the lock, and the secret for the tag of the weights."""
+    """Lock a server's folder, and make it if missing; returns the lock, and the server's secret.
+
+    The secret is the key of the tag that names the weights in descriptions.
+    """
     path = folder / _SECRET
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -22,9 +22,10 @@ _OURS = ("the data's side", "the model's side")
 
 
 def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> Store:
-    """The data's side: set up a new session for the description with this digest.
+    """Set up a new session at the data's side; returns its store.
 
-    Raises the errors of `Store.create` and `MessageStream.receive`.
+    plan: digest of the model's description. folder: for the store. Raises the errors of `Store.create` and
+    `MessageStream.receive`.
     """
     link.send("opening", messages.CallOpening(plan=plan).pack())
     session = messages.read_opening(link.receive_text("opening"), plan, *_OURS, messages.SessionOpening).session
@@ -34,9 +35,10 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
 
 
 def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
-    """The model's side: set up a new session.
+    """Set up a new session at the model's side; returns its store.
 
-    folder: of all sessions. owner: the client's name, from its certificate or token.
+    plan: digest of the model's description. folder: of all sessions. owner: the client's name, from its certificate or
+    token.
     """
     messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.CallOpening)
     session = new_seed(messages.SESSION_BYTES).hex()
@@ -48,7 +50,11 @@ def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, own
 
 
 def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
-    """Set up OTs; returns this side's secrets: delta and leaves for the garbler, leaves for the evaluator."""
+    """Set up oblivious transfers with the other side; returns this side's secrets.
+
+    They are delta and leaves (gc/cot.py) for the garbler, leaves for the evaluator. garbles: whether this side is the
+    garbler.
+    """
     if garbles:
         start = cot.SetUp()
         link.send("base OTs", start.message)
@@ -60,17 +66,17 @@ def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
 
 
 def sender_of(store: Store) -> cot.Sender:
-    """The garbler's side of the OTs."""
+    """Return the garbler's side of the session's oblivious transfers."""
     return cot.Sender(*store.material)
 
 
 def receiver_of(store: Store) -> cot.Receiver:
-    """The evaluator's side of the OTs."""
+    """Return the evaluator's side of the session's oblivious transfers."""
     return cot.Receiver(*store.material)
 
 
 def check_bound(store: Store, side: str, plan: str) -> None:
-    """Raise AgreementError unless the store belongs to this side and this plan."""
+    """Raise AgreementError unless the store belongs to this side and to the plan with this digest."""
     found = store.header
     if found.side != side:
         what = f"this is a store of the {found.side}'s side, here the {side}'s side is needed"
@@ -81,7 +87,10 @@ def check_bound(store: Store, side: str, plan: str) -> None:
 
 
 def check_owner(store: Store, owner: str) -> None:
-    """Raise AccessError unless this client owns the session; clients without a name share the sessions without one."""
+    """Raise AccessError unless this client owns the session.
+
+    Clients without a name share the sessions that have no owner.
+    """
     if store.header.owner != owner:
         hint = "use the certificate or token that prepared it, or prepare again in another folder"
         raise AccessError("this session belongs to another client", where="the server's store", hint=hint)

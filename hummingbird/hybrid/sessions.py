@@ -29,9 +29,10 @@ WHERE = "the server's store"
 
 @dataclass
 class _Session:
-    """One session.
+    """One session of a server: its folder, and its store while that is open.
 
-    owner: a name, or empty. slots, size: ready slots and their bytes, if the store is closed. calls: in progress.
+    owner: a name, or empty. slots, size: ready slots and their bytes, if the store is closed. calls: number in
+    progress.
     """
 
     folder: Path
@@ -43,7 +44,7 @@ class _Session:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """Slots that are ready, and their bytes."""
+        """The number of slots that are ready, and the bytes that they take."""
         return (self.slots, self.size) if self.store is None else (len(self.store.ready), self.store.bytes)
 
     def close(self) -> None:
@@ -55,10 +56,10 @@ class _Session:
 
 
 class Sessions:
-    """The sessions in `folder`, which only this process uses. digest: of the plan to which they are bound.
+    """All sessions of a server, in `folder`, which only this process uses; limits their number, age and disk space.
 
-    disk: bytes that all slots may take; None for no limit. days: for which a session may be unused. Raises ConfigError
-    for a limit that is not above 0.
+    digest: of the plan to which they are bound. disk: bytes that all slots may take; None for no limit. days: for which
+    a session may be unused. Raises ConfigError for a limit that is not above 0.
     """
 
     def __init__(self, folder: Path, digest: str, *, disk: int | None = None, days: float = DAYS) -> None:
@@ -84,13 +85,16 @@ class Sessions:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """Number of ready slots of all sessions, and their bytes."""
+        """The number of ready slots of all sessions, and the bytes that they take."""
         with self._lock:
             found = [session.ready for session in self._sessions.values()]
         return sum(slots for slots, _ in found), sum(size for _, size in found)
 
     def begin(self, owner: str, make: Callable[[], Store]) -> None:
-        """Make a new session. Raises StoreError if its owner has too many, and the errors of `make`."""
+        """Make a new session with `make`, which sets it up.
+
+        Raises StoreError if the owner has too many sessions, and the errors of `make`.
+        """
         with self._lock:
             self._remove_old()
             count = self._beginning[owner] + sum(session.owner == owner for session in self._sessions.values())
@@ -110,7 +114,7 @@ class Sessions:
 
     @contextmanager
     def use(self, name: str, owner: str) -> Iterator[Store]:
-        """Open the store of a session for a call of its owner.
+        """Open the store of the session `name` for a call of its owner, within the context.
 
         Raises StoreError if there is none, and the errors of `check_bound` and `check_owner`.
         """
@@ -140,9 +144,9 @@ class Sessions:
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
-        """Reserve disk space for a slot of `size` bytes, dealt within the context.
+        """Reserve disk space for a slot of `size` bytes, which is dealt within the context.
 
-        Raises StoreError if there is no space.
+        owner: of the session. Raises StoreError if there is no space.
         """
         with self._lock:
             self._check_room(owner, size)
@@ -154,7 +158,7 @@ class Sessions:
                 self._dealing.remove((owner, size))
 
     def close(self) -> None:
-        """Release the locks; may be called twice."""
+        """Release the locks on all stores; may be called twice."""
         with self._lock:
             for session in self._sessions.values():
                 session.close()
@@ -175,7 +179,7 @@ class Sessions:
             raise StoreError(what, where=WHERE, hint=hint)
 
     def _remove_old(self) -> None:
-        """Remove sessions in which no slot was dealt or used for too long."""
+        """Remove sessions in which no slot was dealt or used for `days` days."""
         oldest = time.time() - self._days * 86400
         for name, session in list(self._sessions.items()):
             if session.calls == 0 and _last_use(session.folder) < oldest:
@@ -184,7 +188,10 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the least recently used stores, except those with calls in progress."""
+        """Close the stores that were not used for longest, so that few are open.
+
+        Those with calls in progress stay open.
+        """
         opened = [session for session in self._sessions.values() if session.store is not None]
         for session in opened[: max(0, len(opened) - _OPEN)]:
             if session.calls == 0:
@@ -192,7 +199,7 @@ class Sessions:
 
 
 def _last_use(folder: Path) -> float:
-    """Time when a slot was last dealt or used, which changes the folder; 0 if the folder is gone."""
+    """Return the time when a slot was last dealt or used, which changes the folder; 0 if the folder is gone."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

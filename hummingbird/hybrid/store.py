@@ -51,15 +51,16 @@ _NEW = "remove the folder, and prepare again: a new session begins"
 
 
 class SlotError(StoreError):
-    """A slot cannot be used: it is damaged, and so burned, or was never ready. Another slot may serve."""
+    """Raised if a slot cannot be used, because it is damaged or was never ready. Another slot may serve."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a store.
+    """The header file of a session's folder, at one of the two sides.
 
-    side: "data" or "model". session: 32 hexadecimal digits, the same at both sides. plan: digest to which it is bound.
-    owner: at the model's side the name of the client that began it; empty without a name, and at the data's side.
+    side: "data" or "model". session: name of the session, 32 hexadecimal digits, the same at both sides. plan: digest
+    to which the session is bound. owner: at the model's side the name of the client that began the session; empty
+    without a name, and at the data's side.
     """
 
     side: str = field(records.one_of(("data", "model")))
@@ -72,9 +73,9 @@ class Header:
 
 
 class Store:
-    """One side's folder of a session, locked for this process; safe for several threads. `create` makes a new one.
+    """The folder of a session at one side, with its slots; locked for this process, safe for several threads.
 
-    Raises StoreError if it is damaged, full, in use, of another release, or used up.
+    `create` makes a new one. Raises StoreError if the folder is damaged, full, in use, of another release, or used up.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,7 +99,8 @@ class Store:
     def create(cls, folder: Path, header: Header, seed: bytes, material: Sequence[Tensor]) -> Store:
         """Make a new session's folder, complete or not at all.
 
-        Raises DiskError if it cannot be written, StoreError if it holds a session already.
+        seed: of all randomness of this side. material: this side's results of the set-up. Raises DiskError if the
+        folder cannot be written, StoreError if it holds a session already.
         """
         if (folder / HEADER).exists():
             raise StoreError("there is a session already", where=str(folder), hint=_NEW)
@@ -121,26 +123,26 @@ class Store:
 
     @property
     def ready(self) -> list[int]:
-        """The numbers of the ready slots, in order."""
+        """The numbers of the slots that are ready, in order."""
         with self._lock:
             return sorted(self._ready)
 
     @property
     def first(self) -> int:
-        """The first ready slot, or the next one to be dealt; no slot before it will be used."""
+        """The number of the first ready slot, or of the next one to be dealt; no slot before it will be used."""
         with self._lock:
             return min(self._ready, default=self._dealt.next)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all ready slots."""
+        """Number of bytes of all ready slots."""
         with self._lock:
             return sum(self._ready.values())
 
     def deal(self, slot: int | None = None) -> int:
         """Mark a slot as dealt, by default the next one; returns its number.
 
-        The mark is on the disk when this returns.
+        The mark is on the disk when this returns. So the slot is never dealt twice, even after a crash.
         """
         with self._lock:
             number = self._dealt.next if slot is None else slot
@@ -150,7 +152,7 @@ class Store:
             return number
 
     def keep(self, slot: int, tensors: Sequence[Tensor]) -> None:
-        """Write a dealt slot, completely or not at all; then it is ready."""
+        """Write the contents of a dealt slot, completely or not at all; then the slot is ready."""
         body = pack_tensors(tensors)
         try:
             size = disk.save(self._path(slot), [body, _mac(self.seed, SLOT, slot, body)], mode=disk.PRIVATE)
@@ -160,9 +162,9 @@ class Store:
             self._ready[slot] = size
 
     def use(self, slot: int | None = None) -> tuple[int, list[Tensor]]:
-        """Mark a slot as used, by default the first ready one; returns its number and contents, once.
+        """Mark a slot as used, by default the first ready one; returns its number and contents, which are then removed.
 
-        Raises SlotError if it is damaged or not ready, StoreError if no slot is ready.
+        Raises SlotError if the slot is damaged or not ready, StoreError if no slot is ready.
         """
         with self._lock:
             if slot is None:
@@ -184,7 +186,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def discard(self, slot: int) -> None:
-        """Burn a slot that the other side does not have."""
+        """Make a slot unusable that the other side does not have."""
         with self._lock:
             if self._ready.pop(slot, None) is None:
                 return
@@ -192,13 +194,13 @@ class Store:
         self._path(slot).unlink(missing_ok=True)
 
     def discard_before(self, first: int) -> None:
-        """Burn all slots before this one, which the other side will not use."""
+        """Make all slots before slot `first` unusable, because the other side will not use them."""
         for slot in self.ready:
             if slot < first:
                 self.discard(slot)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock on the folder."""
         self._dealt.close()
         self._used.close()
 
@@ -212,7 +214,7 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Sizes of the ready slots. Removes files of other slots, which a crash has left."""
+        """Return the sizes of the ready slots, by number, and remove files of other slots, which a crash has left."""
         found = {}
         for path in self.folder.glob(f"{SLOT}*"):
             number = path.name.removeprefix(SLOT)
@@ -237,12 +239,12 @@ class Store:
 
 
 def there_is(folder: Path) -> bool:
-    """Whether the folder holds a session."""
+    """Return whether the folder holds a session."""
     return (folder / HEADER).is_file()
 
 
 def owner_of(folder: Path) -> str:
-    """The owner of the session in a folder, as `Header.owner`; empty if it cannot be read."""
+    """Return the owner of the session in a folder, as in `Header`; empty if the header cannot be read."""
     try:
         return _read_header(folder)[0].owner
     except StoreError:
@@ -250,7 +252,7 @@ def owner_of(folder: Path) -> str:
 
 
 def slots_of(folder: Path) -> list[int]:
-    """Sizes of the slot files in the folder of a closed session."""
+    """List the sizes of the slot files in the folder of a session that is not open."""
     return [path.stat().st_size for path in folder.glob(f"{SLOT}*")]
 
 

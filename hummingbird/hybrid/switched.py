@@ -25,9 +25,10 @@ KEYS_BYTES = KEY_BYTES + bfv_switching_key()  # the proxy's public key, and the 
 
 
 class Image:
-    """The messages of an image, whose values are consecutive coefficients of polynomials.
+    """The messages of an encrypted image from a proxy's user, which the model's side switches to the proxy's key.
 
-    up, down: bytes of the user's message, and of the message to the proxy.
+    An image's values are consecutive coefficients of polynomials. up, down: bytes of the user's message, and of the
+    message to the proxy.
     """
 
     def __init__(self, step: Step) -> None:
@@ -36,14 +37,14 @@ class Image:
         self.up, self.down = bfv_fresh(self._count), bfv_reply(self._count, step.count)
 
     def encrypt(self, secret: bfv.Secret, x: Tensor) -> bytes:
-        """The user: encrypt x mod 2^ring, int64 (1, *shape)."""
+        """Encrypt the image x mod 2^ring, int64 (1, *shape), at the user."""
         polys = F.pad(x.flatten(), (0, self._count * bfv.DEGREE - self._step.count)).view(-1, bfv.DEGREE)
         return secret.encrypt(reduced(polys, self._step.ring), self._step.ring).to_bytes()
 
     def masked(self, keys: Keys, data: bytes) -> tuple[bytes, Tensor]:
-        """The model's side: make the message to the proxy, and rho, int64 (1, *shape).
+        """Switch an encrypted image to the proxy's key and mask it, at the model's side.
 
-        Raises InputError for damaged bytes.
+        Returns the message to the proxy, and the mask rho, int64 (1, *shape). Raises InputError for damaged bytes.
         """
         ring = self._step.ring
         masks = bfv.draw_masks(prg.fresh(), self._count, ring)
@@ -51,11 +52,14 @@ class Image:
         return bfv.evaluate(keys.public, parts, masks, ring, self._used).to_bytes(), self._read(masks)
 
     def decrypt(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """The proxy: decrypt x - rho mod 2^ring, int64 (1, *shape). Raises InputError for damaged bytes."""
+        """Decrypt the masked image at the proxy: x - rho mod 2^ring, int64 (1, *shape).
+
+        rho is the model side's mask. Raises InputError for damaged bytes.
+        """
         return self._read(secret.decrypt(bfv.Reply.from_bytes(reply, self._used), self._step.ring))
 
     def check(self) -> None:
-        """Raise ConfigError if the statistical distance of the proxy's view from an ideal one exceeds 2^-30."""
+        """Raise ConfigError if the proxy could learn something from noise: its view may be 2^-30 from an ideal one."""
         noise.check_distance(noise.distance(1, self._step.ring, self._step.count, switched=True), "input")
 
     def _read(self, polys: Tensor) -> Tensor:
@@ -63,18 +67,21 @@ class Image:
 
 
 class Keys:
-    """A user's switching key, and the public key of its target, the proxy; the model's side keeps both."""
+    """The keys with which the model's side switches a user's ciphertexts to the proxy's secret.
+
+    public: the proxy's key. switching: the user's key for the switch.
+    """
 
     def __init__(self, public: bfv.PublicKey, switching: bfv.SwitchingKey) -> None:
         self.public, self.switching = public, switching
 
     @staticmethod
     def from_bytes(data: bytes) -> Keys:
-        """Read `KEYS_BYTES` bytes. Raises InputError if they are malformed."""
+        """Read both keys from `KEYS_BYTES` bytes. Raises InputError if they are malformed."""
         public = bfv.PublicKey.from_bytes(data[:KEY_BYTES])
         return Keys(public, bfv.SwitchingKey.from_bytes(data[KEY_BYTES:]))
 
 
 def keys_of(secret: bfv.Secret, public: bytes) -> bytes:
-    """The user: make the message with its keys, for the proxy with this public key."""
+    """Make the message with both keys, at the user. public: the proxy's public key."""
     return public + secret.switching_key(bfv.PublicKey.from_bytes(public)).to_bytes()

@@ -32,10 +32,11 @@ from hummingbird.rpc.status import explain
 
 
 class ProxiedNet:
-    """The net of `server`, used with slots of `proxy`: `net(images)` returns its logits.
+    """The client of a net behind a proxy, which supplies the slots: `net(images)` returns the net's logits.
 
-    input: "shares" or "switched". tls, token: for both, see `rpc.client.connect`. timeout: longest wait for an answer,
-    seconds. once, online: bytes so far before the first image, and for images, by method, both ways.
+    server, proxy: addresses. input: how images are sent: "shares", under a mask of the proxy, or "switched", encrypted.
+    tls, token: for both, see `rpc.client.connect`. timeout: longest wait for an answer, seconds. once, online: bytes so
+    far before the first image, and for images, by method, both ways.
     Raises the errors of `rpc.client.connect`; PeerError if a service is of another kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
@@ -79,7 +80,7 @@ class ProxiedNet:
             raise
 
     def __call__(self, images: Tensor, *, progress: Callable[[int], object] = lambda images: None) -> Any:
-        """Compute logits, float32 (n, ...), of images (n, ...), one after another, in the net's structure.
+        """Compute logits, float32 (n, ...), of images (n, ...), one by one, in the structure of the net's results.
 
         progress: called with 1 after each image. Raises InputError for images of another shape or beyond the plan's
         range, before anything is sent.
@@ -91,7 +92,7 @@ class ProxiedNet:
         return self.plan.results(self.plan.decode(torch.cat(logits)))
 
     def report(self) -> str:
-        """Predicted and counted bytes of all messages so far."""
+        """Write predicted and counted bytes of all messages so far, as a table."""
         return report.user(self.plan, self._input, self.once, self.online, self._images)
 
     def close(self) -> None:
@@ -122,7 +123,10 @@ class ProxiedNet:
         return reduced(shares[0] + shares[1], output.ring)
 
     def _call(self, count: Counter[str], side: str, method: str, request: bytes, size: int | None = None) -> bytes:
-        """Call a method. Adds the bytes of both messages to `count`. size: expected bytes of the answer, if known."""
+        """Call a method of the "server" or the "proxy"; returns the answer, and adds both messages' bytes to `count`.
+
+        size: expected bytes of the answer, if known.
+        """
         try:
             answer = rpc_client.call(self._channels[side], method, request, timeout=self._timeout)
         except grpc.RpcError as error:

@@ -32,10 +32,10 @@ _US, _USER = "the model's side", "the user"
 
 
 class ConnectedUsers:
-    """All users of a server.
+    """The users of all proxies, at the server: it brings a user's image together with the proxy's call for it.
 
-    digest: of the plan. idle: longest wait of a user for its answer, seconds; also for a user's input, if less than
-    `USER_SECONDS`.
+    digest: of the plan. idle: longest wait of a user for its answer, seconds; also for a user's input, if less than 30
+    seconds.
     """
 
     def __init__(self, plan: Plan, digest: str, idle: float) -> None:
@@ -50,13 +50,14 @@ class ConnectedUsers:
         self._lock = threading.Lock()
 
     def handlers(self) -> dict[str, Method]:
-        """The methods that users call."""
+        """Return the methods that users call."""
         return {"Keys": self.keys, "Input": self.input}
 
     def keys(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Store a user's keys; the answer is their name.
+        """Store a user's keys for encrypted images; returns the name under which they are stored.
 
-        Raises InputError if they are malformed, ConfigError if the net would not hide the noise.
+        Raises InputError if they are malformed, ConfigError if the input's ring is too large to hide noise from the
+        proxy.
         """
         rest = self._opened(data)
         if len(rest) != KEYS_BYTES:
@@ -71,7 +72,7 @@ class ConnectedUsers:
         return name
 
     def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a user's ticket and input; the answer is the model's share of the logits."""
+        """Take a user's ticket and image; returns the model's share of the logits."""
         rest = self._opened(data)
         ticket, body = rest[: messages.TICKET_BYTES].hex(), rest[messages.TICKET_BYTES :]
         with self._lock:
@@ -85,10 +86,10 @@ class ConnectedUsers:
         return met.bring(body, self._idle)
 
     def serve(self, link: MessageStream, ticket: str, kind: str, infer: Callable[[Tensor], Tensor]) -> None:
-        """Run the call of a proxy, which waits for its user.
+        """Run a proxy's call for one image: wait for the user with this ticket, and compute.
 
-        infer: maps X - r to the share of the logits, with a slot that is marked as used.
-        Raises the errors of `infer`, which the user receives too, and PeerError if no user comes.
+        kind: how the user sends its image. infer: maps X - r to the share of the logits, with a slot that is marked as
+        used. Raises the errors of `infer`, which the user receives too, and PeerError if no user comes.
         """
         step, output = self._plan.input, self._plan.output
         with self._expected(ticket, self._sizes[kind]) as met:
@@ -106,7 +107,10 @@ class ConnectedUsers:
             link.send("done", messages.DONE)
 
     def _switched(self, link: MessageStream, data: bytes) -> Tensor:
-        """X - r from a user's ciphertexts, with the proxy's help."""
+        """Compute this side's share X - r of the image from a user's ciphertexts, with the proxy's help.
+
+        data: name of the user's keys, then the ciphertexts.
+        """
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:
             _, keys = self._keys.get(name, (None, None))
@@ -118,7 +122,7 @@ class ConnectedUsers:
         return reduced(messages.unpack(back, step.shape, step.ring) + rho, step.ring)
 
     def _opened(self, data: bytes) -> bytes:
-        """Check the digest of the plan, with which every request begins; returns the rest."""
+        """Check the digest of the plan, with which every request begins; returns the rest of the request."""
         messages.check_plan(data[: messages.DIGEST_BYTES].hex(), self._digest, _US, _USER)
         return data[messages.DIGEST_BYTES :]
 
@@ -135,7 +139,10 @@ class ConnectedUsers:
 
 
 class _Meeting:
-    """A proxy's call and its user's call, which run on different threads. size: bytes of the input."""
+    """Brings together a proxy's call and its user's call, which run on different threads.
+
+    size: bytes of the user's input.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -143,7 +150,7 @@ class _Meeting:
         self._answer: queue.SimpleQueue[bytes | HummingbirdError] = queue.SimpleQueue()
 
     def bring(self, data: bytes, timeout: float) -> bytes:
-        """The user's side: hand over the input, and wait for the answer."""
+        """Hand over the user's input and wait for the answer, on the thread of the user's call."""
         self._input.put(data)
         try:
             answer = self._answer.get(timeout=timeout)
@@ -154,7 +161,7 @@ class _Meeting:
         return answer
 
     def brought(self, timeout: float) -> bytes:
-        """The proxy's side: wait for the user's input."""
+        """Wait for the user's input, on the thread of the proxy's call."""
         try:
             return self._input.get(timeout=timeout)
         except queue.Empty:
@@ -162,5 +169,5 @@ class _Meeting:
             raise PeerError(f"no user came within {timeout:.0f} s", where=_US, hint=hint) from None
 
     def answer(self, answer: bytes | HummingbirdError) -> None:
-        """The proxy's side: hand over the answer for the user."""
+        """Hand over the answer for the user, on the thread of the proxy's call."""
         self._answer.put(answer)

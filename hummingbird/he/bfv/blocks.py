@@ -17,7 +17,11 @@ from hummingbird.he.bfv.layer import LayerShape
 
 
 class Blocks(NamedTuple):
-    """Height and width of a tile, in outputs; planes in an input polynomial; outputs in a reply."""
+    """Sizes that say how many values share a polynomial; `choose` picks them for a layer.
+
+    height, width: of a tile, in output values. planes: number of planes in an input polynomial; a plane has one
+    channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
+    """
 
     height: int
     width: int
@@ -27,9 +31,10 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the blocks with the fewest bytes; ties: with the fewest products, then with the fewest replies.
+    """Choose the sizes with which a layer sends the fewest bytes; among equals, the fewest products, then replies.
 
-    Raises InputError if even the window of a single output has more than `degree` values.
+    degree: coefficients of a polynomial. Raises InputError if even the input values that one output reads are more than
+    `degree`.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -56,7 +61,10 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """For each reply of `block` outputs, the input polynomials of `count` planes that it depends on."""
+    """List for each reply of `block` outputs the input polynomials, of `count` planes each, that it depends on.
+
+    phases: planes of one input channel, one for each remainder of a position divided by the stride.
+    """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []
     for first in range(0, outputs, block):
@@ -67,9 +75,10 @@ def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[ra
 
 
 def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
-    """List (height, width, coefficients of a plane) of all tiles whose plane fits `degree`, largest first.
+    """List all tiles whose plane fits a polynomial, as (height, width, coefficients of the plane), largest first.
 
-    Raises InputError if there is none.
+    A plane has one channel's values for a tile. degree: coefficients of a polynomial. Raises InputError if not even a
+    tile of one output fits.
     """
     axes = layer.rows, layer.columns
     heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in axes)
@@ -87,7 +96,7 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """Sizes that cut `total` into parts as even as possible, ascending: about 2 sqrt(total) sizes."""
+    """List sizes that cut `total` into parts as even as possible, ascending: about 2 sqrt(total) sizes."""
     sizes, parts = [total], 1
     while sizes[-1] > 1:
         parts = -(-total // (sizes[-1] - 1))  # the fewest parts that have a smaller size
@@ -96,5 +105,5 @@ def _even(total: int) -> list[int]:
 
 
 def _largest_even(total: int, most: int) -> int:
-    """Size of the parts when `total` is cut evenly into the fewest parts of at most `most`."""
+    """Return the size of the parts when `total` is cut evenly into the fewest parts of at most `most`."""
     return -(-total // -(-total // most))

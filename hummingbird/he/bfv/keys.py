@@ -43,13 +43,20 @@ _KEYS = 2 * _PRIMES
 
 @dataclass(frozen=True)
 class SwitchingKey:
-    """Encryptions of 2^(13h) g_j s for four primes j and h = 0, 1: int32 (8, 2, 4, N), transformed."""
+    """A key with which a server turns ciphertexts under a user's secret s into ciphertexts under another secret.
+
+    parts: encryptions, under the other secret, of s times each power of two that a residue's digits stand for: two
+    digits for each of four primes; int32 (8, 2, 4, N), transformed (NTT). The formula stands in bfv/keys.py.
+    """
 
     parts: Tensor
 
     @staticmethod
     def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
-        """Encrypt a secret, int32 (4, N), transformed. Users call `Secret.switching_key` instead."""
+        """Encrypt a secret, int32 (4, N), transformed (NTT), under the public key of the other secret.
+
+        Users call `Secret.switching_key` instead.
+        """
         parts = encrypted_zeros(public.parts, _KEYS)
         for number in range(_KEYS):
             prime, half = divmod(number, 2)
@@ -59,18 +66,21 @@ class SwitchingKey:
         return SwitchingKey(parts)
 
     def to_bytes(self) -> bytes:
-        """The key as 851,968 bytes."""
+        """Write the key as 851,968 bytes."""
         return pack(RING, self.parts).numpy().tobytes()
 
     @staticmethod
     def from_bytes(data: bytes) -> SwitchingKey:
-        """Read a key. Raises InputError for another length, or for a value that is not below its prime."""
+        """Read a key from the bytes of `to_bytes`.
+
+        Raises InputError for another length, or for a value that is not below its prime.
+        """
         check_length(data, bfv_switching_key(), "he.bfv.SwitchingKey.from_bytes(data)")
         return SwitchingKey(unpack(RING, as_tensor(data, 0), (_KEYS, 2, _PRIMES, DEGREE)))
 
 
 def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
-    """Switch ciphertexts to the secret of the key's target: int32 (n, 2, 4, N), `Fresh.parts`, to the same shape.
+    """Switch ciphertexts to the secret for which the key was made; x and the result: int32 (n, 2, 4, N), `Fresh.parts`.
 
     Give the result to `evaluate` with the public key for which the switching key was made. Raises InputError for
     another type or shape.
@@ -94,11 +104,13 @@ def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
 
 
 class Secret:
-    """A ternary secret, which never leaves the object. One secret serves any number of ciphertexts.
+    """A client's secret polynomial of coefficients -1, 0 and 1: it encrypts and decrypts, and never leaves the object.
 
-    secret = Secret.new()
-    reply = evaluate(secret.public(), products(secret.encrypt(r, 20).parts(), weights, pairs, 3), masks, 20, used)
-    secret.decrypt(reply, 20)  # int64 (3, N), w r - masks mod 2^20 where `used` says so, and 0 elsewhere
+    One secret serves any number of ciphertexts.
+
+        secret = Secret.new()
+        reply = evaluate(secret.public(), products(secret.encrypt(r, 20).parts(), weights, pairs, 3), masks, 20, used)
+        secret.decrypt(reply, 20)  # int64 (3, N), w r - masks mod 2^20 where `used` says so, and 0 elsewhere
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -106,7 +118,7 @@ class Secret:
 
     @classmethod
     def new(cls) -> Secret:
-        """Draw a secret."""
+        """Draw a new secret from the operating system's randomness."""
         drawn = ternary(prg.fresh(), DEGREE)
         return cls(RING.ntt(drawn.expand(len(RING.primes), -1)))
 
@@ -115,9 +127,9 @@ class Secret:
         return PublicKey(self.encrypt(torch.zeros(1, DEGREE, dtype=torch.int64), 1))
 
     def encrypt(self, polys: Tensor, k: int) -> Fresh:
-        """Encrypt polynomials mod 2^k: int64 (n, N), whose low k bits are used, to n ciphertexts.
+        """Encrypt n polynomials, int64 (n, N), modulo 2^k, to n ciphertexts.
 
-        Randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
+        The randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
         """
         where = "he.bfv.Secret.encrypt"
         check_bits(k, f"{where}(k)")
@@ -128,12 +140,12 @@ class Secret:
         return Fresh(seed, add(RING, plain, masks, -1))
 
     def _times(self, a: Tensor) -> Tensor:
-        """Multiply each a by s: int32 (n, 4, N), transformed."""
+        """Multiply each polynomial a by the secret; a and the result are int32 (n, 4, N), transformed (NTT)."""
         pairs = torch.stack([torch.zeros(len(a), dtype=torch.int64), torch.arange(len(a))], 1)
         return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
-        """Decrypt a reply: int64 (n, N), 0 .. 2^k - 1 in the coefficients that were sent, 0 in all others.
+        """Decrypt a reply to int64 (n, N): 0 .. 2^k - 1 in the coefficients that were sent, 0 in all others.
 
         A reply for another k decrypts to wrong values. Raises InputError for k outside 1 .. 32.
         """
@@ -146,9 +158,10 @@ class Secret:
         return out.view(x.shape)
 
     def switching_key(self, public: PublicKey) -> SwitchingKey:
-        """Make the key that switches ciphertexts from this secret to that of a public key.
+        """Make the key with which a server turns ciphertexts under this secret into ciphertexts under another secret.
 
-        Send it to the server only.
+        public: the public key of the other secret. Send the switching key to the server only: the owner of the other
+        secret could compute this secret from it.
         """
         return SwitchingKey.of(self._values, public)
 

@@ -16,9 +16,11 @@ MOST_LENGTH = 1 << 14  # of a padded dimension: then the search for a layer's pa
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Shapes of the input, weights and output for one image, as in torch; the axes of both dimensions, and groups.
+    """The checked shapes of a convolution or a linear layer, for one image, from which it is laid out in polynomials.
 
-    A layer of one spatial dimension has `rows` of length 1; a linear layer has `rows` and `columns` of length 1.
+    input_shape, weight_shape, output_shape, groups: as in torch. rows, columns: the two dimensions with stride, padding
+    and dilation. A layer of one spatial dimension has `rows` of length 1; a linear layer has `rows` and `columns` of
+    length 1.
     """
 
     input_shape: tuple[int, ...]
@@ -37,10 +39,11 @@ class LayerShape:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> LayerShape:
-        """Check a layer: (C, H, W), (C, L) or (features,) with weights as torch has them.
+        """Make the shapes of a layer, checked.
 
-        stride, padding, dilation: one number, or one for each dimension. Raises InputError if the arguments do not fit
-        each other.
+        input_shape: (C, H, W), (C, L) or (features,). weight_shape: as torch has it.
+        stride, padding, dilation: one number, or one for each dimension.
+        Raises InputError if the arguments do not fit each other.
         """
         where = "he.bfv.Layer.of"
         inputs, weights = _sizes("input_shape", input_shape), _sizes("weight_shape", weight_shape)
@@ -70,7 +73,7 @@ class LayerShape:
         return LayerShape(inputs, weights, output_shape, groups, *axes)
 
     def channels(self, outputs: Tensor) -> Tensor:
-        """Input channels that the weights of these output channels read: int64 (n,) to (n, C / groups)."""
+        """Return the input channels that the weights of output channels read: int64 (n,) to int64 (n, C / groups)."""
         every, count = self.weight_shape[:2]
         return (outputs // (every // self.groups) * count)[:, None] + torch.arange(count)
 

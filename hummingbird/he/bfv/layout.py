@@ -35,10 +35,10 @@ _WHERE = "he.bfv.Layout"
 
 @dataclass(frozen=True)
 class Layout:
-    """The mapping of one layer's values to polynomials. `Layout.of` makes it.
+    """The public mapping of a layer's inputs, weights and outputs to coefficients of polynomials. `Layout.of` makes it.
 
-    Polynomials of inputs and of replies are ordered by tile. Each tile has equally many: `pairs` and the weights are
-    the same for all tiles.
+    Large outputs are computed in tiles. Polynomials of inputs and of replies are ordered by tile. Each tile has equally
+    many: `pairs` and the weights are the same for all tiles.
     """
 
     layer: LayerShape
@@ -55,11 +55,11 @@ class Layout:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Layout:
-        """Lay out a layer so that it sends the fewest bytes.
+        """Lay out a layer so that its messages have the fewest bytes.
 
         input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
-        or one for each dimension, as in torch. degree: N, a power of two. Raises InputError if the shapes do not fit
-        each other, or the kernel spans more than N values.
+        or one for each dimension, as in torch. degree: coefficients of a polynomial, N, a power of two. Raises
+        InputError if the shapes do not fit each other, or the kernel spans more than N values.
 
             Layout.of((64, 32, 32), (64, 64, 3, 3), padding=1)
         """
@@ -71,50 +71,50 @@ class Layout:
 
     @cached_property
     def planes(self) -> Planes:
-        """Geometry of the planes and tiles."""
+        """The geometry of the layer: how rows and columns of an image, with gaps of zeros, become coefficients."""
         return Planes(self.layer.rows, self.layer.columns, self.blocks.height, self.blocks.width)
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
+        """Number of tiles that the output is cut into."""
         return len(self.planes.tiles)
 
     @property
     def inputs(self) -> int:
-        """Number of input polynomials, of all tiles."""
+        """Number of polynomials that the inputs of all tiles fill."""
         return self.tiles * -(-self.layer.input_shape[0] * self.planes.phases // self.blocks.planes)
 
     @property
     def replies(self) -> int:
-        """Number of replies, of all tiles."""
+        """Number of polynomials that the outputs of all tiles fill: the ciphertexts that the server sends back."""
         return self.tiles * -(-self.layer.output_shape[0] // self.blocks.outputs)
 
     @property
     def products(self) -> int:
-        """Number of products, of all tiles."""
+        """Number of products of two polynomials, for all tiles."""
         return self.tiles * len(self.pairs)
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of the message with all encrypted inputs; N is `DEGREE`."""
+        """Bytes of the client's message with all encrypted inputs; N is `DEGREE`."""
         return cost.bfv_fresh(self.inputs)
 
     @property
     def down_bytes(self) -> int:
-        """Bytes of the message with all replies."""
+        """Bytes of the server's message with all replies."""
         return cost.bfv_reply(self.replies, math.prod(self.layer.output_shape))
 
     @cached_property
     def pairs(self) -> Tensor:
-        """Products of a tile, int64 (n, 2): the input and the reply of each weight polynomial, ordered by reply."""
+        """The products of a tile, int64 (n, 2): the input and the reply of each weight polynomial, ordered by reply."""
         of_replies = blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs)
         return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
     def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum the products of encrypted inputs with weights, tile by tile.
 
-        x: int32 (inputs, 2, 4, N), `Fresh.parts`. weights: int32 (n, 4, N), `transform` of `pack_weights`. Returns
-        int32 (replies, 2, 4, N), for `evaluate`. N is `DEGREE`.
+        x: the ciphertexts, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (n, 4, N), `transform` of
+        `pack_weights`. Returns int32 (replies, 2, 4, N), for `evaluate`. N is `DEGREE`.
         """
         return torch.cat(
             [products(part, weights, self.pairs, self.replies // self.tiles) for part in x.chunk(self.tiles)]
@@ -123,7 +123,7 @@ class Layout:
     # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack an input into polynomials: int64 of `input_shape` to int64 (inputs, N).
+        """Pack an input, int64 of `input_shape`, into the coefficients of polynomials, int64 (inputs, N).
 
         Raises InputError for another shape.
         """
@@ -134,7 +134,7 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Pack weights into polynomials: int64 of `weight_shape` to int64 (n, N), one for each of `pairs`."""
+        """Pack weights, int64 of `weight_shape`, into polynomials, int64 (n, N), one for each of `pairs`."""
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()
@@ -152,7 +152,7 @@ class Layout:
         return polys.view(-1, self.degree)
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Extract the outputs from the replies' polynomials: int64 (replies, N) to int64 of `output_shape`."""
+        """Extract the outputs, int64 of `output_shape`, from the replies' decrypted polynomials, int64 (replies, N)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         outputs = self.layer.output_shape[0]
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
@@ -161,20 +161,20 @@ class Layout:
 
     @cached_property
     def used(self) -> tuple[Tensor, ...]:
-        """For each reply the coefficients that hold outputs, ascending: int64 (values,)."""
+        """The positions of the coefficients that hold outputs, ascending: int64 (values,) for each reply."""
         outputs, block = self.layer.output_shape[0], self.blocks.outputs
         return tuple(
             places[: outputs - first].flatten() for places in self._places for first in range(0, outputs, block)
         )
 
     def norms(self, weights: Tensor) -> int:
-        """The largest ||w||_1 of a reply, over all weights multiplied into it: the factor by which its noise grows."""
+        """Return the factor by which the noise of a reply grows at most: its largest sum of absolute weights."""
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return max(int(self.planes.kept(part).abs().sum()) for part in weights.split(self.blocks.outputs))
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """Coefficients of each tile's outputs in a reply: int64 (O, height, width)."""
+        """The positions of outputs among the coefficients of a reply: int64 (O, height, width) for each tile."""
         count, block = self.blocks.planes, self.blocks.outputs
         first = (torch.arange(block) * count + count - 1) * self.planes.size
         return [first[:, None, None] + self.planes.places(tile) for tile in self.planes.tiles]

@@ -30,22 +30,25 @@ _SECOND = packed_bytes((_LEFT, DEGREE))  # c_1 of a reply
 
 @dataclass(frozen=True)
 class Fresh:
-    """Fresh ciphertexts of a secret's owner: the 16-byte seed of all a, and c_0, int32 (n, 4, N), transformed."""
+    """New ciphertexts as the owner of the secret sends them: pairs (c_0, a), where a seed stands for all a.
+
+    seed: 16 bytes, from which `parts` expands every a. body: c_0, int32 (n, 4, N), transformed (NTT).
+    """
 
     seed: bytes
     body: Tensor
 
     def parts(self) -> Tensor:
-        """Expand both parts, transformed: int32 (n, 2, 4, N), 128 KiB each."""
+        """Return c_0 and a of each ciphertext, with a from the seed, transformed: int32 (n, 2, 4, N), 128 KiB each."""
         return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
     def to_bytes(self) -> bytes:
-        """The ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 for each ciphertext."""
+        """Write the ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 bytes for each ciphertext."""
         return self.seed + pack(RING, self.body).numpy().tobytes()
 
     @staticmethod
     def from_bytes(data: bytes, count: int) -> Fresh:
-        """Read `count` ciphertexts.
+        """Read `count` ciphertexts from the bytes of `to_bytes`.
 
         Raises InputError for another length, or for a value that is not below its prime.
         """
@@ -56,29 +59,31 @@ class Fresh:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A fresh ciphertext of 0: b + a s is a small error."""
+    """A public key (b, a), under which a server encrypts: a new ciphertext of 0, so that b + a s is a small error."""
 
     sent: Fresh
 
     @cached_property
     def parts(self) -> Tensor:
-        """b and a, transformed: int32 (2, 4, N)."""
+        """The key's two polynomials b and a, transformed (NTT): int32 (2, 4, N)."""
         return self.sent.parts()[0]
 
     def to_bytes(self) -> bytes:
-        """The key as 53,264 bytes."""
+        """Write the key as 53,264 bytes."""
         return self.sent.to_bytes()
 
     @staticmethod
     def from_bytes(data: bytes) -> PublicKey:
-        """Read a key. Raises InputError as `Fresh.from_bytes`."""
+        """Read a key from the bytes of `to_bytes`. Raises InputError as `Fresh.from_bytes` does."""
         return PublicKey(Fresh.from_bytes(data, 1))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Answers, as coefficients: c_1 of n polynomials, int32 (n, 2, N), and the used part of c_0, int32 (2, values).
+    """A server's n answers (c_0, c_1) to a client, without the coefficients of c_0 that hold no outputs.
 
+    first: the used coefficients of all c_0, int32 (2, values). second: c_1, int32 (n, 2, N). Both are coefficients,
+    modulo two primes.
     places: positions of the used coefficients in the polynomials, (n, N) flattened; int64 (values,). Both sides know
     them.
     """
@@ -89,24 +94,25 @@ class Reply:
 
     @staticmethod
     def of(parts: Tensor, used: Sequence[Tensor]) -> Reply:
-        """Keep c_1 and the used coefficients of c_0 of int32 (n, 2, 2, N).
+        """Make a reply from the ciphertexts, int32 (n, 2, 2, N): keep c_1, and only the used coefficients of c_0.
 
-        used: for each of the n the coefficients to send, int64 (values,). Raises InputError for another number of
-        lists, or a coefficient out of range.
+        used: for each of the n ciphertexts the coefficients to send, int64 (values,). Raises InputError if `used` has
+        another length than n, or a coefficient is out of range.
         """
         places = places_of(used, len(parts))
         first = parts[:, 0].transpose(0, 1).flatten(1)
         return Reply(first[:, places], parts[:, 1].contiguous(), places)
 
     def parts(self) -> Tensor:
-        """c_0, with zeros for unused coefficients, and c_1: int32 (n, 2, 2, N)."""
+        """Return c_0, with zeros for the coefficients that were not sent, and c_1: int32 (n, 2, 2, N)."""
         first = torch.zeros(_LEFT, len(self.second) * DEGREE, dtype=torch.int32)
         first[:, self.places] = self.first
         return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)
 
     def to_bytes(self) -> bytes:
-        """The reply as bytes: all c_1, 26,624 each, then the used residues of c_0 by prime, 26 bits each: 6.5 bytes a
-        value.
+        """Write the reply as bytes: all c_1, 26,624 bytes each, then the used coefficients of c_0.
+
+        A used coefficient takes 26 bits for each of two primes, 6.5 bytes; all residues of the first prime come first.
         """
         moduli = torch.tensor(REST.primes)[:, None]
         words = torch.where(self.first < 0, self.first + moduli, self.first).flatten()
@@ -115,7 +121,7 @@ class Reply:
 
     @staticmethod
     def from_bytes(data: bytes, used: Sequence[Tensor]) -> Reply:
-        """Read a reply with these used coefficients.
+        """Read a reply whose used coefficients have these positions, one int64 (values,) for each polynomial.
 
         Raises InputError for another length, or a value not below its prime.
         """
@@ -132,7 +138,7 @@ class Reply:
 
 
 def places_of(used: Sequence[Tensor], count: int) -> Tensor:
-    """Positions in polynomials (count, N), flattened.
+    """Return the positions of used coefficients in `count` polynomials as one list, in (count, N) flattened.
 
     Raises InputError unless each of `used` is int64 (values,) in 0 .. N-1.
     """
@@ -157,6 +163,6 @@ def check_length(data: bytes, wanted: int, where: str) -> None:
 
 
 def as_tensor(data: bytes, start: int, stop: int | None = None) -> Tensor:
-    """Copy bytes to uint8 (n,)."""
+    """Copy data[start:stop] to a tensor, uint8 (n,)."""
     piece = bytearray(data[start:stop])
     return torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)

@@ -31,32 +31,42 @@ _Q, _REST = PARAMETERS.modulus(4), math.prod(REST.primes)
 
 
 def flood_bits(k: int) -> int:
-    """F: the flood is uniform in [-2^F, 2^F)."""
+    """Return F: the flood, noise with which a server hides its weights, is uniform in [-2^F, 2^F).
+
+    k: bits of a value.
+    """
     check_bits(k, "he.bfv.flood_bits(k)")
     return (_Q >> k + 2).bit_length() - 1
 
 
 def before_flood(norm: int, switched: bool = False) -> Fraction:
-    """Bound on the noise of an output before the flood; norm: the sum of ||w||_1 of its polynomials.
+    """Bound the noise of an output before the server adds the flood, the large uniform noise that hides it.
 
-    switched: the input was switched to another key first; then the bound holds with overwhelming probability.
+    norm: the sum of all absolute weights that the output adds up.
+    switched: whether the input was switched to another key first; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)
     return norm * sent + added(DEGREE, 2) + Fraction(1, 2)
 
 
 def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
-    """Statistical distance between `values` sent coefficients and ones that hide all weights."""
+    """Bound the statistical distance between the coefficients of a reply and coefficients that hide all weights.
+
+    norm, switched: as for `before_flood`. k: bits of a value. values: number of coefficients that are sent.
+    """
     return float(values * before_flood(norm, switched) / (2 << flood_bits(k)))
 
 
 def distance_bits(norm: int, k: int, values: int) -> float:
-    """-log2 of `distance`."""
+    """Return -log2 of `distance`: the security in bits of the weights against the client."""
     return -math.log2(distance(norm, k, values))
 
 
 def check_distance(total: float, where: str) -> None:
-    """Raise ConfigError if the distances of all layers, for one image, sum to more than 2^-30."""
+    """Raise ConfigError if the replies to one image could reveal something about the weights.
+
+    total: the sum of `distance` over all layers, which may be at most 2^-30.
+    """
     if not total <= MOST_DISTANCE:
         raise ConfigError(
             f"answers would be 2^{math.log2(total):.1f} from ones that hide the weights, at most 2^-30 is allowed",
@@ -66,10 +76,10 @@ def check_distance(total: float, where: str) -> None:
 
 
 def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
-    """Bound on the noise of a reply: with the flood, divided by two primes and rounded.
+    """Bound the noise of a reply: the noise with the flood, divided by two of the four primes and rounded.
 
-    Rounding for one prime changes each polynomial's coefficients by at most 1/2, and s is ternary: (N + 1) / 2 in the
-    phase.
+    Rounding for one prime changes each polynomial's coefficients by at most 1/2. The secret has coefficients -1, 0 and
+    1, so decryption then differs by at most (N + 1) / 2. Arguments: as for `before_flood`; k: bits of a value.
     """
     dropped, rounding = PARAMETERS.primes[2:], Fraction(DEGREE + 1, 2)
     noise = before_flood(norm, switched) + (1 << flood_bits(k))
@@ -79,5 +89,9 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
 
 
 def room_bits(norm: int, k: int, switched: bool = False) -> float:
-    """log2 of the largest noise that decrypts correctly, Q' / 2^(k+1), over the bound: above 0, results are exact."""
+    """Return by how many bits the largest noise that decrypts correctly exceeds a reply's: above 0, results are exact.
+
+    The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes of a reply. Arguments: as for
+    `distance`.
+    """
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

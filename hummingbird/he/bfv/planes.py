@@ -26,7 +26,10 @@ from torch import Tensor
 
 
 class Tap(NamedTuple):
-    """A position `place` of the kernel: output i reads `phase` at i + `offset`."""
+    """A position of the kernel in one dimension, `place`: for output i it reads value i + `offset` of phase `phase`.
+
+    Phases: see `Axis`.
+    """
 
     place: int
     phase: int
@@ -34,7 +37,11 @@ class Tap(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Outputs first .. first + outputs - 1, which read positions start .. start + kept - 1 of each phase, and zeros."""
+    """A run of outputs in one dimension, computed together, and the run of input values that they read.
+
+    The outputs are first .. first + outputs - 1. They read positions start .. start + kept - 1 of each phase (see
+    `Axis`); all else that they read is padding.
+    """
 
     first: int
     outputs: int
@@ -44,7 +51,10 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension: lengths of the input and the kernel, stride, zeros on each side, dilation."""
+    """One dimension of a convolution. size, kernel: lengths of input and kernel. padding: zeros on each side.
+
+    With a stride, an input splits into phases: phase p has the values at p, p + stride, p + 2 stride and so on.
+    """
 
     size: int
     kernel: int
@@ -54,12 +64,12 @@ class Axis:
 
     @property
     def outputs(self) -> int:
-        """Length of the output; less than 1 where the kernel is longer than the padded input."""
+        """Length of the output; less than 1 if the kernel is longer than the padded input."""
         return (self.size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
 
     @cached_property
     def taps(self) -> tuple[Tap, ...]:
-        """The taps that some output reads within the input."""
+        """The kernel positions in use: those that read a value of the input, and not only padding, for some output."""
         taps = []
         for place in range(self.kernel):
             offset, phase = divmod(self.dilation * place - self.padding, self.stride)
@@ -70,22 +80,22 @@ class Axis:
 
     @cached_property
     def phases(self) -> tuple[int, ...]:
-        """The phases that taps read, ascending."""
+        """The numbers of the phases (see `Axis`) that some tap reads, ascending."""
         return tuple(sorted({tap.phase for tap in self.taps}))
 
     @property
     def length(self) -> int:
-        """Length of the longest phase; shorter phases are padded with zeros at their end."""
+        """Length of the longest phase (see `Axis`); shorter phases are padded with zeros at their end."""
         return -(-(self.size - self.phases[0]) // self.stride)
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
-        """The smallest and the largest offset of a tap."""
+        """The smallest and the largest `Tap.offset` of all taps."""
         offsets = [tap.offset for tap in self.taps]
         return min(offsets), max(offsets)
 
     def tiles(self, most: int) -> tuple[Tile, ...]:
-        """Cut the outputs into tiles of `most` outputs; the last tile may have fewer."""
+        """Cut the outputs into tiles, runs of `most` outputs; the last tile may have fewer."""
         least, largest = self.offsets
         tiles = []
         for first in range(0, self.outputs, most):
@@ -96,14 +106,17 @@ class Axis:
         return tuple(tiles)
 
     def shift(self, most: int) -> int:
-        """Shift of outputs: output i is at i - start + shift of a tile, and a tap's weight at shift - offset >= 0."""
+        """Return by how much outputs are shifted in a product, so that no weight has a negative exponent.
+
+        Output i of a tile is at i - start + shift, and a tap's weight at shift - offset >= 0. most: outputs of a tile.
+        """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
     def room(self, most: int) -> int:
-        """Length of a line with its gap: the smallest length for which consecutive lines do not mix.
+        """Return the length of a row of a plane with its gap: the smallest for which products of two rows do not mix.
 
-        For output i, input y and any tap, i - y + offset must be within (-room, room); it is 0 if the tap multiplies
-        this input for this output. The line must also hold all outputs.
+        most: outputs of a tile. For output i, input y and any tap, i - y + offset must be within (-room, room); it is 0
+        if the tap multiplies this input for this output. The row must also hold all outputs of a tile.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):
@@ -118,7 +131,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Planes:
-    """Planes of a layer, whose outputs are cut into tiles of height x width."""
+    """The geometry of a layer: where the values of an image stand in planes, the pieces of a polynomial.
+
+    A plane has one channel's values in one phase (see `Axis`), for one tile. The outputs are cut into tiles of height x
+    width.
+    """
 
     rows: Axis
     columns: Axis
@@ -127,27 +144,27 @@ class Planes:
 
     @property
     def phases(self) -> int:
-        """Number of planes of a channel."""
+        """Number of planes of one channel in a tile: phases of the rows times phases of the columns."""
         return len(self.rows.phases) * len(self.columns.phases)
 
     @cached_property
     def room(self) -> tuple[int, int]:
-        """R and S: rows of a plane, and coefficients of a row."""
+        """The numbers of rows of a plane, and of coefficients of a row, gaps of zeros included."""
         return self.rows.room(self.height), self.columns.room(self.width)
 
     @property
     def size(self) -> int:
-        """Coefficients of a plane."""
+        """Number of coefficients of a plane."""
         return self.room[0] * self.room[1]
 
     @cached_property
     def tiles(self) -> tuple[tuple[Tile, Tile], ...]:
-        """Rows and columns of each tile."""
+        """The rows and the columns of each tile, as two `Tile`."""
         down, across = self.rows.tiles(self.height), self.columns.tiles(self.width)
         return tuple((row, column) for row in down for column in across)
 
     def split(self, images: Tensor) -> Tensor:
-        """Cut an image (C, H, W) into planes (tiles, C * phases, size); the phases of a channel are adjacent."""
+        """Cut an image (C, H, W) into planes, (tiles, C * phases, size); the planes of one channel are adjacent."""
         rows, columns = self.rows, self.columns
         phases = [
             _to(images[:, row :: rows.stride, column :: columns.stride], rows.length, columns.length)
@@ -162,7 +179,7 @@ class Planes:
         return torch.stack([_to(part, *self.room) for part in parts]).flatten(2)
 
     def places(self, tile: tuple[Tile, Tile]) -> Tensor:
-        """Coefficients of a tile's outputs in a plane: int64 (height, width)."""
+        """Return the positions of a tile's outputs among a plane's coefficients: int64 (height, width)."""
         lines = [
             torch.arange(part.outputs) + part.first - part.start + axis.shift(most)
             for part, axis, most in zip(tile, (self.rows, self.columns), (self.height, self.width), strict=True)
@@ -170,21 +187,27 @@ class Planes:
         return lines[0][:, None] * self.room[1] + lines[1]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Put the outputs of all tiles together: (..., height, width) each to (..., H', W')."""
+        """Put the outputs of all tiles, (..., height, width) each, together to (..., H', W')."""
         out = parts[0].new_empty(*parts[0].shape[:-2], self.rows.outputs, self.columns.outputs)
         for part, (row, column) in zip(parts, self.tiles, strict=True):
             out[..., row.first : row.first + row.outputs, column.first : column.first + column.outputs] = part
         return out
 
     def kept(self, weights: Tensor) -> Tensor:
-        """Select the weights of the taps in use; weights: (O, C, h, w), or a shape that reshapes to it."""
+        """Select the weights of the kernel positions in use (`Axis.taps`).
+
+        weights: (O, C, h, w), or a shape that reshapes to it.
+        """
         full = weights.reshape(*weights.shape[:2], self.rows.kernel, self.columns.kernel)
         down, across = ([tap.place for tap in axis.taps] for axis in (self.rows, self.columns))
         return full[:, :, down][..., across]
 
     @cached_property
     def exponents(self) -> Tensor:
-        """Coefficient of each tap's weight in a plane: int64 (taps down, taps across)."""
+        """The position of each weight among a plane's coefficients: int64 (taps down, taps across).
+
+        Taps are the kernel positions in use (`Axis.taps`).
+        """
         down, right = (
             torch.tensor([axis.shift(most) - tap.offset for tap in axis.taps])
             for axis, most in ((self.rows, self.height), (self.columns, self.width))
@@ -193,7 +216,10 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """Plane, within its channel, that each tap's weight reads: int64 (taps down, taps across)."""
+        """The number, within its channel, of the plane that each weight multiplies: int64 (taps down, taps across).
+
+        Taps are the kernel positions in use (`Axis.taps`).
+        """
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)
         )
@@ -201,5 +227,5 @@ class Planes:
 
 
 def _to(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Pad planes with zeros below and to the right, up to this size."""
+    """Pad planes with zeros below and to the right, to `rows` rows and `columns` columns."""
     return F.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

@@ -28,18 +28,19 @@ from hummingbird.kernels.ciphertexts import add, encode, switch, wide
 
 
 def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
-    """Draw the masks of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
+    """Draw the masks that hide the values of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
     check_bits(k, "he.bfv.draw_masks(k)")
     return stream.words(count, DEGREE, dtype=torch.int32).long() & ((1 << k) - 1)
 
 
 def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
-    """Turn sums of products into a reply, from which the client decrypts values - masks mod 2^k.
+    """Turn sums of products into a reply, from which the client decrypts values - masks mod 2^k and nothing else.
 
-    sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of noise.py.
+    public: the client's key. sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of
+    bfv/noise.py.
     masks: int64 (n, N), from `draw_masks`, for this reply only.
     used: for each sum the coefficients to send, int64 (values,).
-    Randomness is drawn here. Raises InputError for other types, shapes, k, or coefficients.
+    The randomness is drawn here. Raises InputError for other types, shapes, k, or coefficients.
     """
     where = "he.bfv.evaluate"
     check_bits(k, f"{where}(k)")
@@ -56,7 +57,7 @@ def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Seque
 
 
 def dropped(parts: Tensor) -> Tensor:
-    """Divide by two primes and round: int32 (n, 2, 4, N), coefficients, to (n, 2, 2, N)."""
+    """Divide ciphertexts by two of their four primes and round: int32 (n, 2, 4, N), coefficients, to (n, 2, 2, N)."""
     rows = parts.view(-1, 1, *parts.shape[2:])
     for primes in range(len(RING.primes), len(REST.primes), -1):
         rows = switch(RING.take(primes), rows, "mixed")

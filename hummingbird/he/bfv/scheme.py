@@ -39,7 +39,7 @@ def check_bits(k: int, where: str) -> None:
 
 
 def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
-    """Raise InputError unless x is int64 (count, N); a count of None allows any."""
+    """Raise InputError unless x is int64 (count, N), a polynomial in each row; a count of None allows any number."""
     right = isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2 and x.shape[1] == DEGREE
     if not right or count not in (None, x.shape[0]):
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -48,10 +48,10 @@ def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
 
 
 def transform(polys: Tensor) -> Tensor:
-    """Transform a server's polynomials for `products`: int64 (n, N), |w| <= 2^25, to int32 (n, 4, N).
+    """Transform a server's weight polynomials for `products`: int64 (n, N), |w| <= 2^25, to int32 (n, 4, N).
 
-    A transformed polynomial has 64 KiB and can be reused for all clients. Raises InputError for another type, shape or
-    magnitude.
+    A transformed polynomial (NTT modulo each of four primes) has 64 KiB and can be reused for all clients. Raises
+    InputError for another type, shape or magnitude.
     """
     where = "he.bfv.transform"
     check_polynomials(polys, where)
@@ -62,17 +62,20 @@ def transform(polys: Tensor) -> Tensor:
 
 
 def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Sum products: phase o of the result is the sum of weights[p] times phase i of x over all pairs p of (i, o).
+    """Multiply ciphertexts by weights and add: output o encrypts the sum of weights[p] x[i] over all pairs p of (i, o).
 
-    x: int32 (inputs, 2, 4, N), `Fresh.parts`. weights: int32 (P, 4, N), of `transform`. pairs: int64 (P, 2), at most
-    4,096 of one output. Returns int32 (outputs, 2, 4, N), for `evaluate`: the noise of an output grows by the sum of
-    its ||w||_1. Raises InputError for anything else.
+    x: int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`. pairs: int64 (P, 2), at
+    most 4,096 for one output. Returns int32 (outputs, 2, 4, N), for `evaluate`. The noise of an output grows by its sum
+    of absolute weights. Raises InputError for anything else.
     """
     return accumulate(RING, weights, x, pairs, outputs)
 
 
 def encrypted_zeros(public: Tensor, count: int) -> Tensor:
-    """Draw encryptions of 0, u pk + (e_1, e_2), under a public key (2, 4, N): int32 (count, 2, 4, N), transformed."""
+    """Encrypt 0 `count` times with new randomness: int32 (count, 2, 4, N), transformed (NTT).
+
+    public: the public key's two polynomials, int32 (2, 4, N), transformed.
+    """
     u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)
     u = RING.ntt(u.expand(-1, len(RING.primes), -1))
     errors = noise(prg.fresh(), 2 * count, DEGREE).view(2, count, DEGREE)
@@ -82,9 +85,9 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
-    """Round phases of a reply, float64, |x| < Q'/2, to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
+    """Round decrypted coefficients x, float64, to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
 
-    The product is below 2^31, and two roundings make an error of at most 2^-21: within the slack that noise.py
-    leaves.
+    Q' is the product of a reply's two primes, and |x| < Q'/2. The product is below 2^31, and two roundings make an
+    error of at most 2^-21, which the bounds of bfv/noise.py leave room for.
     """
     return (phases * ((1 << k) / math.prod(REST.primes))).round().long() & ((1 << k) - 1)

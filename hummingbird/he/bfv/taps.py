@@ -31,7 +31,11 @@ _WHERE = "he.bfv.Taps"
 
 
 class Terms(NamedTuple):
-    """Arguments of `kernels.ciphertexts.taps` for the polynomials of a tile, int64."""
+    """The nonzero weights of a layer, as int64 arguments of `kernels.ciphertexts.taps`, for the polynomials of a tile.
+
+    Output o is the sum of terms first[o] .. first[o + 1] - 1; a term is factors times polynomial inputs, shifted by
+    shifts.
+    """
 
     first: Tensor
     inputs: Tensor
@@ -41,9 +45,10 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class Taps:
-    """The mapping of a layer's values, for `images` inferences, to polynomials. `Taps.of` makes it.
+    """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
 
-    Polynomials are ordered by tile. A tile has one for each plane of the input, and one reply for each output channel.
+    A polynomial has one channel of several images. Polynomials are ordered by tile. A tile has one for each plane
+    (bfv/planes.py) of the input, and one reply for each output channel.
     """
 
     layer: LayerShape
@@ -60,7 +65,7 @@ class Taps:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Taps:
-        """Lay out a layer with the fewest polynomials for each image; arguments and errors as for `Layout.of`.
+        """Lay out a layer with the fewest polynomials for each image; arguments and errors are those of `Layout.of`.
 
         taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
         """
@@ -76,36 +81,36 @@ class Taps:
 
     @property
     def images(self) -> int:
-        """Inferences in a polynomial."""
+        """Number of images that share a polynomial."""
         return self.degree // self.planes.size
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
+        """Number of tiles that the output is cut into."""
         return len(self.planes.tiles)
 
     @property
     def inputs(self) -> int:
-        """Number of input polynomials, of all tiles."""
+        """Number of polynomials that the inputs of all tiles fill."""
         return self.tiles * self.layer.input_shape[0] * self.planes.phases
 
     @property
     def replies(self) -> int:
-        """Number of replies, of all tiles."""
+        """Number of polynomials that the outputs of all tiles fill: the ciphertexts that the server sends back."""
         return self.tiles * self.layer.output_shape[0]
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of the message with all encrypted inputs, for all images; N is `DEGREE`."""
+        """Bytes of the client's message with the encrypted inputs of all images; N is `DEGREE`."""
         return cost.bfv_fresh(self.inputs)
 
     @property
     def down_bytes(self) -> int:
-        """Bytes of the message with all replies."""
+        """Bytes of the server's message with all replies."""
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack inputs into polynomials: int64 (images, *input_shape) to int64 (inputs, N)."""
+        """Pack inputs, int64 (images, *input_shape), into the coefficients of polynomials, int64 (inputs, N)."""
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
@@ -113,7 +118,7 @@ class Taps:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def terms(self, weights: Tensor) -> Terms:
-        """Terms of the nonzero weights, the same for every tile; weights: int64 of `weight_shape`."""
+        """List the nonzero weights for `multiply`, the same for every tile. weights: int64 of `weight_shape`."""
         layer, planes = self.layer, self.planes
         check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
         kept = planes.kept(weights)
@@ -125,15 +130,16 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Sum the terms of encrypted inputs: int32 (inputs, 2, 4, N), `Fresh.parts`, to (replies, 2, 4, N).
+        """Sum the terms of encrypted inputs: int32 (inputs, 2, 4, N), of `Fresh.parts`, to int32 (replies, 2, 4, N).
 
-        The result is transformed, as x is, and goes to `evaluate`. N is `DEGREE`.
+        terms: the nonzero weights, from `Taps.terms`. The result is transformed (NTT), as x is, and goes to `evaluate`.
+        N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Extract the outputs from the replies' polynomials: int64 (replies, N) to int64 (images, *output_shape)."""
+        """Extract the outputs, int64 (images, *output_shape), from the decrypted polynomials, int64 (replies, N)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
         out = self.planes.join([part[:, places] for part, places in tiles])
@@ -141,16 +147,16 @@ class Taps:
 
     @cached_property
     def used(self) -> tuple[Tensor, ...]:
-        """For each reply the coefficients that hold outputs, ascending: int64 (values,)."""
+        """The positions of the coefficients that hold outputs, ascending: int64 (values,) for each reply."""
         return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
 
     def norms(self, weights: Tensor) -> int:
-        """The largest ||w||_1 of an output: the factor by which its noise grows."""
+        """Return the factor by which the noise of an output grows at most: its largest sum of absolute weights."""
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """Coefficients of each tile's outputs in a reply: int64 (images, height, width)."""
+        """The positions of outputs among the coefficients of a reply: int64 (images, height, width) for each tile."""
         first = torch.arange(self.images)[:, None, None] * self.planes.size
         return [first + self.planes.places(tile) for tile in self.planes.tiles]

@@ -33,12 +33,15 @@ _WITHIN = frozenset(
 
 
 def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
-    """Bounds from the largest measured values, which are no guarantee."""
+    """Bound the absolute value of each step by 4 times the largest measured value, which is no guarantee."""
     return [0.0 if size is None else MARGIN * size.peak for size in sizes]
 
 
 def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[float]:
-    """Upper bounds on the absolute value of each step for inputs of |x| <= bound; infinite where none is known."""
+    """Bound the absolute value of each step for all inputs of |x| <= bound, by interval arithmetic.
+
+    The result is infinite for a step without a known bound. shape: of one image.
+    """
     centres: list[Any] = []
     radii: list[Any] = []
     for step in steps:
@@ -59,7 +62,10 @@ def _largest(centre: Any, radius: Any) -> float:
 
 
 def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
-    """Centre and radius of a step's value, from the tuples c and r of its inputs' centres and radii."""
+    """Return the centre and the radius of the interval of a step's values.
+
+    c, r: the centres and the radii of its inputs' values.
+    """
     a, op = step.attrs, OPS[step.op]
     if step.op in _LINEAR or (step.op in ("add", "sub", "mul") and "value" in a):
         if step.op in ("add", "sub"):
@@ -84,7 +90,10 @@ def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
 
 
 def _absolute(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Attributes with absolute weights and without constants."""
+    """Return a step's attributes with absolute weights and without constants.
+
+    With these, a linear step maps the radius of an interval instead of its centre.
+    """
     out = dict(attrs)
     for name in ("weight", "scale"):
         if isinstance(out.get(name), Tensor):

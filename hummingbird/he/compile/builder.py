@@ -31,7 +31,10 @@ _FACTOR_BITS = 20  # of integer factors that bring values to a common unit
 
 
 class PlanBuilder:
-    """Errors and report lines of a plan under construction. Its steps are `prepared`, and all magnitudes are known."""
+    """A plan under construction: predicts each step's error, and collects the lines of the report.
+
+    Its steps are `placement.prepared`, and the magnitudes of all values are known.
+    """
 
     def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
         self.placement, self.steps, self.sizes = placement, placement.steps, sizes
@@ -39,30 +42,33 @@ class PlanBuilder:
         self.lines: dict[int, ReportLine] = {}
 
     def size(self, index: int) -> Magnitude:
-        """The magnitude of a step's value."""
+        """Return the measured magnitude of a step's value."""
         found = self.sizes[index]
         assert found is not None, self.steps[index]
         return found
 
     def read(self, index: int) -> list[int]:
-        """The steps that a step reads; a step that it reads twice is listed twice."""
+        """List the numbers of the steps that a step reads; a step that it reads twice is listed twice."""
         return [ref.index for ref in refs(self.steps[index].inputs)]
 
     def passed_on(self, index: int) -> float:
-        """The error of a step's value that its inputs' errors cause."""
+        """Return the part of a step's error that the errors of its inputs cause."""
         found = self.sizes[index]
         if found is None:  # the parts of a chunk have the error of the whole
             return max(self.error(i) for i in self.read(index))
         return math.sqrt(sum((gain * self.error(i)) ** 2 for i, gain in found.gains.items()))
 
     def error(self, index: int) -> float:
-        """The error of a step's value; a free step, which is not computed, has the error of its inputs."""
+        """Return the predicted error of a step's value, as a root mean square.
+
+        A free step, which nobody computes, such as a reshape, has the error of its inputs.
+        """
         if index not in self.errors:
             self._note(index, self.passed_on(index), FREE, self.placement.places[index].turn)
         return self.errors[index]
 
     def client_steps(self, turn: int) -> None:
-        """Record the errors of the steps that the client computes before a turn."""
+        """Predict and record the errors of the steps that the client computes before the turn with this number."""
         for index in self.placement.client[turn]:
             rms = 0.0 if self.sizes[index] is None else self.size(index).rms
             error = math.hypot(self.passed_on(index) if self.steps[index].inputs else 0.0, rms * ckks.FLOAT32)
@@ -78,19 +84,22 @@ class PlanBuilder:
 
 
 def public_steps(placement: Placement) -> tuple[Step, ...]:
-    """The client's steps, and all others as `REMOTE` steps that reveal only their name."""
+    """List all steps as the client may know them: its own steps, and the others as `REMOTE`, which have only a name."""
     known = {index for steps in placement.client for index in steps}
     return tuple(step if i in known else Step(step.name, REMOTE) for i, step in enumerate(placement.steps))
 
 
 def exact_norm(ring: Ring) -> int:
-    """The largest row sum r of |weights| that float64 adds exactly: r (q - 1)/2 + q is at most 2^53."""
+    """Return the largest row sum r of |weights| that float64 adds exactly: r (q - 1)/2 + q is at most 2^53.
+
+    q is the largest prime of the ring.
+    """
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)
 
 
 def margin(ring: Ring, operation: Operation) -> float | None:
-    """Bits between the largest row sum of |weights| and the exactness bound; None unless it is a `Linear`."""
+    """Return the bits between a layer's largest row sum of |weights| and `exact_norm`; None unless it is a `Linear`."""
     if not isinstance(operation, Linear):
         return None
     norm = max(float(part.abs().sum(2).max()) for part in operation.parts)
@@ -98,7 +107,10 @@ def margin(ring: Ring, operation: Operation) -> float | None:
 
 
 def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
-    """Integer weights at scale 2^bits: float64 (G, rows, K), or (G, rows, K + 1) with the bias as last column."""
+    """Round a layer's weights to integers at scale 2^bits: float64 (G, rows, K).
+
+    With a bias, it is one more column, (G, rows, K + 1).
+    """
     if linear.weights is None:
         return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
     whole = (linear.weights * 2.0**bits).round()
@@ -108,9 +120,10 @@ def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
 
 
 def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
-    """Cut weights along K into the fewest equal parts whose row sums of |weights| are at most `most`.
+    """Cut a layer's weights (G, rows, K) along K into the fewest equal parts that float64 adds exactly.
 
-    name: of the layer. Raises ModelError if even single weights are larger.
+    most: bound on a part's row sums of |weights|. name: of the layer. Raises ModelError if even single weights are
+    larger.
     """
     for count in range(1, _MOST_PARTS):
         cut = weights.chunk(count, 2)
@@ -123,21 +136,21 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
 
 
 def rounded(size: float) -> float:
-    """Round a size up to five significant bits, by at most a 16th, before the client sees it."""
+    """Round a size up by at most a 16th, to five significant bits, before the client sees it."""
     mantissa, exponent = math.frexp(size)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
 
 
 def log2(unit: Fraction) -> float:
-    """log2 |unit|, also for units outside the range of a float."""
+    """Return log2 |unit|, also for units outside the range of a float."""
     return math.log2(abs(unit.numerator)) - math.log2(unit.denominator)
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
-    """Find a common unit u and integer factors f_i of at most 20 significant bits with f_i u = units[i].
+    """Find a common unit u of some units: each unit is nearly an integer times u.
 
-    Returns u, the factors, and the largest relative error of f_i u. Integers in these units can be added after
-    multiplication by their factors.
+    Returns u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units can
+    be added after multiplication by their integers.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None
@@ -154,7 +167,7 @@ def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
 
 
 def _short(x: Fraction) -> int:
-    """The nearest integer with at most 20 significant bits."""
+    """Round to the nearest integer with at most 20 significant bits."""
     whole = round(x)
     shift = max(0, whole.bit_length() - _FACTOR_BITS)
     return round(x / (1 << shift)) << shift

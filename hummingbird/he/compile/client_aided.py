@@ -52,7 +52,7 @@ _Gains = tuple[list[int], int]  # gains of a register's integers: of each send, 
 
 
 class AidedBuilder(PlanBuilder):
-    """Builds the plan turn by turn, since the errors of a turn affect the next."""
+    """Builds the plan of client-aided inference turn by turn, since the errors of a turn affect the next."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class AidedBuilder(PlanBuilder):
 
 
 class _TurnBuilder:
-    """Builds one turn: registers, their gains, and the returned values."""
+    """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values."""
 
     def __init__(self, whole: AidedBuilder, number: int) -> None:
         self.whole, self.number = whole, number
@@ -113,7 +113,7 @@ class _TurnBuilder:
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
     def build(self) -> tuple[Round, Program]:
-        """Build the turn as the client sees it, and the server's program."""
+        """Build the turn, with what the client may know of it, and the server's program for it."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(1))
@@ -144,7 +144,7 @@ class _TurnBuilder:
     # ---- weights
 
     def _weight_bits(self, index: int) -> int:
-        """t of a layer: the one with the smallest predicted error among those for which float64 adds exactly."""
+        """Choose t, for weights at scale 2^t: float64 adds them exactly, and the predicted error is smallest."""
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
         ones, bias = linear.weights.abs().sum(2).flatten(), _bias(linear)
@@ -164,7 +164,7 @@ class _TurnBuilder:
         return min(allowed, key=error) if allowed else _BITS[-1]
 
     def _agree(self) -> None:
-        """Give layers whose results are added a common scale, the coarsest of theirs."""
+        """Give layers whose results are added the same weight scale: the coarsest of their scales."""
         behind: dict[int, set[int]] = {}
         for index in self.served:
             if is_weighted(self.steps[index]):
@@ -175,7 +175,7 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Follow free steps back to the server's step that computes the value."""
+        """Follow free steps, such as reshapes, back to the server's step that computes the value."""
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
         return index
@@ -209,7 +209,7 @@ class _TurnBuilder:
         self._made(index, operation, gains, located.unit / Fraction(linear.divisor))
 
     def _sum(self, index: int) -> None:
-        """Plan a + b or a - b, of shapes that broadcast."""
+        """Plan a step a + b or a - b, whose shapes broadcast."""
         shape = self.whole.size(index).shape
         a, b = (self._spread(self._locate(ref.index), shape) for ref in self.steps[index].inputs)
         unit, (f, g), _ = common([a.unit, b.unit if self.steps[index].op == "add" else -b.unit])
@@ -219,7 +219,7 @@ class _TurnBuilder:
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
-        """Give the value its own register, broadcast to `shape`."""
+        """Give a value a register of its own, with the value broadcast to `shape`."""
         own = self.registers.own(located, shape)
         if own.register != located.register:
             self.gains.append(self.gains[located.register - 1])
@@ -242,7 +242,11 @@ class _TurnBuilder:
         return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Round, program: Program) -> Round:
-        """Predict errors at the input scale that fits the measured sizes, and drop primes of returned values."""
+        """Predict the turn's errors at the input scale that fits the measured sizes.
+
+        Where the rounding is small beside a value, the server divides it by all primes but the first before it returns
+        it.
+        """
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
         fitted = turn.fit(torch.tensor(peaks, dtype=torch.float64)[:, None], self.parameters, whole.packing)
@@ -284,7 +288,10 @@ class _TurnBuilder:
         return replace(turn, returns=tuple(backs), usual=scale)
 
     def _made_here(self, index: int) -> tuple[float, float]:
-        """Errors that this turn adds to a value: of fresh ciphertexts, in units of 2^-s, and of rounded weights."""
+        """Return the errors that this turn adds to a value.
+
+        The first is that of encryption, in units of 2^-s for the client's scale s; the second that of rounded weights.
+        """
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))
         size = self.whole.sizes[index]
@@ -302,6 +309,6 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Round a gain up to five significant bits, by at most a 16th, because the client sees it."""
+    """Round a gain up by at most a 16th, to five significant bits, before the client sees it."""
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift

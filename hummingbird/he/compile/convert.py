@@ -58,8 +58,9 @@ def convert_model(
     input_shape: of one image, such as (1, 28, 28); forward() may read it.
     mode: "client-aided", for any net: the client computes everything but the layers with weights, and sees their
     results; or "polynomial", for nets of layers, sums and products: one exchange, and the server computes everything.
-    packing: "coefficients", "complex" or "real"; None for the best.
-    degree: of the ring; None for the smallest that is secure and has enough primes.
+    packing: how values are encoded in polynomials (he/scheme/packing.py): "coefficients", "complex" or "real"; None for
+    the best.
+    degree: of the polynomials of a ciphertext; None for the smallest that is secure and has enough primes.
     input_range: bound on |input|, checked before anything is encrypted. Default: 4.0 in polynomial mode, none in
     client-aided mode, where the client fits a scale to each image.
     samples: images (n, *input_shape), n >= 2, like those to come. They make predictions precise; in polynomial mode,
@@ -79,7 +80,7 @@ def make_plan(
     input_range: float | None = None,
     samples: Tensor | None = None,
 ) -> Plan:
-    """Make the plan behind `convert_model`, which is all that a server needs; arguments and errors as there."""
+    """Make the plan that `convert_model` runs, which is all that a server needs; arguments and errors as there."""
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}", where="mode", hint=f"one of {', '.join(MODES)}")
     if packing is not None:
@@ -149,7 +150,10 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
-    """The inputs on which the net is measured, float64, and their description for the report."""
+    """Return the inputs on which the net is measured, float64, and a description of them for the report.
+
+    bound: on |input|, if there are no samples.
+    """
     if samples is None:
         bound = bound or RANGE
         words = f"{magnitudes.PATTERN} pseudo-random inputs of |x| <= {bound:g}, not samples= of your data"

@@ -30,12 +30,12 @@ _ARITHMETIC = frozenset("add sub mul".split())
 
 
 def is_weighted(step: Step) -> bool:
-    """Whether the step multiplies by or adds parameters of the net, which only the server has."""
+    """Return whether the step multiplies by parameters of the net or adds them; only the server has parameters."""
     return step.op in _LAYERS or (step.op in _ARITHMETIC and isinstance(step.attrs.get("value"), Tensor))
 
 
 def has_bias(step: Step) -> bool:
-    """Whether a step that `is_weighted` adds parameters, too."""
+    """Return whether a step for which `is_weighted` is true adds parameters, too."""
     return (
         step.op in ("add", "sub", "affine", "scale_last")
         if "bias" not in step.attrs
@@ -45,11 +45,11 @@ def has_bias(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class Map:
-    """A linear step in this form.
+    """A linear step in the common form of he/compile/im2col.py: weights, and the position of the input value of each.
 
-    weights: float64 (G, rows, K); None for all ones, with the sum divided by `divisor`. bias: float64 (G rows,) or
-    None.
-    shape: of the output for one image. last: whether rows are its last dimension; otherwise they come first.
+    gather: the positions. weights: float64 (groups G, rows, terms K); None if all are 1 and the sum is divided by
+    `divisor`. bias: float64 (G rows,) or None.
+    shape: of the output for one image. last: whether rows are the output's last dimension; otherwise they come first.
     """
 
     gather: Gather
@@ -61,7 +61,7 @@ class Map:
 
     @property
     def rows(self) -> int:
-        """Rows of all groups."""
+        """Number of rows of all groups: output channels of a convolution, for example."""
         return self.gather.groups.numel() * (1 if self.weights is None else self.weights.shape[1])
 
     @property
@@ -70,17 +70,19 @@ class Map:
 
 
 def linear_map(step: Step, index: Tensor) -> Map:
-    """The map of a step that `is_weighted`, or is one of `SUMS`.
+    """Return the `Map` of a linear step: one that `is_weighted`, or an average, a mean or a sum.
 
-    index: int64, in the shape of the input for one image: positions of its values, -1 for a zero.
+    index: int64, in the shape of the input for one image: positions of its values in an array of ciphertexts, -1 for a
+    zero.
     """
     return _MAPS[step.op](step, index)
 
 
 def view(step: Step, *indices: Any) -> Any:
-    """Apply a step of `VIEWS`, or a pad, to positions: returns int64, or a tuple of int64 for chunk, split and unbind.
+    """Apply a step that only moves values, such as a reshape or a pad, to the positions of its inputs' values.
 
-    indices: positions of the inputs; for a getitem of parts, a tuple.
+    indices: positions of each input, -1 for a zero; for a getitem of parts, a tuple. Returns int64, or a tuple of int64
+    for chunk, split and unbind.
     """
     batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
@@ -90,7 +92,10 @@ def view(step: Step, *indices: Any) -> Any:
 
 
 def _batched(index: Any) -> Any:
-    """Positions with a batch dimension of 1, shifted so that 0 means a zero, which is the value that a pad inserts."""
+    """Return positions with a batch dimension of 1, and 1 added.
+
+    So 0 stands for a zero, which is the value that a pad inserts.
+    """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
 
@@ -101,14 +106,17 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Positions of a map's output values in its array (rows, places): int64 of this shape."""
+    """Return where each output value of a `Map` stands in its array (rows, places), flattened: int64 of this shape.
+
+    rows: of the `Map`. last: whether rows are the last dimension of `shape`; otherwise they are the first.
+    """
     count = math.prod(shape)
     index = torch.arange(count)
     return (index.view(rows, -1).t() if last else index).reshape(tuple(shape))
 
 
 def _offsets(*parts: Tensor) -> Tensor:
-    """All sums of one number from each part; the last part varies fastest."""
+    """List all sums of one number from each part; the last part varies fastest."""
     return reduce(lambda a, b: (a[:, None] + b).flatten(), parts, torch.zeros(1, dtype=torch.int64))
 
 
@@ -128,7 +136,10 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """A convolution with the flipped kernel, of the input with zeros between its values."""
+    """Return the `Map` of a transposed convolution.
+
+    It is a convolution with the flipped kernel, on the input with zeros between its values.
+    """
     a = step.attrs
     weight, groups, dims = a["weight"].double(), a["groups"], len(a["stride"])
     wide = index.new_full(
@@ -148,7 +159,10 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
 def _windows(
     weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Map:
-    """The map of a convolution with weight (out, in / groups, *kernel) on a padded index (in, *size)."""
+    """Return the `Map` of a convolution with weight (out, in / groups, *kernel).
+
+    index: positions of the padded input's values, (in, *size).
+    """
     kernel, size = weight.shape[2:], index.shape[1:]
     steps = [math.prod(size[d + 1 :]) for d in range(len(size))]
     shape = [(n - t * (k - 1) - 1) // s + 1 for n, k, s, t in zip(size, kernel, stride, dilation, strict=True)]
@@ -177,7 +191,7 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Sums and products with a tensor of parameters."""
+    """Return the `Map` of a sum or a product with a tensor of parameters."""
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
     sign = -1.0 if step.attrs.get("reversed") else 1.0
@@ -188,7 +202,10 @@ def _constant(step: Step, index: Tensor) -> Map:
 
 
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
-    """scale x + shift, both broadcast to the shape of the output: one group for each channel, or for each value."""
+    """Return the `Map` of scale x + shift, with one group of rows for each channel or for each value.
+
+    scale, shift: broadcast to the shape of the output.
+    """
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
     index = index.expand(shape)
@@ -209,7 +226,10 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Average pools: windows listed for each dimension, cut at the edges; divisors come from torch's own pool."""
+    """Return the `Map` of an average pool; its windows are listed for each dimension and cut off at the edges.
+
+    The divisors come from torch's own pool, run on ones.
+    """
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
     sides = []
@@ -248,7 +268,10 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Sums of the rows of a table of positions; unequal divisors become weights."""
+    """Return the `Map` of sums over the rows of a table of positions, divided by `divisors`.
+
+    Unequal divisors become weights.
+    """
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):
         gather = Gather(_flat(table), _range(1), _range(count, terms), _range(terms))

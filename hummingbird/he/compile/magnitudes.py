@@ -29,7 +29,11 @@ _SMALL = 2.0**-12  # size of a change, relative to a value's root mean square
 
 @dataclass(frozen=True)
 class Magnitude:
-    """Size of a step's value: shape for one image, root mean square, largest absolute value; error gains by input."""
+    """The measured size of a step's value, from which a plan derives scales and errors.
+
+    shape: for one image. rms: root mean square. peak: largest absolute value. gains: for each input step's number the
+    factor by which its independent errors grow.
+    """
 
     shape: tuple[int, ...]
     rms: float
@@ -38,14 +42,17 @@ class Magnitude:
 
 
 def pattern(shape: Sequence[int], bound: float) -> Tensor:
-    """Pseudo-random normal inputs of deviation bound / 4, clamped to the bound: float64 (PATTERN, *shape)."""
+    """Make pseudo-random inputs to measure a net on: normal, of deviation bound / 4, clamped to the bound.
+
+    shape: of one image. Returns float64 (4, *shape), the same at each call.
+    """
     words = prg.Stream(bytes(prg.SEED_BYTES)).words(PATTERN, *shape)  # a fixed key: the pattern is not secret
     uniform = (words >> 11).double() * 2.0**-52  # in [-1, 1)
     return (torch.erfinv(uniform) * (math.sqrt(2) * bound / 4)).clamp(-bound, bound)
 
 
 def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] | None], list[Problem]]:
-    """The shape of every tensor for one image, None for other values; and the steps that mix the images of a batch.
+    """Return every step's shape for one image, None where it is no tensor, and a problem for steps that mix images.
 
     inputs: float64 (n, *input_shape), n >= 2. Raises InputError if the net cannot take them.
     """
@@ -59,7 +66,7 @@ def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] 
 
 
 def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> int:
-    """Bytes of all values that `measure` keeps for `images` images, computed on the meta device.
+    """Count the bytes of all values that `measure` keeps for `images` images, without computing any.
 
     Raises InputError if the net cannot take inputs of this shape.
     """
@@ -68,7 +75,10 @@ def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> 
 
 
 def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
-    """Measure every step whose value is a tensor. inputs: as for `shapes`."""
+    """Measure the magnitude of every step whose value is a tensor; other steps get None.
+
+    inputs: float64 (n, *input_shape), n >= 2.
+    """
     values = _run(steps, inputs)
     return [
         _magnitude(step, value, values) if isinstance(value, Tensor) else None
@@ -77,7 +87,7 @@ def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
 
 
 def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
-    """Compute the value of every step.
+    """Compute the values of all steps on the inputs, in the clear.
 
     Raises InputError, naming the step, if a step does not run or its value has NaN.
     """

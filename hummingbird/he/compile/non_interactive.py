@@ -65,7 +65,7 @@ _PEAK = 8  # standard deviations that an error may reach
 
 
 class TooLarge(Exception):
-    """A value does not fit the modulus; `primes` primes would suffice."""
+    """Raised in planning if a value does not fit the modulus; with `primes` primes it would fit."""
 
     def __init__(self, name: str, primes: int) -> None:
         super().__init__(name)
@@ -73,17 +73,20 @@ class TooLarge(Exception):
 
 
 def is_product(step: Step) -> bool:
-    """Whether a step multiplies two values with each other, so that the server multiplies ciphertexts."""
+    """Return whether a step multiplies two values with each other, so that the server multiplies ciphertexts."""
     return step.op == "square" or (step.op == "mul" and len(step.inputs) == 2)
 
 
 def _is_whole(weights: Tensor, most: int) -> bool:
-    """Whether all weights are integers of at most `most` in absolute value."""
+    """Return whether all weights are integers of at most `most` in absolute value."""
     return bool((weights == weights.round()).all()) and float(weights.abs().max()) <= most
 
 
 class PlanAttempt(PlanBuilder):
-    """Builds the plan for given parameters. `plan` raises TooLarge if they have too few primes."""
+    """Tries to build the plan of a polynomial net with given parameters.
+
+    `plan` raises TooLarge if they have too few primes.
+    """
 
     def __init__(
         self,
@@ -106,7 +109,10 @@ class PlanAttempt(PlanBuilder):
         self.registers = Registers(Form(received, 2, len(parameters.primes)))
 
     def plan(self, bound: float, basis: str) -> Plan:
-        """Build the plan. bound: on |input|, which the client checks. basis: where sizes come from, for the report."""
+        """Build the plan, or raise TooLarge.
+
+        bound: on |input|, which the client checks. basis: where sizes come from, in words for the report.
+        """
         self.client_steps(0)
         scale = self._input_scale()
         first = 0
@@ -148,8 +154,9 @@ class PlanAttempt(PlanBuilder):
         return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
 
     def _input_scale(self) -> int:
-        """s: fresh errors stay below 2^-precision of a typical input, and messages below 2^30, for the kernel's
-        int32.
+        """Choose s, for inputs at scale 2^s: the errors of encryption stay below 2^-precision of a typical input.
+
+        Encoded inputs stay below 2^30, since the kernel uses int32.
         """
         fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
@@ -160,7 +167,7 @@ class PlanAttempt(PlanBuilder):
     # ---- where ciphertexts are, and whether they fit
 
     def _check(self, index: int) -> None:
-        """Raise TooLarge unless the value's integers, with their errors, stay below half of their modulus."""
+        """Raise TooLarge unless a step's integers, with their errors, stay below half of their modulus."""
         located = self.located[index]
         primes = self.registers.form(located).primes
         largest = packings.peak(self.packing) * self.limits[index] + _PEAK * self.error(index)
@@ -171,7 +178,7 @@ class PlanAttempt(PlanBuilder):
             raise TooLarge(self.steps[index].name, len(self.parameters.primes) + more)
 
     def _locate(self, index: int) -> Located:
-        """Locate the value's ciphertexts; a free step has those of its inputs."""
+        """Return where a step's ciphertexts are; a free step, such as a reshape, has those of its inputs."""
         if index not in self.located:
             self.error(index)
             self.located[index] = self._free(index)
@@ -192,8 +199,9 @@ class PlanAttempt(PlanBuilder):
         return replace(before, index=view(step, before.index))
 
     def _joined(self, index: int) -> Located:
-        """cat and stack: a new list of positions if all parts share a register and a unit; otherwise a copy of all
-        parts.
+        """Locate the result of a cat or a stack.
+
+        If all parts are in one register and unit, it is a list of positions there; otherwise all parts are copied.
         """
         step, read = self.steps[index], self.read(index)
         places = [self._locate(i) for i in read]
@@ -209,7 +217,11 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """How many primes remain, the unit after dividing by the others, and the error that dividing adds."""
+        """Find how many primes an answer must keep: it is divided by the others while the rounding stays small.
+
+        form: of its register. rms: a typical value. Returns that number, the unit after the divisions, and the error
+        that they add.
+        """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
         while count > 1:
@@ -254,7 +266,7 @@ class PlanAttempt(PlanBuilder):
         )
 
     def _linear(self, index: int) -> float:
-        """Plan weights, pools and sums; returns the error of rounding the weights and the bias."""
+        """Plan a layer, a pool or a sum; returns the error of rounding the weights and the bias."""
         source = self.read(index)[0]
         located = self._locate(source)
         linear = linear_map(self.steps[index], located.index)
@@ -281,7 +293,10 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Constants as integers in a unit, as centred residues int32 (n, L); and the largest rounding error."""
+        """Write constants as integers in this unit, modulo each of L primes: centred residues, int32 (n, L).
+
+        Returns the largest rounding error, too.
+        """
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
         wrong = float(max(abs((x - value) * unit) for x, value in zip(whole, exact, strict=True)))
@@ -302,7 +317,10 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """Plan a + b or a - b, of shapes that broadcast, in a common unit and form; returns the error of that unit."""
+        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing both to one unit.
+
+        The operation reads registers with equally many components and primes.
+        """
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
         forms = self.registers.form(a), self.registers.form(b)
@@ -314,7 +332,7 @@ class PlanAttempt(PlanBuilder):
         return wrong * max(self.size(i).rms for i in self.read(index))
 
     def _shift(self, index: int) -> float:
-        """Plan adding or padding with a number from the net's code; returns the error of rounding it."""
+        """Plan a step that adds or pads with a number from the net's code; returns the error of rounding it."""
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":
@@ -327,9 +345,9 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
-        """Plan an answer: masked, then divided by as many primes as precision allows.
+        """Plan how an answer is sent back: masked, then divided by as many primes as its precision allows.
 
-        answers: ciphertexts of all answers.
+        answers: number of all answers' ciphertexts.
         """
         located, shape, rms = self.located[index], self.size(index).shape, self.size(index).rms
         rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.degree)
@@ -349,7 +367,12 @@ class PlanAttempt(PlanBuilder):
         return back, mask
 
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
-        """The largest flood below 2^-_FLOOD of a typical value; with a lift if that flood hides too little."""
+        """Choose the mask of an answer: the largest flood, noise that hides the weights, that leaves 13 correct bits.
+
+        If that flood hides too little, the answer is first multiplied by a power of two, the lift. unit: of the
+        answer's integers. rms: a typical answer. size: components of a ciphertext. answers: number of all answers'
+        ciphertexts.
+        """
         room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
         flood = math.floor(math.log2(room / masking.deviation(0)))
         hidden = masking.distance_bits(flood, self.degree, size, answers)
@@ -366,9 +389,12 @@ def build(
     calibrated: bool,
     basis: str,
 ) -> Plan:
-    """Build the plan with the smallest degree that has enough primes, or with the given degree.
+    """Build the plan of a polynomial net with the smallest degree that has enough primes, or with the given degree.
 
-    Raises ConfigError if no degree has enough; ModelError if less than LEAST bits of a typical answer would be right.
+    sizes: measured, by step. bound: on |input|. calibrated: whether the largest measured values serve as bounds,
+    instead of proven ones. basis: where sizes come from, in words for the report.
+    Raises ConfigError if no degree has enough primes; ModelError if less than 6 bits of a typical answer would be
+    right.
     """
     steps = placement.steps
     multiplies = [steps[i] for i in placement.served[0] if is_product(steps[i])]
@@ -418,7 +444,7 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """Raise ModelError unless typical answers have LEAST bits above their errors."""
+    """Raise ModelError, listing all answers, unless 6 bits (`LEAST`) of each typical answer are above its error."""
     steps = attempt.steps
     found = [
         Problem(

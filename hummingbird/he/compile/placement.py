@@ -40,7 +40,7 @@ _HINT = 'use x * x, or mode="client-aided", where the client computes it on plai
 
 
 def _power(step: Step) -> int:
-    """The exponent n of a step x ** n with an integer n from 2 to _MOST_POWER; 0 for other steps."""
+    """Return n for a step x ** n with an integer n from 2 to 64; 0 for other steps."""
     if step.op != elementwise.OP or step.attrs["function"] != "pow" or len(step.inputs) != 2:
         return 0
     base, exponent = step.inputs
@@ -49,14 +49,15 @@ def _power(step: Step) -> int:
 
 
 def is_view(step: Step) -> bool:
-    """Whether the step only reorders its inputs' values, perhaps with added zeros."""
+    """Return whether the step only reorders its inputs' values, perhaps with added zeros."""
     return step.op in VIEWS or (step.op == "pad" and step.attrs["value"] == 0)
 
 
 def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
-    """Rewrite the steps: no arithmetic on sizes; a PReLU as relu(x) - slope relu(-x), where the slope is the server's.
+    """Rewrite a net's steps for placement: without arithmetic on sizes, and with each PReLU as two ReLUs.
 
-    In polynomial mode integer powers become products.
+    A PReLU becomes relu(x) - slope relu(-x), where the server has the slope. In polynomial mode integer powers become
+    products.
     """
     out: list[Step] = []
     number: dict[int, int] = {}
@@ -93,9 +94,10 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class StepPlace:
-    """Place of a step.
+    """The role and the turn in which a step is computed.
 
-    side: CLIENT, SERVER or FREE. turn: the server's turn; for the client, the turn before which it has the value.
+    side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts, such as a reshape. turn: the server's turn;
+    for the client, the turn before which it has the value.
     """
 
     side: str
@@ -104,7 +106,9 @@ class StepPlace:
 
 @dataclass
 class Placement:
-    """The placement of a net. places: of every step. `demand` fills in the lists below, numbers of steps in order.
+    """The role that computes each step of a net, and the turn in which it does (he/compile/placement.py).
+
+    places: of every step. `demand` fills in the lists below, which have numbers of steps in order.
 
     client: the client's steps, by turn; the last entry is after the last turn.
     sends: values that the client encrypts, by turn. served: the server's steps, by turn.
@@ -120,12 +124,12 @@ class Placement:
     returns: list[list[int]] = field(default_factory=list)
 
     def known(self, index: int) -> int:
-        """The turn before which the client has the value of a step."""
+        """Return the first turn before which the client has the value of a step in the clear."""
         place = self.places[index]
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Whether a value's ciphertexts are those of its inputs, in another order or with another scale.
+        """Return whether a value needs no ciphertexts of its own: those of its inputs, reordered or rescaled, serve.
 
         A value that the client would only reshape or pad is left to the server, so that no zeros are encrypted.
         """
@@ -138,7 +142,7 @@ class Placement:
         return before is not None and math.prod(before) <= math.prod(self.shapes[index])
 
     def demand(self) -> None:
-        """Find the steps that the output needs, and fill in client, sends, served and returns."""
+        """Find the steps that the output needs, and fill in the lists `client`, `sends`, `served` and `returns`."""
         turns = max(self.known(len(self.steps) - 1), 0)
         client, sends, served, returns = (set[int]() for _ in range(4))
         seen: set[tuple[int, int]] = set()
@@ -177,7 +181,10 @@ class Placement:
 
 
 def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, list[Problem]]:
-    """Place `prepared` steps; returns the placement, and a problem for every step that the mode cannot express."""
+    """Decide who computes each step, and when.
+
+    steps: from `prepared`. Returns the placement, and a problem for every step that the mode cannot express.
+    """
     decide = _aided if mode == "client-aided" else _polynomial
     placement, found = Placement(steps, shapes, []), _misplaced(steps)
     if found:
@@ -198,7 +205,10 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
 
 
 def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
-    """The problem of a client-only step whose result a server step reads; a PReLU's parts are reported as the PReLU."""
+    """Describe the problem of a step that only the client can compute, while step `reader` needs its result encrypted.
+
+    The steps that a PReLU was replaced by are reported as the PReLU.
+    """
     step = steps[index]
     name, op = step.name, step.attrs.get("function", step.op)
     whole = name.removesuffix(".relu_minus").removesuffix(".relu")
@@ -209,7 +219,7 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:
-    """Problems of steps with parameters in operations that only the client computes, which must not know them."""
+    """List the problems of steps with parameters that only the client could compute: it must not know parameters."""
     return [
         Problem(
             step.name, f"{step.op} of a tensor that the net holds", "add it, multiply by it, or put it into a layer"
@@ -247,7 +257,7 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """The steps on the way to step `index` that the server cannot compute on encrypted values."""
+    """List the steps before step `index` that the server cannot compute on encrypted values, but would have to."""
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

@@ -17,9 +17,10 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Location of a value's ciphertexts: positions in a register, int64 in the value's shape, -1 for zero.
+    """The place of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
 
-    The value is an integer times `unit`; in a client-aided turn also times 2^-s, for the client's scale s.
+    index: int64 in the value's shape, -1 for zero. unit: the value is an integer times `unit`; in a client-aided turn
+    also times 2^-s, for the client's scale s.
     """
 
     register: int
@@ -27,28 +28,34 @@ class Located:
     unit: Fraction
 
     def is_whole(self, count: int) -> bool:
-        """Whether the value is its whole register of `count` ciphertexts, in order."""
+        """Return whether the value is its whole register of `count` ciphertexts, in order."""
         flat = self.index.reshape(-1)
         return flat.numel() == count and bool((flat == torch.arange(count)).all())
 
 
 class Registers:
-    """The operations of a turn so far. received: the form of register 0."""
+    """The operations of a server's turn during planning; each makes the next register, an array of ciphertexts.
+
+    received: the form of register 0, which the client sends.
+    """
 
     def __init__(self, received: Form) -> None:
         self.received = received
         self.operations: list[Operation] = []
 
     def program(self, returns: Sequence[int] = (), masks: Sequence[Mask] = ()) -> Program:
-        """The operations so far as a program that sends these registers back."""
+        """Return the operations collected, as a program that sends the registers `returns` back."""
         return Program(self.received, tuple(self.operations), tuple(returns), tuple(masks))
 
     def form(self, located: Located) -> Form:
-        """Form of the register that a value is in."""
+        """Return the form of the register that a value is in."""
         return self.program().forms()[located.register]
 
     def add(self, operation: Operation, shape: Sequence[int], unit: Fraction, linear: Map | None = None) -> Located:
-        """Add an operation; returns the location of its result, of this shape. linear: the map that it computes."""
+        """Add an operation; returns where its result is.
+
+        shape, unit: of the result. linear: the map that the operation computes, if it has one.
+        """
         self.operations.append(operation)
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         return Located(len(self.operations), natural(shape, rows, last), unit)
@@ -57,8 +64,10 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Copy ciphertexts from concatenated registers to a new one, by default of the largest size and fewest
-        primes.
+        """Copy ciphertexts from concatenated registers to a new one; returns where they are.
+
+        index: their positions. factors: for each register an integer to multiply by. constants: to add. size, primes:
+        of the result; 0 takes the largest size and the fewest primes of the registers.
         """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]
@@ -67,7 +76,10 @@ class Registers:
         return self.add(operation, index.shape, unit)
 
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
-        """Give the value its own register, broadcast to `shape`, in this form; without a copy if it already has one."""
+        """Give a value a register of its own, broadcast to `shape`, with `size` components and `primes` primes.
+
+        0 keeps the number that it has. Nothing is copied if the value already has such a register.
+        """
         spread = replace(located, index=located.index.expand(tuple(shape)))
         form = self.form(located)
         same = size in (0, form.size) and primes in (0, form.primes)
@@ -76,7 +88,7 @@ class Registers:
         return self.pick((located.register,), spread.index, (1,), located.unit, size=size, primes=primes)
 
     def stream(self, located: Located, linear: Map | None, degree: int) -> tuple[int, int, int, bool]:
-        """The order in which a value is sent back: `rows`, `places`, `tile` and `last` of a `Return`."""
+        """Return the order in which a value is sent back: `rows`, `places`, `tile` and `last` of a `Return`."""
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         places = located.index.numel() // rows
         tile = places if linear is None else self.program().tile(located.register - 1, degree)

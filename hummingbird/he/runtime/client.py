@@ -39,7 +39,7 @@ from hummingbird.structure import places
 
 
 class Client:
-    """The owner of the secret key; needs only the public part of a plan.
+    """The client role: it owns the secret key, encrypts images, decrypts answers, and knows a plan's public part only.
 
     device: where the client encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and messages do not
     depend on it. Raises InputError for a missing device.
@@ -51,7 +51,7 @@ class Client:
         self._key = SecretKey(public.parameters, self.device)
 
     def batches(self, images: Tensor) -> list[ClientBatch]:
-        """Split images, float (n, *input_shape), n >= 1, into batches of `slots`, and `begin` each."""
+        """Split images, float (n, *input_shape), n >= 1, into batches of `slots` images, and `begin` each batch."""
         shape = self.public.input_shape
         if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
@@ -63,9 +63,10 @@ class Client:
         return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
 
     def begin(self, images: Tensor, first: int = 0) -> ClientBatch:
-        """Begin a batch of images, float (1 .. slots, *input_shape). first: number of the first image, for errors.
+        """Begin a batch of images, float (1 .. slots, *input_shape).
 
-        Raises InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
+        first: number of the first image, for errors. Raises InputError for another shape or type, for NaN and infinity,
+        and for values beyond the plan's input_range.
         """
         public, where = self.public, "images"
         if not isinstance(images, Tensor) or not images.is_floating_point():
@@ -91,7 +92,7 @@ class Client:
 
 
 class ClientBatch:
-    """One batch at the client: its plain values, turn by turn.
+    """A batch of images on its way through the net, at the client: its plain values, turn by turn.
 
     Values are stored as (values of an image, images), the order of encryption; the net's steps see them as (images,
     *shape). A value is dropped once no later step reads it. The values that a turn sends stay until the turn is
@@ -145,7 +146,7 @@ class ClientBatch:
         self._arrived = 0
 
     def receive(self, back: Download) -> None:
-        """Decrypt the next slice of the answer. Raises InputError for a slice out of order."""
+        """Decrypt and store the next slice of the server's answer. Raises InputError for a slice out of order."""
         expected = next(self._waiting, None)
         if expected is None or (back.turn, back.first) != (self._turn - 1, expected[0]):
             place = f"slice {back.first} of turn {back.turn}"
@@ -177,11 +178,11 @@ class ClientBatch:
                 self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
 
     def result(self) -> Any:
-        """The net's outputs (images, *output), in the structure of the net's results, from `parts`."""
+        """Compute the net's outputs, (images, *output), in the structure that the net returns."""
         return self.public.joined([self.parts()])
 
     def parts(self) -> list[Tensor]:
-        """The net's outputs in order, after the last turn, on the CPU; float32 unless they are indices."""
+        """Compute the net's outputs after the last turn: tensors on the CPU, float32 unless they are indices."""
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
@@ -199,9 +200,9 @@ class ClientBatch:
         return [output.contiguous().cpu() for output in outputs]
 
     def _expect(self, number: int) -> None:
-        """Finish the turn before `number`.
+        """Check that turn `number` is next, and drop the values that only the turn before needed.
 
-        Raises InputError if it is not complete, or if `number` is not the next turn.
+        Raises InputError if the turn before is not complete, or if `number` is not the next turn.
         """
         if number != self._turn or next(self._waiting, None) is not None:
             what = (
@@ -212,7 +213,7 @@ class ClientBatch:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
 
     def _forget(self, turn: Round) -> None:
-        """Return to the state before the first answer of a turn."""
+        """Return to the state before the first answer of a turn, so that the turn can be repeated."""
         for back in turn.returns:
             self._values.pop(back.value, None)
         self._order.clear()
@@ -234,11 +235,14 @@ class ClientBatch:
 
     @staticmethod
     def _flat(value: Tensor) -> Tensor:
-        """(images, *shape) to (values, images); without a copy if the memory has that order."""
+        """Reorder a value (images, *shape) to (values, images); nothing is copied if the memory has that order."""
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError if a step's value would consist mostly of errors; the error names the images concerned."""
+        """Raise InputError if a step's value would consist mostly of errors.
+
+        index: number of the step. name: of the step. The error names the images concerned.
+        """
         if self._shadow is not None:
             least = None
             if self.public.mode == "polynomial":
@@ -246,13 +250,13 @@ class ClientBatch:
             self._shadow.check(index, value, name, least)
 
     def _check_finite(self, wrong: Tensor, where: str) -> None:
-        """Raise InputError naming the images marked in `wrong`, bool (images,): their values are not finite."""
+        """Raise InputError for values that are not finite. wrong: bool (images,), marks the images with such values."""
         if bool(wrong.any()):
             what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Find the images whose values are small beside the typical values of the plan's fixed scale."""
+        """Find the images whose values are small beside typical values, for which the plan has fixed the scale."""
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
             energy = torch.linalg.vector_norm(part, dim=0, dtype=torch.float64) / len(part) ** 0.5
@@ -260,7 +264,10 @@ class ClientBatch:
         self._small = small
 
     def _input_scales(self, turn: Round, flat: list[Tensor]) -> Tensor:
-        """log2 of the scale of each image: int64 (images,). Raises InputError for images that no scale fits."""
+        """Choose the scale of each image: log2 of it, int64 (images,). Raises InputError for images that no scale fits.
+
+        flat: the values to send, (values, images) each.
+        """
         ends = [(part.amin(0), part.amax(0)) for part in flat]
         peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
         names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
@@ -285,7 +292,7 @@ class ClientBatch:
         return scales
 
     def _messages(self, turn: Round, flat: list[Tensor], start: int, stop: int) -> Tensor:
-        """Plaintexts of ciphertexts start .. stop - 1 of the stream: int32 (stop - start, N)."""
+        """Encode the values of ciphertexts start .. stop - 1 of the stream as plaintexts: int32 (stop - start, N)."""
         public, out, first = self.public, [], 0
         degree, scales = public.parameters.degree, torch.ldexp(torch.ones_like(self._scales).float(), self._scales)
         last = torch.full((1, self.images), float(turn.one), device=self._device)  # the constant 1, or a zero

@@ -46,9 +46,9 @@ _MOST_UNIT = 4096  # bound on |log2| of a unit
 
 @dataclass(frozen=True)
 class Public:
-    """The public part of a plan, which the client knows.
+    """The public part of a plan, which the client knows: parameters, its own steps, and the messages of each turn.
 
-    steps: the net's canonical steps; a server's step is `REMOTE`, without inputs or weights.
+    steps: the net's steps; one that the server computes is `REMOTE`, without inputs or weights.
     last: numbers of the steps that the client runs after the last turn, including the output.
     input_range: bound on |input| that the plan assumes; None if the client fits a scale to the range of each image.
     """
@@ -64,17 +64,21 @@ class Public:
 
     @property
     def slots(self) -> int:
-        """Images in a batch."""
+        """Number of images in a full batch."""
         return self.parameters.degree // (2 if self.packing == "real" else 1)
 
     @property
     def form(self) -> str:
-        """Form of the ciphertexts: "ntt" where the server multiplies them with each other, else "mixed"."""
+        """Domain in which ciphertexts are sent.
+
+        "ntt", all transformed, if the server multiplies them with each other, else "mixed", with component 0 as
+        coefficients.
+        """
         return "ntt" if self.packing == "real" else "mixed"
 
     @property
     def structure(self) -> Structure:
-        """The structure (hummingbird/structure.py) of the net's results."""
+        """The structure of the net's results, such as a tensor or a tuple of tensors (hummingbird/structure.py)."""
         found: Structure = self.steps[self.last[-1]].attrs.get("structure", TENSOR)
         return found
 
@@ -83,25 +87,28 @@ class Public:
         return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
-        """Bytes of `count` ciphertexts up: one component, 26 bits for each coefficient, without seeds."""
+        """Count the bytes of `count` ciphertexts from the client: one component, 26 bits a coefficient, no seeds."""
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 
     def down_bytes(self, back: Return, count: int) -> int:
-        """Bytes of `count` ciphertexts of one tensor down."""
+        """Count the bytes of `count` ciphertexts that the server sends of one returned value."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
     def turn_bytes(self, turn: Round) -> tuple[int, int]:
-        """Bytes of a turn's slices, up, seeds included, and down: the same for one image as for `slots` of them."""
+        """Count the bytes of a turn: sent to the server, seeds included, and back.
+
+        A full batch takes as many bytes as one image.
+        """
         up = self.up_bytes(turn.sent) + SEED_BYTES * len(list(turn.up()))
         return up, sum(self.down_bytes(back, back.count) for back in turn.returns)
 
     def batch_bytes(self) -> tuple[int, int]:
-        """Bytes of all turns of a batch, up and down."""
+        """Count the bytes of all turns of a batch: sent to the server, and back."""
         turns = [self.turn_bytes(turn) for turn in self.turns]
         return sum(up for up, _ in turns), sum(down for _, down in turns)
 
     def to_json(self) -> str:
-        """The JSON text: numbers, names and shapes; the same on every machine."""
+        """Write the public part as JSON text, with numbers, names and shapes; it is the same on every machine."""
         text = ClientText(
             mode=self.mode,
             packing=self.packing,
@@ -117,7 +124,7 @@ class Public:
 
     @staticmethod
     def from_json(text: str | bytes) -> Public:
-        """Read and check the text of `to_json`, which may come from anybody.
+        """Read the text of `to_json`, which may come from anybody, and check it.
 
         Raises InputError if it is malformed or its parts do not fit together, ConfigError for insecure parameters.
         """
@@ -133,7 +140,7 @@ class Public:
         return public
 
     def check(self) -> None:
-        """Raise ValueError unless the parts fit together: then a client only meets values of these shapes.
+        """Raise ValueError unless the parts of the plan fit together; then a client meets only values of these shapes.
 
         Runs the client's steps once on tensors without memory (torch's meta device).
         """
@@ -185,9 +192,9 @@ class Public:
             raise ValueError(f"the return of {self.steps[back.value].name!r}")
 
     def meta(self, step: Step, given: tuple[Any, ...]) -> Any:
-        """Run a client's step for one image on the meta device. Raises ValueError for a step that no net has.
+        """Run a client's step for one image without memory (torch's meta device), to find the shape of its value.
 
-        given: the step's arguments; the input has none.
+        given: the step's arguments; the input has none. Raises ValueError for a step that no net has.
         """
         if step.op == "input":
             return torch.empty(1, *self.input_shape, device="meta")
@@ -205,7 +212,7 @@ class Public:
 
 
 def client_steps(public: Public) -> Interpreter[Step]:
-    """An interpreter of the client's steps, in the order of the turns.
+    """Make an interpreter that runs the client's steps in the order of the turns.
 
     After the steps of turn t, a pseudo-step with number len(public.steps) + t reads the values that the turn sends, so
     that they live until they are encrypted. It does not run; `drop` marks it as done.
@@ -217,7 +224,10 @@ def client_steps(public: Public) -> Interpreter[Step]:
 
 
 def _check_work(step: Step, given: Sequence[Any]) -> None:
-    """Raise ValueError for a step that would make too many tensors, before it runs."""
+    """Raise ValueError before a step runs that would make too many tensors.
+
+    given: the step's arguments.
+    """
     if step.op == "chunk":
         parts = step.attrs["chunks"]
     elif step.op == "split" and isinstance(step.attrs["sizes"], int):

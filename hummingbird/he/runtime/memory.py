@@ -29,7 +29,7 @@ _SHARING = VIEWS | {"output"}  # operations whose result shares the memory of th
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes: at a server for one turn, at a client, and for both in one process."""
+    """The predicted peak memory of a run in bytes: of a server in one turn, of a client, and of a process with both."""
 
     server: int
     client: int
@@ -37,7 +37,7 @@ class Memory:
 
 
 def predicted(plan: Plan) -> Memory:
-    """Predict the peak memory of a plan at each role, for full batches."""
+    """Predict the peak memory of a plan for full batches: at the server, at the client, and for both in one process."""
     degree, moving = plan.public.parameters.degree, _moving(plan.public)
     *moments, last = _moments(plan.public)
     most_server, most = 0, last[0]
@@ -49,13 +49,16 @@ def predicted(plan: Plan) -> Memory:
 
 
 def at_client(public: Public) -> int:
-    """Peak bytes at a client for a full batch, from the server's description, which may be dishonest."""
+    """Predict a client's peak bytes for a full batch from the server's description, which may be dishonest."""
     *moments, last = _moments(public)
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
 
 
 def installed(device: torch.device | str = "cpu") -> int:
-    """Bytes of memory of this machine, or of a GPU for ciphertexts; `sys.maxsize` if the system does not report it."""
+    """Return the bytes of memory of this machine, or those of a GPU that ciphertexts may take.
+
+    Returns `sys.maxsize` if the system does not report its memory.
+    """
     device = torch.device(device)
     if device.type == "cuda":
         return max(0, int(torch.cuda.mem_get_info(device)[1]) - _GPU_ROOM)
@@ -66,13 +69,17 @@ def installed(device: torch.device | str = "cpu") -> int:
 
 
 def _moving(public: Public) -> int:
-    """Bytes of a slice in transit and of its intermediate tensors: message, error, a, c0, c1, and workspace."""
+    """Count the bytes of a slice in transit with its intermediate tensors: message, error, a, c0, c1, workspace."""
     parameters = public.parameters
     return 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
 
 
 def _moments(public: Public) -> Iterator[tuple[int, int]]:
-    """Peak bytes of a client's values: while it sends and while it receives in each turn; then after the last turn."""
+    """Predict the peak bytes of a client's values at each moment of a run.
+
+    Yields for each turn a pair, while the client sends and while it receives; then a pair for the time after the last
+    turn.
+    """
     client = _Client(public)
     for number, turn in enumerate(public.turns):
         client.run(turn.steps)
@@ -85,7 +92,7 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
 
 
 class _Client:
-    """The live values of a client and the bytes of their storage."""
+    """Tracks which values a client holds during a run, and the bytes of their storage, without computing them."""
 
     def __init__(self, public: Public) -> None:
         self.public, self.steps = public, client_steps(public)
@@ -96,11 +103,11 @@ class _Client:
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Bytes of all live values, and of the new values `made`."""
+        """Count the bytes of all values held, and of the new values `made`."""
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Bytes of the copy that makes the images the last dimension; only the net's input needs it."""
+        """Count the bytes of the copy in which the images are the last dimension; only the net's input needs one."""
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 
     def run(self, steps: Iterable[int]) -> None:
@@ -118,11 +125,11 @@ class _Client:
         return value
 
     def complete(self, turn: int) -> None:
-        """Drop the values that are not needed after a complete turn."""
+        """Drop the values that are not needed after turn number `turn`."""
         self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
-        """Add the values that the server returns."""
+        """Add the values that the server returns. values: numbers of their steps."""
         for index, shape in zip(values, shapes, strict=True):
             self.values[index] = torch.empty(1, *shape, device="meta")
             self._owns(index, self.values[index])

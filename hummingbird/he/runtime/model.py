@@ -26,10 +26,10 @@ _COMPARED = 64  # images whose outputs are kept for `report` to compare
 
 
 class HEModel:
-    """`model(images)` encrypts images and evaluates the net on them; the server role never gets the key.
+    """A converted net with both roles in this process: `model(images)` encrypts images and evaluates the net on them.
 
-    plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles; a service can take `server`
-    (he/service/server.py). Raises InputError for a missing device.
+    The server role never gets the key. plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles; a
+    service can take `server` (he/service/server.py). Raises InputError for a missing device.
 
         model = he.convert_model(net, (1, 28, 28))
         logits = model(images)              # (n, 1, 28, 28) to (n, 10), any n
@@ -51,11 +51,11 @@ class HEModel:
 
     @property
     def public(self) -> Public:
-        """The part of the plan that the client knows."""
+        """The part of the plan that the client may know."""
         return self.plan.public
 
     def __call__(self, images: Tensor) -> Any:
-        """Compute outputs, float32 (n, *output) each, of images (n, *input_shape), in batches of `public.slots`.
+        """Compute the net's outputs, float32 (n, *output) each, of images (n, *input_shape), in batches.
 
         Raises InputError for a wrong shape, type or range, before anything is encrypted; ConfigError if a batch takes
         more memory than this machine has.
@@ -84,7 +84,10 @@ class HEModel:
         return self.public.joined([results])
 
     def _turn(self, batch: ClientBatch, number: int, count: dict[str, float]) -> None:
-        """Run one turn: all slices up, all slices down. Adds its seconds and bytes to `count`."""
+        """Run turn `number`: send all slices to the server, then receive all slices of its answer.
+
+        Adds seconds and bytes to `count`.
+        """
         clock = time.perf_counter
         turn, start = self.server.turn(number), clock()
         for sent in batch.uploads(number):
@@ -103,13 +106,13 @@ class HEModel:
             count["client"] += start - sending
 
     def report(self) -> str:
-        """The plan as a table; after a call also the measurements, and outputs compared with the net in the clear."""
+        """Write the plan as a table; after a call also the measurements, and outputs beside those of the plain net."""
         text = report.before(self.plan)
         return text if self.last is None else f"{text}\n\n{report.after(self.plan, self.last)}"
 
 
 def _peak() -> int:
-    """The process's largest resident memory so far, bytes."""
+    """Return the largest resident memory that this process has had so far, in bytes."""
     try:
         with open("/proc/self/status") as file:  # getrusage keeps a large parent's peak through fork and exec
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
@@ -119,7 +122,7 @@ def _peak() -> int:
 
 
 def _resident() -> int:
-    """The process's resident memory now, bytes; the largest so far on systems that do not report it."""
+    """Return this process's resident memory now, in bytes; on systems that do not report it, the largest so far."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

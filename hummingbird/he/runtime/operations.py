@@ -22,23 +22,27 @@ TILE_BYTES = 32 << 20  # of ciphertexts in one tile
 
 @dataclass(frozen=True)
 class Form:
-    """Form of a register: number of ciphertexts, of components of each, and of primes of the modulus."""
+    """The form of a register, which is an array of ciphertexts at the server.
+
+    count: ciphertexts. size: components of each. primes: primes of the modulus.
+    """
 
     count: int
     size: int
     primes: int
 
     def bytes(self, degree: int) -> int:
-        """Size in bytes."""
+        """Return the size of the register in bytes, for ciphertexts of this degree."""
         return 4 * self.count * self.size * self.primes * degree
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Index of the input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+    """The number of the input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a
+    zero.
 
-    flat: int32, 1-D. groups, places, taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few
-    places at a time.
+    g, p, k: a group of channels, a position of the output and a term of the sum. flat: int32, 1-D. groups, places,
+    taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few positions at a time.
     """
 
     flat: Tensor
@@ -47,23 +51,23 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """Index table of places start .. stop - 1: int32 (groups, stop - start, K)."""
+        """Build the index table of output positions start .. stop - 1: int32 (groups, stop - start, K terms)."""
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 
     @property
     def most(self) -> int:
-        """Largest number of inputs that are added up for one output."""
+        """Largest number of inputs that are added for one output."""
         cuts = range(0, self.places.numel(), 64)
         return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Sums of products with integers: an `im2col.Map` with integer weights.
+    """An operation of the server: sums of ciphertexts times integer weights, as an `im2col.Map` describes them.
 
     parts: float64 (G, rows, K_i), the weights cut along K so that float64 computes each part exactly; the parts' sums
-    are added modulo q.
+    are added modulo each prime.
     one: position of the encrypted constant that the weights' last column multiplies; None without such a column.
     constants: int32 (G rows, L), residues to add to a row's results, or None.
     """
@@ -87,14 +91,16 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Form of the result register."""
+        """Return the form of the register that this operation makes. forms: of all registers before it."""
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(
         self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, apart: int, out: Tensor | None = None
     ) -> Tensor:
-        """Compute places start .. stop - 1 of all rows, into `out` if given: int32 (rows, stop - start, size, primes,
-        N).
+        """Compute output positions start .. stop - 1 of all rows, into `out` if given.
+
+        apart: distance between the coefficients to which a constant is added. Returns int32 (rows, stop - start, size,
+        primes, N).
         """
         x = registers[self.source]
         index = self.gather.table(start, stop)
@@ -111,7 +117,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """factors[0] a + factors[1] b, elementwise, for registers of the same form."""
+    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers of the same form."""
 
     a: int
     b: int
@@ -131,7 +137,10 @@ class WeightedSum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """a b, elementwise; the square if both are the same register. Needs ciphertexts of form "ntt"."""
+    """An operation of the server: a times b, elementwise; the square if both are the same register.
+
+    Ciphertexts must have the form "ntt".
+    """
 
     a: int
     b: int
@@ -152,10 +161,11 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """Ciphertexts picked from the concatenation of several registers, in a common form, plus constants.
+    """An operation of the server: it copies ciphertexts from several registers, concatenated, and may add constants.
 
-    index: int32 (n,), -1 for zero. factors: one integer for each register. size, primes: of the result. constants:
-    int32 (n, L), or None.
+    index: positions, int32 (n,), -1 for zero. factors: an integer for each register by which its ciphertexts are
+    multiplied. size, primes: components and primes of the result. constants: residues, int32 (n, L) for L primes, or
+    None.
     """
 
     sources: tuple[int, ...]
@@ -188,7 +198,11 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Divide int32 (n, size, L, N) by its last primes, one after another, until `primes` are left."""
+    """Divide ciphertexts, int32 (n, size, L, N), by the last of their L primes, again and again until `primes` are
+    left.
+
+    kind: "mixed" or "ntt", the domain of the ciphertexts.
+    """
     while x.shape[-2] > primes:
         x = ciphertexts.switch(ring.take(x.shape[-2]), x, kind)
     return x

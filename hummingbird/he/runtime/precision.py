@@ -41,10 +41,11 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """Precision of a batch's answers, in bits of an image's typical value; relative errors of turns are independent.
+    """The precision of a batch's answers for each image, in bits: a typical value of the image over the error.
 
-    device: of the returned integers. predicted, measured: float64 (images,) on the CPU; measured is None with fewer
-    than two free slots.
+    Errors of different turns count as independent. slots: images that a full batch has. device: of the returned
+    integers. predicted, measured: float64 (images,) on the CPU; measured is None unless the batch has at least two
+    images less than a full one.
     """
 
     def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:
@@ -56,7 +57,7 @@ class Precision:
         self.mark()
 
     def mark(self) -> None:
-        """Remember the current counts, for `rewind`."""
+        """Remember the current counts, so that `rewind` can return to them."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
 
     def rewind(self) -> None:
@@ -64,7 +65,10 @@ class Precision:
         self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
-        """Count a slice of the integers of `back`, float64 (ciphertexts, slots). last: whether it is the last slice."""
+        """Count a slice of returned integers, float64 (ciphertexts, slots).
+
+        back: the returned value that they belong to. last: whether this is the last slice of it.
+        """
         self._energy += integers[:, : self._images].square().sum(0)
         if self._free > 1:
             self._spread += integers[:, self._images :].var(1).sum()
@@ -88,7 +92,7 @@ class Precision:
 
 
 def summary(batches: Sequence[Precision]) -> str:
-    """A line on the precision of a call's batches."""
+    """Write a line for the report about the precision of a call's batches, predicted and measured."""
     predicted = torch.cat([batch.predicted for batch in batches])
     least = int(predicted.argmin())
     found = [batch.measured for batch in batches if batch.measured is not None]
@@ -100,17 +104,19 @@ def summary(batches: Sequence[Precision]) -> str:
 
 
 def least_bits(outputs: int, small: Tensor) -> Tensor:
-    """Bits that each image's outputs must have in polynomial mode.
+    """Return how many bits of each image's outputs must be right in polynomial mode: int64 (images,).
 
-    small: bool (images,), whether an image is below SMALL.
+    outputs: number of outputs of an image. small: bool (images,), whether an image's values are small beside typical
+    ones.
     """
     return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
 
 class Shadow:
-    """A second run of the client's steps on a few images, `times` times with different added errors.
+    """A second run of the client's steps on a few images, with added errors: it shows how far errors change values.
 
-    images: int64 (n,), positions in the batch. first: number of the batch's first image, for errors. hint: of errors.
+    images: int64 (n,), positions in the batch. first: number of the batch's first image, for error messages. hint: of
+    error messages. times: number of repetitions with different errors.
     """
 
     def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
@@ -118,14 +124,20 @@ class Shadow:
         self._values: dict[int, Any] = {}
 
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
-        """Store the few images of `value`, (batch, ...), with errors of these standard deviations, (batch,)."""
+        """Store the value of a step for the few images, with errors added.
+
+        value: of all images, (batch, ...). errors: their standard deviation for each image, (batch,).
+        """
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
         key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed key: these errors are not secret
         errors_of_one = (prg.Stream(key, few.device).words(*few.shape) >> 11).to(few.dtype) * (2.0**-52 * 3**0.5)
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run a step on the few images; inputs without added errors come from `values`, the values of all images."""
+        """Run step number `index` on the few images, with errors.
+
+        Inputs to which no errors were added come from `values`, the values of all images.
+        """
 
         def read(ref: Ref) -> Any:
             return self._values.get(ref.index, self._few(values[ref.index]))
@@ -133,9 +145,9 @@ class Shadow:
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
-        """Raise InputError naming the images whose `value` changes by more than 2^-LEAST of its size due to the errors.
+        """Raise InputError, naming the images, if the errors change `value` by more than 2^-6 of its size.
 
-        least: (batch,), bits for each image instead of LEAST.
+        index: number of the step. where: its name. least: (batch,), bits for each image instead of 6.
         """
         if index not in self._values:
             return
@@ -156,7 +168,10 @@ class Shadow:
 
 
 def named(images: Tensor, first: int) -> str:
-    """Name images by number: positions in a batch whose first image has number `first`."""
+    """Write the numbers of images for an error message.
+
+    images: positions in a batch. first: number of the batch's first image.
+    """
     numbers = [str(first + int(i)) for i in images[:_SHOWN]]
     more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
     return f"image {numbers[0]}" if len(images) == 1 else f"images {', '.join(numbers)}{more}"

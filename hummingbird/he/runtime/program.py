@@ -23,9 +23,9 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Program:
-    """The server's program for one turn.
+    """The server's computation in one turn: operations on registers, which are arrays of ciphertexts.
 
-    Operation k makes register k + 1. returns: the registers to send back, in order.
+    received: form of register 0. Operation k makes register k + 1. returns: the registers to send back, in order.
     masks: one for each returned register if answers are masked (he/scheme/masking.py); then the last received
     ciphertext encrypts zero.
     """
@@ -36,24 +36,27 @@ class Program:
     masks: tuple[Mask, ...] = ()
 
     def forms(self) -> list[Form]:
-        """Forms of all registers."""
+        """List the forms of all registers."""
         forms = [self.received]
         for operation in self.operations:
             forms.append(operation.form(forms))
         return forms
 
     def last_use(self, register: int) -> int:
-        """Number of the last operation that reads a register; -1 if none does."""
+        """Return the number of the last operation that reads a register; -1 if none does."""
         return max((k for k, op in enumerate(self.operations) if register in op.sources), default=-1)
 
     def tile(self, number: int, degree: int) -> int:
-        """Number of places of a `Linear` that one tile computes."""
+        """Return the number of output positions of a `Linear` that are computed at once, as one tile.
+
+        number: of the operation.
+        """
         operation, made = self.operations[number], self.forms()[number + 1]
         assert isinstance(operation, Linear)
         return max(1, TILE_BYTES // Form(operation.rows, made.size, made.primes).bytes(degree))
 
     def memory(self, degree: int) -> int:
-        """Peak bytes of ciphertexts: registers that a later operation reads, and the one being computed."""
+        """Predict the peak bytes of ciphertexts: registers that a later operation reads, and the one being computed."""
         forms, live, most = self.forms(), {0}, self.received.bytes(degree)
         for k, operation in enumerate(self.operations):
             made = self.held(k + 1, degree) * (1 + self.streams(k))  # the modulus switch copies a tile
@@ -63,7 +66,7 @@ class Program:
         return most
 
     def held(self, register: int, degree: int) -> int:
-        """Bytes of a register while its operation runs; of one tile if the register is only sent back."""
+        """Return the bytes of a register while its operation runs; of one tile if the register is only sent back."""
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
             return form.bytes(degree)
@@ -72,7 +75,7 @@ class Program:
         return form.bytes(degree) // operation.places * min(operation.places, self.tile(k, degree))
 
     def streams(self, number: int) -> bool:
-        """Whether an operation's result is only sent back, so that it is computed and sent tile by tile."""
+        """Return whether the result of an operation is only sent back, so that it is computed and sent tile by tile."""
         is_linear = isinstance(self.operations[number], Linear)
         return is_linear and number + 1 in self.returns and self.last_use(number + 1) < 0
 
@@ -83,10 +86,10 @@ class ReportLine:
 
     side: "encrypted", "client", or "free", which costs nothing on either side.
     turn: the turn in which the server runs the step, or before which the client runs it.
-    register: of the result at the server, 0 for none.
+    register: number of the register with the result at the server, 0 for none.
     level: number of primes left.
     scale: log2 of the integers' scale.
-    margin: bits left below the exactness bound.
+    margin: bits between a layer's sums and the largest sums that float64 computes exactly; None for other steps.
     down: bytes sent back.
     rms, error: root mean squares of the value, and of its predicted error.
     """
@@ -106,10 +109,11 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A complete plan.
+    """A complete plan for encrypted inference, as the server has it.
 
-    steps: the net's steps with weights, to compare with the net in the clear. programs: one for each turn of `public`.
-    basis: where sizes and ranges come from, in words.
+    public: the part that the client may know. steps: the net's steps with weights, to compare with the net in the
+    clear. programs: what the server computes, one for each turn of `public`. lines: of the report. basis: where sizes
+    and ranges come from, in words.
     """
 
     public: Public
@@ -119,9 +123,9 @@ class Plan:
     basis: str
 
     def distance_bits(self) -> float:
-        """-log2 of the statistical distance of a batch's masked answers from ones simulated from the outputs alone.
+        """Return -log2 of the statistical distance of a batch's answers from ones simulated from the outputs alone.
 
-        For plans with one turn, whose answers are all masked (he/scheme/masking.py).
+        The plan must have one turn, whose answers are all masked (he/scheme/masking.py).
         """
         (turn,), (program,), degree = self.public.turns, self.programs, self.public.parameters.degree
         distances = (

@@ -21,8 +21,9 @@ from hummingbird.table import text_table
 
 @dataclass(frozen=True)
 class CallFigures:
-    """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
+    """Measurements of a call of a model, for its report.
 
+    count: seconds of "client" and "server", bytes "up" and "down".
     before, peak: the process's resident memory at the start, and its maximum so far, bytes. precision: of each batch.
     images, outputs: the first few images and their outputs in order, to compare with the net in the clear.
     """
@@ -58,7 +59,7 @@ _NOTES = (
 
 
 def before(plan: Plan) -> str:
-    """The report before a run: a line for each step and encryption, totals for a full batch, and the assumptions."""
+    """Write the report before a run: a line for each step and encryption, totals of a full batch, assumptions."""
     public, rows, seen = plan.public, [], set[int]()
     for line in plan.lines:
         if line.side == "encrypted" and line.turn not in seen:
@@ -86,7 +87,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
-    """Table rows of the tensors that the client encrypts for a turn."""
+    """Make the table rows of the values that the client encrypts for turn `number`."""
     rows: list[tuple[str, ...]] = []
     turn, level = public.turns[number], len(public.parameters.primes)
     last = len(turn.sends) - 1
@@ -174,7 +175,7 @@ def _notes(plan: Plan, crossing: int) -> str:
 
 
 def after(plan: Plan, run: CallFigures) -> str:
-    """The report of a call: time, bytes, memory, and the errors of its outputs against the net in the clear."""
+    """Write the report of a call: time, bytes, memory, and the errors of its outputs beside those of the plain net."""
     expected = graph.run(plan.steps, run.images.double())
     seconds = run.count["client"] + run.count["server"]
     lines = [

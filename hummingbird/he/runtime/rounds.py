@@ -43,9 +43,10 @@ _UNIT = records.through(
 
 @dataclass(frozen=True)
 class EncryptedInput:
-    """A value that the client encrypts. value: number of its step. shape: for one image.
+    """A value that the client encrypts and sends in a turn.
 
-    typical: the root mean square that the plan assumes; 0 if the client chooses a scale for each image.
+    value: number of its step. shape: for one image. typical: the root mean square that the plan assumes; 0 if the
+    client chooses a scale for each image.
     """
 
     value: int = field(_STEP)
@@ -54,20 +55,21 @@ class EncryptedInput:
 
     @property
     def count(self) -> int:
-        """Ciphertexts: one per value of an image."""
+        """Number of ciphertexts: one for each value of an image."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Return:
-    """A value that the server returns: integers times `unit`, and times 2^-s if the client chose the scale s.
+    """A value that the server returns in a turn: integers times `unit`, and times 2^-s if the client chose the scale s.
 
     value, shape: as in `EncryptedInput`.
-    rows, places, tile: the order of the stream, see `order`.
+    rows, places, tile: the order of the ciphertexts in the stream, see `order`.
     last: whether the rows are the last dimension of `shape`; otherwise they are the first.
     size: components of a ciphertext.
     primes: number of primes left in its modulus.
-    gains, one_gain: the integers are at most sum of gains[i] |integer of send i| + one_gain |integer of the one|.
+    gains, one_gain: bounds on how the server enlarges integers: a returned one is at most the sum of gains[i] times the
+    largest of sent value i, plus one_gain times the encrypted constant 1.
     noise: predicted standard deviation of the integers' errors.
     relative: further error, relative to a typical value.
     """
@@ -88,20 +90,21 @@ class Return:
 
     @property
     def count(self) -> int:
-        """Ciphertexts: one per value of an image."""
+        """Number of ciphertexts: one for each value of an image."""
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """The bound on integers before the server drops primes: half the modulus, less the errors of dropping.
+        """Bound the integers before the server drops primes: by half the modulus, less the errors of dropping.
 
-        Dropping q leaves x/q and a rounding error of at most (1 + ||s||_1)/2 <= (1 + N)/2, which costs q (1 + N)/2.
+        Dropping the prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N coefficients of the
+        secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
         return (whole - rounding) / 2 * (1 - 2.0**-40)  # for float64 roundings in the value it is compared with
 
     def order(self) -> Tensor:
-        """Position in (rows, places) of each ciphertext of the stream: int64 (count,).
+        """Return the position in (rows, places) of each ciphertext of the stream: int64 (count,).
 
         The stream holds tiles of `tile` places one after another, and each tile row by row.
         """
@@ -113,11 +116,12 @@ class Return:
 
 @dataclass(frozen=True)
 class Round:
-    """A turn: the client computes some steps, sends encrypted values, and receives values of the server.
+    """A turn: the client computes some steps, sends encrypted values, and receives values from the server.
 
-    steps: numbers of the steps that the client runs first. scale: log2 of the input scale, or None if the client
-    chooses it for each image. usual: the scale of values of the expected size. With `one` or `zero` one more ciphertext
-    follows the sends: the constant 1 at each image's scale, or a zero with which the server masks its answer.
+    steps: numbers of the steps that the client runs first. sends: the values that it encrypts. returns: the values that
+    the server sends back. scale: log2 of the input scale, or None if the client chooses it for each image. usual: log2
+    of the scale of values of the expected size. With `one` or `zero` one more ciphertext follows the sends: the
+    constant 1 at each image's scale, or a zero with which the server masks its answer.
     """
 
     steps: tuple[int, ...] = field(records.many(_STEP, MOST_STEPS))
@@ -129,25 +133,25 @@ class Round:
 
     @property
     def zero(self) -> bool:
-        """Whether the server masks its answer. It does unless the client sees every layer's result anyway."""
+        """Whether the server masks its answer. It does so unless the client sees every layer's result anyway."""
         return self.scale is not None
 
     @property
     def sent(self) -> int:
-        """Number of ciphertexts up."""
+        """Number of ciphertexts that the client sends in this turn."""
         return sum(send.count for send in self.sends) + (self.one or self.zero)
 
     @property
     def returned(self) -> int:
-        """Number of ciphertexts down."""
+        """Number of ciphertexts that the server sends in this turn."""
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """First and last + 1 ciphertext of every slice of the client's stream."""
+        """Yield the first and the last + 1 ciphertext of every slice of the client's stream."""
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """First and last + 1 ciphertext of every slice of the server's stream, and the tensor it belongs to.
+        """Yield the first and the last + 1 ciphertext of every slice of the server's stream, and its returned value.
 
         No slice spans two tiles.
         """
@@ -159,16 +163,17 @@ class Round:
                 first += count
 
     def fit(self, peaks: Tensor, parameters: Parameters, packing: str) -> Tensor:
-        """log2 of the largest input scale of each image for which no integer can overflow its modulus: int64 (images,).
+        """Choose for each image the largest input scale at which no integer can overflow: log2 of it, int64 (images,).
 
         peaks: (sends, images), the largest absolute values. The result is -1 if there is no such scale. The bound is
-        proven: |e| <= 21, roundings are at most 1/2, and the gains bound every sum. With the gains g_i, the gain g of
-        the one, and the packing's largest coefficient m, an integer is at most
+        proven: errors of encryption are at most 21, roundings at most 1/2, and the gains bound every sum. With the
+        scale 2^s, the gains g_i, the gain g of the constant 1, and the packing's largest coefficient m, an integer is
+        at most
 
             2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
 
-        A slot's value has this bound for any values in other slots, and a coefficient is at most m times the largest
-        slot. A message with its error stays below 2^30, because the kernel uses int32.
+        An image's value has this bound for any values of other images, and a coefficient is at most m times the largest
+        value. A message with its error stays below 2^30, because the kernel uses int32.
         """
         peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
@@ -183,9 +188,10 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """Ciphertexts first .. first + n - 1 of a turn's upward stream: the components c1 follow from `seed`, `body` is c0.
+    """A slice of what the client sends in a turn: ciphertexts first .. first + n - 1 of the turn's stream.
 
-    seed: 16 bytes, fresh for every slice. body: int32 (n, L, N); coefficients, or transformed if public.form is "ntt".
+    seed: 16 bytes, new for every slice, from which the server expands component 1. body: component 0, int32 (n, L, N)
+    for L primes and N coefficients, which are transformed if public.form is "ntt".
     """
 
     turn: int
@@ -196,7 +202,10 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Download:
-    """Ciphertexts first .. first + n - 1 of a turn's downward stream: `body` is int32 (n, size, primes, N)."""
+    """A slice of the server's answer in a turn: ciphertexts first .. first + n - 1 of the turn's stream.
+
+    body: int32 (n, size, primes, N).
+    """
 
     turn: int
     first: int

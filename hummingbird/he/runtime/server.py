@@ -30,10 +30,11 @@ _MASKED = 16  # ciphertexts masked at a time: the randomness of each is as large
 
 
 class Server:
-    """The net's weights and programs; immutable, for any number of clients and threads.
+    """The server role: it has the net's weights and programs, and no key. One object serves any number of clients.
 
-    device: of weights and ciphertexts, "cpu" or "cuda"; messages do not depend on it. memory: predicted bytes of the
-    largest turn on that device. Raises InputError for a missing device.
+    It never changes, so several threads may use it. device: of weights and ciphertexts, "cpu" or "cuda"; messages do
+    not depend on it. memory: predicted bytes of the largest turn on that device. Raises InputError for a missing
+    device.
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
@@ -42,12 +43,12 @@ class Server:
         self._programs = moved(plan.programs, self.device)
 
     def turn(self, number: int) -> ServerRound:
-        """Begin a turn of one client."""
+        """Begin turn `number` of one client."""
         return ServerRound(self.public, number, self._programs[number], self.device)
 
 
 class ServerRound:
-    """One turn of one client at the server; holds its ciphertexts."""
+    """One turn of one client at the server: it receives ciphertexts, computes on them, and generates the answer."""
 
     def __init__(self, public: Public, number: int, program: Program, device: torch.device) -> None:
         self.public, self.number, self.device, self._program = public, number, device, program
@@ -58,7 +59,10 @@ class ServerRound:
         self._zero: Tensor | None = None
 
     def receive(self, sent: Upload) -> None:
-        """Store the next slice, with c1 expanded from its seed. Raises InputError for a slice out of order."""
+        """Store the next slice from the client, with component 1 expanded from its seed.
+
+        Raises InputError for a slice out of order.
+        """
         if self._next is None or (sent.turn, sent.first) != (self.number, self._next[0]):
             place = f"slice {sent.first} of turn {sent.turn}"
             raise InputError(f"{place} was not expected", where="upload", hint="slices come in order, once each")
@@ -74,7 +78,7 @@ class ServerRound:
         self._next = next(self._waiting, None)
 
     def downloads(self) -> Iterator[Download]:
-        """Generate the slices of the answer, computed on demand.
+        """Compute the answer on demand, and generate its slices.
 
         Raises InputError unless the whole turn was received.
         """
@@ -93,7 +97,7 @@ class ServerRound:
                 del tile
 
     def _run(self, number: int, registers: dict[int, Tensor]) -> Iterator[Tensor]:
-        """Run an operation; yield the returned tiles, int32 (n, size, primes, N)."""
+        """Run operation `number`; yield the tiles of its result that are sent back, int32 (n, size, primes, N)."""
         program, operation = self._program, self._program.operations[number]
         made = number + 1
         back = self._turn.returns[program.returns.index(made)] if made in program.returns else None
@@ -137,5 +141,5 @@ class ServerRound:
         return switched(self._ring, flat, back.primes, form)
 
     def _apart(self) -> int:
-        """Distance between the ones in component 0 of the constant 1."""
+        """Return the distance between the coefficients that are 1 in the encoding of the constant 1."""
         return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)

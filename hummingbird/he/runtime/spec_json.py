@@ -33,7 +33,10 @@ _STEP = records.row(records.anything(), records.anything(), records.anything(), 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientText:
-    """The fields of a description's text; a step is its name, operation, inputs and attributes."""
+    """The JSON fields of a net's description for clients, `client_spec.Public`.
+
+    A step is a row of its name, operation, inputs and attributes.
+    """
 
     version: int = records.constant(VERSION)
     mode: str = field(records.one_of(MODES))
@@ -48,9 +51,9 @@ class ClientText:
 
 
 def load(text: str | bytes) -> ClientText:
-    """Read the fields of a description; no list is longer than a net needs.
+    """Read the fields of a net's description for clients; no list may be longer than a net needs.
 
-    Raises InputError if malformed, or of another version.
+    Raises InputError if it is malformed, or of another version.
     """
     how: Any = {"name": "description of a net", "where": "public", "hint": _HINT}
     fields = records.parse(text, most=_MOST_TEXT, **how)
@@ -62,12 +65,15 @@ def load(text: str | bytes) -> ClientText:
 
 
 def step_fields(step: Step) -> list[Any]:
-    """The JSON fields of a step. Raises TypeError if the step holds a tensor."""
+    """Return the fields of a step for JSON. Raises TypeError if the step holds a tensor."""
     return [step.name, step.op, plain(step.inputs), plain(step.attrs)]
 
 
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
-    """Read a step of the client, or a `REMOTE` step, which reveals only its name. A step reads earlier steps only."""
+    """Read a step of the client, or a `REMOTE` step, which reveals only its name.
+
+    number: of the step; a step reads earlier steps only.
+    """
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")
     name = check_name(name, number)

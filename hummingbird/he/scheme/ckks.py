@@ -33,7 +33,7 @@ FLOAT32 = 2.0**-25  # relative rounding error of a value that the client keeps i
 
 
 class Coins:
-    """Single-use randomness of `count` encryptions on a device, drawn from the operating system.
+    """Single-use randomness for `count` encryptions on a device, drawn from the operating system.
 
     It does not depend on the messages, so it can be drawn before they are known.
     """
@@ -46,9 +46,9 @@ class Coins:
         self._spent = False
 
     def spend(self) -> tuple[bytes, Tensor, Tensor]:
-        """Return the seed, a, int32 (count, L, N) transformed, and e, int32 (count, N).
+        """Return the seed, the uniform component a that follows from it, and the errors e of all encryptions.
 
-        Raises InputError the second time.
+        a: int32 (count, L, N) for L primes, transformed (NTT). e: int32 (count, N). Raises InputError the second time.
         """
         if self._spent:
             hint = "draw new Coins: two messages under one mask reveal their difference"
@@ -65,13 +65,14 @@ class Coins:
 
 
 class SecretKey:
-    """A ternary secret, drawn here, which never leaves the object. One key serves any number of ciphertexts.
+    """A client's secret key, drawn here: it encrypts and decrypts, and never leaves the object.
 
-    device: of the key; messages, coins and ciphertexts must be on the same device.
+    It is a polynomial of coefficients -1, 0 and 1, and serves any number of ciphertexts. device: of the key; messages,
+    coins and ciphertexts must be on the same device.
 
-    key = SecretKey(choose(2048, 2))
-    seed, body = key.encrypt(message, Coins(key.ring, 3), "mixed")
-    key.decrypt(torch.stack([body, expand(key.ring, seed, 3)], 1), "mixed")  # message + e
+        key = SecretKey(choose(2048, 2))
+        seed, body = key.encrypt(message, Coins(key.ring, 3), "mixed")
+        key.decrypt(torch.stack([body, expand(key.ring, seed, 3)], 1), "mixed")  # message plus a small error
     """
 
     def __init__(self, parameters: Parameters, device: torch.device | str = "cpu") -> None:
@@ -80,10 +81,10 @@ class SecretKey:
         self._secret = self.ring.ntt(secret.expand(len(parameters.primes), -1).contiguous())
 
     def encrypt(self, message: Tensor, coins: Coins, form: str) -> tuple[bytes, Tensor]:
-        """Encrypt n messages; returns the seed of a, and c_0, int32 (n, L, N), transformed for form "ntt" only.
+        """Encrypt n messages; returns the seed of component 1, and component 0, int32 (n, L, N) for L primes.
 
-        message: int32 (n, N), |m| < 2^30 - 21. coins: for n ciphertexts of this ring. Raises InputError for other
-        coins, and for spent ones.
+        message: int32 (n, N), |m| < 2^30 - 21. coins: for n ciphertexts of this ring. form: "ntt" for a transformed
+        component 0, "mixed" for coefficients. Raises InputError for other coins, and for spent ones.
         """
         if coins.count != message.shape[0] or coins.ring != self.ring:
             what = f"coins for {coins.count} ciphertexts, {message.shape[0]} messages"
@@ -92,9 +93,10 @@ class SecretKey:
         return seed, (encrypt if form == "mixed" else encrypt_ntt)(self.ring, message, e, a, self._secret)
 
     def decrypt(self, c: Tensor, form: str) -> Tensor:
-        """Return the phases of n ciphertexts: integers in float64 (n, N).
+        """Decrypt n ciphertexts to their messages, with the errors: integers in float64 (n, N).
 
-        c: int32 (n, size, primes, N), residues modulo the first `primes` primes.
+        c: int32 (n, size, primes, N), residues modulo the first `primes` primes. form: "mixed", with component 0 as
+        coefficients, or "ntt", all transformed.
         """
         ring = self.ring.take(c.shape[-2])
         return compose(ring, phase(ring, c, self._secret[: c.shape[-2]].contiguous(), form))
@@ -107,7 +109,10 @@ class SecretKey:
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Expand a seed to a of `count` ciphertexts: int32 (count, L, N), transformed; the same on every device."""
+    """Expand a seed to the uniform component 1 of `count` ciphertexts: int32 (count, L, N) for L primes, transformed.
+
+    The result is the same on every device.
+    """
     return uniform(ring, prg.Stream(seed, device), count)
 
 
@@ -122,12 +127,15 @@ def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cp
 
 
 def fresh_error(packing: str, degree: int) -> float:
-    """Standard deviation of a decoded value of a fresh ciphertext, in units of the input scale."""
+    """Predict the standard deviation of a decoded value of a new ciphertext, in units of the input scale."""
     # Real slots make m_k = -m_{N-k}: roundings come in pairs, and all of their energy is in the real parts.
     return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
 
 
 def switch_error(packing: str, degree: int, size: int) -> float:
-    """Standard deviation that a modulus switch adds to a ciphertext of `size` components, in units after the switch."""
+    """Predict the standard deviation of the error that dividing a ciphertext by a prime adds, in units after it.
+
+    size: components of the ciphertext.
+    """
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
     return math.sqrt(ROUNDING * energy) * spread(packing, degree)

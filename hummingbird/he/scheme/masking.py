@@ -39,32 +39,42 @@ DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that dep
 
 
 def added(degree: int, size: int) -> int:
-    """Bound on what masking adds to a phase's coefficient of a ciphertext of `size` parts, without the flood."""
+    """Bound what masking, without the flood, adds to a coefficient of a decrypted ciphertext of `size` components."""
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
 
 
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
-    """-log2 of the statistical distance of `count` ciphertexts from simulated ones, with a flood of 2^flood."""
+    """Return -log2 of the statistical distance of `count` masked ciphertexts from ones simulated without the weights.
+
+    flood: log2 of the range of the noise. size: components of a ciphertext.
+    """
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
 
 
 def deviation(flood: int) -> float:
-    """Standard deviation of a coefficient of the flood; the rest of the mask is below 2^-DISTANCE of it."""
+    """Return the standard deviation of a coefficient of the flood, the noise that masks an answer.
+
+    flood: log2 of its range. The rest of the mask is smaller by a factor of 2^40 at least.
+    """
     return 2.0**flood / math.sqrt(12)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Mask of a returned value: its integers are multiplied by 2^lift, to make room, then flooded with 2^flood."""
+    """The mask of a value that the server returns: the server multiplies by 2^lift, to make room, and adds noise.
+
+    flood: the noise, called the flood, is uniform over a range of width 2^flood.
+    """
 
     lift: int
     flood: int
 
 
 def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor:
-    """Mask ciphertexts with a client's encryption of zero: int32 (n, size, L, N) to the same shape.
+    """Mask ciphertexts, int32 (n, size, L, N) for L primes, so that the client learns their values and nothing else.
 
-    zero: int32 (2, L, N), in this form. flood: B. Fresh randomness is drawn here for each ciphertext.
+    zero: the client's encryption of zero, int32 (2, L, N), in this form. flood: log2 of the range of the noise that is
+    added. Fresh randomness is drawn here for each ciphertext.
     """
     n, size, primes, degree = c.shape
     b, a = zero[0] if form == "ntt" else ring.ntt(zero[:1].contiguous())[0], zero[1]
@@ -83,8 +93,9 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """r times one polynomial, plus an error: the encryption kernel computes m + e - r s, here for m = 0, s =
-    -shared.
+    """Return r times one polynomial, plus an error: int32, for each ciphertext.
+
+    The encryption kernel computes m + e - a s; here it does so for m = 0, a = r and s = -shared.
     """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

@@ -26,26 +26,33 @@ PACKINGS = ("coefficients", "complex", "real")
 
 
 def slots(packing: str, degree: int) -> int:
-    """Number of values in a polynomial. Raises ConfigError for an unknown packing."""
+    """Return the number of slots of a ciphertext: how many values, one for each image, its polynomial encodes.
+
+    Raises ConfigError for an unknown packing.
+    """
     if packing not in PACKINGS:
         raise ConfigError(f"packing={packing!r}", where="packing", hint=f"None, or one of {', '.join(PACKINGS)}")
     return degree // 2 if packing == "real" else degree
 
 
 def spread(packing: str, degree: int) -> float:
-    """Standard deviation of a decoded value when the coefficients have independent errors of deviation 1."""
+    """Return the standard deviation of a decoded value if the coefficients have independent errors of deviation 1."""
     return 1.0 if packing == "coefficients" else math.sqrt(degree / 2)
 
 
 def peak(packing: str) -> float:
-    """Largest coefficient for values of at most 1: a coefficient is a mean of slots times roots of unity."""
+    """Return the largest coefficient of a polynomial that encodes values of at most 1 in absolute value.
+
+    A coefficient is a mean of values times roots of unity.
+    """
     return math.sqrt(2) if packing == "complex" else 1.0
 
 
 def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
-    """Encode values times scales, rounded: float (n, count <= slots) to int32 (n, N).
+    """Encode values times scales as polynomials of integers: float (n, count) to int32 (n, N).
 
-    scales: one number, or one for each slot, (count,); |value| * scale * peak < 2^30.
+    count: at most the number of values that a polynomial encodes, `slots`. scales: one number, or one for each value of
+    a polynomial, (count,); |value| * scale * `peak` < 2^30.
     """
     count = values.shape[1]
     if packing == "coefficients":
@@ -66,7 +73,7 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
 
 
 def decode(coefficients: Tensor, packing: str) -> Tensor:
-    """Decode to values times the scale: float64 (n, N) to float64 (n, slots)."""
+    """Decode polynomials, float64 (n, N), to their values times the scale, float64 (n, slots)."""
     if packing == "coefficients":
         return coefficients
     n, degree = coefficients.shape
@@ -80,20 +87,24 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors into pieces of a few polynomials on a CPU, so that several passes over a piece stay in the
-    cache.
+    """Split tensors along their first dimension into pieces of a few polynomials on a CPU.
+
+    Then several passes over a piece stay in the cache.
     """
     size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
 def constant_step(packing: str, degree: int) -> int:
-    """Distance between the ones in the polynomial that encodes 1 in every slot; the first is coefficient 0."""
+    """Return the distance between the coefficients that are 1 in the polynomial whose values are all 1.
+
+    The first of them is coefficient 0; all others are 0.
+    """
     return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
 
 
 @lru_cache(maxsize=8)
 def _twist(degree: int) -> Tensor:
-    """zeta^k, complex128 (N/2,)."""
+    """Return the factors zeta^k, zeta = e^(i pi / N), that make the FFT the canonical embedding: complex128 (N/2,)."""
     angles = torch.arange(degree // 2, dtype=torch.float64) * (math.pi / degree)
     return torch.polar(torch.ones_like(angles), angles)

@@ -26,10 +26,10 @@ PRIME_BITS = 26
 
 @dataclass(frozen=True)
 class Parameters:
-    """Degree N and the primes of Q.
+    """Checked parameters of the encryption: the degree N of polynomials, and the primes whose product is the modulus Q.
 
-    Raises ConfigError for a degree without a row in the tables, for primes unsuitable for this degree, and for a log2 Q
-    above the bound of either table.
+    Raises ConfigError for a degree without a row in the tables of he/scheme/params.py, for primes unsuitable for this
+    degree, and for a log2 Q above the bound of either table.
 
         choose(2048, 2).limits == {"2018": 54, "2024": 53}
     """
@@ -54,26 +54,26 @@ class Parameters:
 
     @property
     def bits(self) -> float:
-        """log2 Q, where Q is the product of all primes."""
+        """log2 of the modulus Q, the product of all primes."""
         return sum(math.log2(prime) for prime in self.primes)
 
     @property
     def limits(self) -> dict[str, int]:
-        """Bound on log2 Q, by table."""
+        """The largest log2 Q that each of the two security tables allows for this degree."""
         return {year: table[self.degree] for year, table in TABLES.items()}
 
     @property
     def ring(self) -> Ring:
-        """The ring of all primes."""
+        """The ring of polynomials modulo all primes, in which ciphertexts are computed."""
         return Ring.of(self.degree, self.primes)
 
     def modulus(self, count: int) -> int:
-        """The product of the first `count` primes."""
+        """Return the product of the first `count` primes."""
         return math.prod(self.primes[:count])
 
 
 def choose(degree: int, count: int) -> Parameters:
-    """Choose the `count` largest primes of a degree. Raises ConfigError if that is not secure."""
+    """Make parameters of the `count` largest primes for a degree. Raises ConfigError if these are not secure."""
     check_degree(degree)
     if not 1 <= count <= most_primes(degree):
         what = f"{count} primes of {PRIME_BITS} bits at degree {degree}, at most {most_primes(degree)} are secure"
@@ -82,12 +82,12 @@ def choose(degree: int, count: int) -> Parameters:
 
 
 def most_primes(degree: int) -> int:
-    """Largest number of 26-bit primes that both tables allow."""
+    """Return the largest number of 26-bit primes that both security tables allow for a degree."""
     return min(table[degree] for table in TABLES.values()) // PRIME_BITS
 
 
 def check_degree(degree: int) -> None:
-    """Raise ConfigError unless the tables have this degree."""
+    """Raise ConfigError unless the security tables have this degree."""
     if degree not in DEGREES:
         known = ", ".join(str(n) for n in DEGREES)
         raise ConfigError(f"the ring's degree is {degree}", where="degree", hint=f"one of {known}")

@@ -37,7 +37,7 @@ _REPEATS = 8  # how often one turn may break after the server has answered somet
 
 
 class RemoteModel:
-    """The net behind `address`: `model(images)` returns its outputs.
+    """The client of a remote net: `model(images)` encrypts images, sends them to `address` and returns the outputs.
 
     tls, token: authentication of both sides, see `rpc.client.connect`.
     timeout: longest silence of the server, and longest time for which it may be away or full, seconds.
@@ -87,7 +87,7 @@ class RemoteModel:
     def __call__(
         self, images: Tensor, *, in_flight: int = 2, progress: Callable[[float], object] = lambda images: None
     ) -> Any:
-        """Compute outputs, float32 (n, ...) each, in the net's structure, of images (n, ...), in batches.
+        """Compute the net's outputs, float32 (n, ...) each, of images (n, ...), in the structure of the net's results.
 
         in_flight: number of batches in flight, fewer if `memory` is too small: while the server works on one, the
         client works on another.
@@ -120,7 +120,7 @@ class RemoteModel:
         self.close()
 
     def _batches(self, allowed: int) -> int:
-        """Number of batches that fit into `allowed` bytes. Raises ConfigError if not even one fits."""
+        """Return how many batches fit into `allowed` bytes. Raises ConfigError if not even one fits."""
         needed = at_client(self.public)
         if needed > allowed:
             what = f"a batch of this server's net takes {needed / 1e9:.2f} GB here, allowed are {allowed / 1e9:.2f}"
@@ -134,7 +134,10 @@ class RemoteModel:
         return batch.parts()
 
     def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
-        """Run one turn; try again while the server is away or full. share: progress of one ciphertext, in images."""
+        """Run turn `number` of a batch; try again while the server is away or full.
+
+        share: the progress that one ciphertext counts for, in images.
+        """
         retry: Retry | None = None
         broken = 0
         while True:
@@ -190,19 +193,19 @@ class RemoteModel:
         encrypted.set()
 
     def _end(self, incoming: Prefetch[bytes], run: _Attempt) -> None:
-        """Wait for the end of the call; a client that ended it earlier would look to the server like one that left."""
+        """Wait for the server to end the call; if the client ended it first, the server would count a broken call."""
         if (message := self._read(incoming, run)) is not None:
             raise PeerError(f"{len(message)} bytes more than the answer has", where=self._where)
 
     def _next(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes:
-        """The server's next message that is not empty."""
+        """Return the server's next message that is not empty. Raises PeerError if there is none."""
         if (message := self._read(incoming, run)) is None:
             raise PeerError("the answer ended early", where=self._where)
         self._count(received=len(message))
         return message
 
     def _read(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes | None:
-        """The next message that is not empty, None after the last."""
+        """Return the server's next message that is not empty, None after the last."""
         message: bytes | None = b""
         while message == b"":
             try:
@@ -222,9 +225,9 @@ class RemoteModel:
 
 
 def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[bytes]:
-    """Yield the prepared messages.
+    """Yield the encrypted messages to gRPC.
 
-    An error ends the stream early, and the server answers with an error; `problems` then holds the cause.
+    An error of encryption ends the stream early, so the server answers with an error; `problems` then holds the cause.
     """
     try:
         while (message := outgoing.next(_LONGEST_TURN)) is not None:
@@ -234,7 +237,7 @@ def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[byt
 
 
 class _Run:
-    """One call of the model: its progress, and its gRPC calls."""
+    """One call of a `RemoteModel`: it reports progress, and can cancel its gRPC calls."""
 
     def __init__(self, progress: Callable[[float], object]) -> None:
         self._progress, self._lock = progress, threading.Lock()
@@ -247,7 +250,7 @@ class _Run:
 
     @contextlib.contextmanager
     def under_way(self, call: Any) -> Iterator[None]:
-        """Register a gRPC call that `stop` cancels."""
+        """Register a gRPC call within the context, so that `stop` cancels it."""
         with self._lock:
             self._calls.add(call)
         if self._stopped.is_set():
@@ -259,11 +262,11 @@ class _Run:
                 self._calls.discard(call)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; returns False if the run was stopped meanwhile."""
+        """Wait for `seconds`; returns False if the run was stopped meanwhile."""
         return not self._stopped.wait(seconds)
 
     def stop(self) -> None:
-        """Cancel all calls, including later ones."""
+        """Cancel all gRPC calls of this run, including later ones."""
         self._stopped.set()
         with self._lock:
             calls = list(self._calls)
@@ -272,16 +275,19 @@ class _Run:
 
 
 class _Attempt:
-    """One attempt at a turn. whole: the run that it belongs to. heard: whether the server has answered anything."""
+    """One attempt at a turn, with the progress that it has reported.
+
+    whole: the run that the attempt belongs to. heard: whether the server has answered anything.
+    """
 
     def __init__(self, whole: _Run) -> None:
         self.whole, self.heard, self._told = whole, False, 0.0
 
     def advance(self, images: float) -> None:
-        """Report progress."""
+        """Report progress, counted in images."""
         self._told += images
         self.whole.advance(images)
 
     def take_back(self) -> None:
-        """Take back the reported progress, because the work is done once more."""
+        """Take back the progress that this attempt reported, because its work is done once more."""
         self.whole.advance(-self._told)

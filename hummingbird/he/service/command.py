@@ -35,7 +35,7 @@ _DEVICE = "where this side computes: cpu, cuda, or cuda:1 for one GPU of several
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
-    """Plan a net, print the plan, and serve it until SIGTERM or SIGINT."""
+    """Run `he-server`: plan a net, print the plan, and serve the net until SIGTERM or SIGINT."""
     heap.keep()
     config = options.service_of(args)
     samples = None if args.samples is None else options.array_of(args.samples, "--samples").float()
@@ -49,7 +49,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Send images, print figures, and the accuracy if there are labels, and write the outputs."""
+    """Run `he-client`: send images, print figures, and the accuracy if there are labels, and write the outputs."""
     heap.keep()
     images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)
@@ -76,7 +76,7 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _describe(public: Public) -> str:
-    """Two lines about the server's plan: mode, turns, parameters; then the bytes of a batch and of a lone image."""
+    """Write two lines about the server's plan: mode, turns, parameters; then the bytes of a batch and of one image."""
     p, n, (up, down) = public.parameters, public.slots, public.batch_bytes()
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
     turns = f"{len(public.turns)} turns of up to {n} images"
@@ -92,7 +92,7 @@ def add_server(
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add `he-server` to the command line. build: makes the net from the parsed arguments."""
+    """Add the program `he-server` to the command line. build: makes the net from the parsed arguments."""
     sub = commands.add_parser(
         "he-server",
         help="Evaluate a net on ciphertexts for clients; sees no image and no result.",
@@ -121,7 +121,7 @@ def add_server(
 
 
 def add_client(commands: Any) -> None:
-    """Add `he-client` to the command line."""
+    """Add the program `he-client` to the command line."""
     sub = commands.add_parser(
         "he-client",
         help="Have a server evaluate its net on encrypted images.",

@@ -40,7 +40,10 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOpening:
-    """The first message of a client's call. digest: of the client's description, empty before it has one."""
+    """The first message of a client's call: it names the format, the net and the turn.
+
+    digest: of the client's description of the net, empty before it has one.
+    """
 
     format: int = records.constant(FORMAT)
     release: str = records.constant(VERSION)
@@ -49,14 +52,14 @@ class TurnOpening:
 
 
 def opening(digest: str = "", turn: int = 0) -> bytes:
-    """A `TurnOpening` as JSON."""
+    """Write a `TurnOpening` as JSON."""
     return records.write(TurnOpening(digest=digest, turn=turn)).encode()
 
 
 def read_opening(data: bytes, turns: int) -> tuple[str, int]:
-    """Read an opening: digest and turn.
+    """Read the first message of a call; returns the digest and the turn.
 
-    Raises AgreementError, naming both sides, for another format; InputError if malformed.
+    turns: how many the net has. Raises AgreementError, naming both sides, for another format; InputError if malformed.
     """
     how: Any = {"name": "message", "where": "he", "hint": _HINT}
     fields = records.of(records.parse(data, **how), records.mapping(records.anything(), 16), **how)
@@ -71,12 +74,12 @@ def read_opening(data: bytes, turns: int) -> tuple[str, int]:
 
 
 def digest(public: bytes) -> str:
-    """SHA-256 of a `Public` as it was sent."""
+    """Return the SHA-256 of a net's public description, `Public`, as it was sent."""
     return hashlib.sha256(public).hexdigest()
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """Cut a slice's bytes, after `head`, into messages."""
+    """Cut the bytes of a slice, with `head` before them, into messages."""
     view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]
@@ -85,7 +88,7 @@ def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
 
 
 def collect(receive: Callable[[], bytes], size: int) -> Tensor:
-    """Collect the `size` bytes of a slice. Raises InputError if its messages hold more, or one is empty."""
+    """Collect the `size` bytes of a slice from its messages. Raises InputError if they hold more, or one is empty."""
     buffer = torch.empty(size, dtype=torch.uint8)
     view, at = buffer.numpy().data, 0
     while at < size:
@@ -98,7 +101,7 @@ def collect(receive: Callable[[], bytes], size: int) -> Tensor:
 
 
 def pack_upload(public: Public, sent: Upload) -> Iterator[bytes]:
-    """The messages of a slice up."""
+    """Yield the messages of a slice from the client to the server."""
     return cut(pack(public.parameters.ring, sent.body), sent.seed)
 
 
@@ -110,9 +113,10 @@ def read_upload(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Upload:
-    """Read a slice up, to a device.
+    """Read a slice from the client, to a device.
 
-    Raises InputError for a wrong length, and for a residue that is not below its prime.
+    turn: its number. first, stop: the slice's first and last + 1 ciphertext. receive: returns the next message. Raises
+    InputError for a wrong length, and for a residue that is not below its prime.
     """
     primes, degree = len(public.parameters.primes), public.parameters.degree
     data = collect(receive, SEED_BYTES + public.up_bytes(stop - first))
@@ -121,7 +125,7 @@ def read_upload(
 
 
 def pack_download(public: Public, back: Download) -> Iterator[bytes]:
-    """The messages of a slice down."""
+    """Yield the messages of a slice from the server to the client."""
     return cut(pack(public.parameters.ring.take(back.body.shape[2]), back.body))
 
 
@@ -134,12 +138,16 @@ def read_download(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Download:
-    """Read a slice down, to a device. Raises InputError as `read_upload`."""
+    """Read a slice from the server, to a device. Raises InputError as `read_upload` does.
+
+    turn: its number. first, stop: the slice's first and last + 1 ciphertext. back: the returned value it belongs to.
+    receive: returns the next message.
+    """
     data = collect(receive, public.down_bytes(back, stop - first)).to(device)
     shape = (stop - first, back.size, back.primes, public.parameters.degree)
     return Download(turn, first, unpack(public.parameters.ring.take(back.primes), data, shape))
 
 
 def malformed(what: str) -> InputError:
-    """The error for bytes that no side sends in this format."""
+    """Make the error for bytes that no side sends in this format. what: the fault, in words."""
     return InputError(f"malformed message: {what}", where="he", hint=_HINT)

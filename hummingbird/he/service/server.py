@@ -34,11 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All clients of one server: `serve(Service(server).handlers(), address)`. room: the queue of turns.
+    """The service of one server role for several clients: `serve(Service(server).handlers(), address)`.
 
     turns: number of turns at work at a time; others wait, and the client with the fewest turns at work is next.
     memory: bytes for all turns, each as large as the plan predicts; default: all of the machine's memory, or the GPU's.
     idle: longest silence of a client that should send, and longest wait in the queue, seconds.
+    room: the queue of turns.
     Raises ConfigError for numbers out of range, and if not even one turn fits into memory.
     """
 
@@ -57,11 +58,11 @@ class Service:
         self.room = turns_of(min(turns, memory // server.memory), MAX_CALLS)
 
     def handlers(self) -> dict[str, Method | Exchange]:
-        """The methods for `rpc.service.serve`."""
+        """Return the methods of the service, for `rpc.service.serve`."""
         return {"Public": self._describe, "Turn": Exchange(self._turn)}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Register gauges of turns for Prometheus."""
+        """Register gauges for Prometheus that show how many turns are at work and how many wait."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_he_{name}", text, registry=registry).set_function(value)
@@ -95,7 +96,7 @@ class Service:
         return number
 
     def _next(self, incoming: Prefetch[bytes]) -> bytes:
-        """The client's next message."""
+        """Return the client's next message."""
         try:
             message = incoming.next(self._idle)
         except TimeoutError:
@@ -142,7 +143,7 @@ class Service:
 
 
 def turns_of(places: int, calls: int) -> FairQueue:
-    """A queue with `places` for turns at work.
+    """Make a queue for turns, in which `places` turns may be at work at a time.
 
     calls: limit on turns at work or waiting; one name may have a quarter of them.
     """

@@ -41,9 +41,9 @@ _HINT = "both sides need the same release"
 
 
 class Chooser:
-    """The side with the choices; used once.
+    """The side that chooses, in 128 base oblivious transfers: of two keys for each transfer it learns one. Used once.
 
-    choices: uint8 (128,), zeros and ones. `message`, 8,192 bytes, goes to the sender; `keys` takes its reply.
+    choices: uint8 (128,), zeros and ones. `message`, 8,192 bytes, goes to the sender; `keys` takes the sender's reply.
     """
 
     def __init__(self, choices: Tensor) -> None:
@@ -57,7 +57,7 @@ class Chooser:
         self.message: bytes = torch.where(choices[:, None, None] > 0, pair.flip(1), pair).numpy().tobytes()
 
     def keys(self, reply: bytes) -> Tensor:
-        """Compute the keys of the choices, uint8 (128, 16), from the sender's 32 bytes.
+        """Compute the chosen key of each transfer, uint8 (128, 16), from the sender's reply of 32 bytes.
 
         Raises InputError for anything else.
         """
@@ -70,10 +70,10 @@ class Chooser:
 
 
 def answer(message: bytes) -> tuple[bytes, Tensor]:
-    """Answer a chooser: returns 32 bytes for it, and both keys of all transfers, uint8 (128, 2, 16).
+    """Answer a chooser's message, as the sender: returns 32 bytes for the chooser, and both keys of all transfers.
 
-    Raises InputError unless the message is 256 public keys: for another size, a number of 2^255 - 19 or more, and a
-    point of low order, whose multiples anybody knows.
+    The keys are uint8 (128, 2, 16). Raises InputError unless the message is 256 public keys: for another size, a number
+    of 2^255 - 19 or more, and a point of low order, whose multiples anybody knows.
     """
     where = "base OT, the chooser's keys"
     if len(message) != BASE_OT_CHOICE:
@@ -87,7 +87,7 @@ def answer(message: bytes) -> tuple[bytes, Tensor]:
 
 
 def public_key(data: bytes, where: str) -> X25519PublicKey:
-    """Read a public key of 32 bytes, which encode a number below 2^255 - 19. Raises InputError for anything else."""
+    """Read a public key from 32 bytes, a number below 2^255 - 19. Raises InputError for anything else."""
     if len(data) != _POINT or int.from_bytes(data, "little") >= _PRIME:
         raise InputError("this is no public key of X25519", where=where, hint=_HINT)
     return X25519PublicKey.from_public_bytes(data)
@@ -95,7 +95,10 @@ def public_key(data: bytes, where: str) -> X25519PublicKey:
 
 @cache
 def hashed_point() -> X25519PublicKey:
-    """Find H: the first hash that is the u of a point on y^2 = u^3 + 486662 u^2 + u; nobody knows its logarithm."""
+    """Find the point H of curve X25519 whose discrete logarithm nobody knows, by hashing.
+
+    H is the first hash that is the u of a point on y^2 = u^3 + 486662 u^2 + u.
+    """
     for attempt in range(256):
         digest = hashlib.blake2b(bytes([attempt]), digest_size=64, person=b"hummingbird H").digest()
         u = int.from_bytes(digest, "little") % _PRIME
@@ -112,7 +115,10 @@ def _exchange(secret: X25519PrivateKey, point: X25519PublicKey, where: str) -> b
 
 
 def _hash(shared: list[bytes], transcript: bytes, which: tuple[int, ...]) -> Tensor:
-    """Derive the keys of all transfers for the choices in `which`: uint8 (128, len(which), 16)."""
+    """Derive the keys of all transfers from the shared Diffie-Hellman secrets: uint8 (128, len(which), 16).
+
+    transcript: all messages. which: the choices for which keys are derived, 0, 1 or both.
+    """
     name = hashlib.blake2b(transcript, digest_size=32).hexdigest()
     keys = [prg.derive(x, "base OT", name, i, s, size=KEY) for i, x in enumerate(shared) for s in which]
     return _octets(b"".join(keys)).view(COUNT, len(which), KEY)

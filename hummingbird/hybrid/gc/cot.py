@@ -45,10 +45,10 @@ LEVELS = 4
 
 
 def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Grow trees from their roots, uint8 (32, 16).
+    """Grow 32 binary trees of seeds from their roots, uint8 (32, 16), to 16 leaves each.
 
-    Returns the leaves, uint8 (32, 16, 16), and for each level the sums of its left and of its right children, uint8
-    (32, 4, 2, 16).
+    Returns the leaves, uint8 (32, 16, 16), and for each level the sums (XOR) of its left and of its right children,
+    uint8 (32, 4, 2, 16).
     """
     nodes, sums = roots[:, None], []
     for _ in range(LEVELS):
@@ -59,11 +59,12 @@ def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def puncture(bits: Tensor, sums: Tensor) -> Tensor:
-    """Compute all leaves but those at delta_j: uint8 (32, 16, 16), leaf x at index x ^ delta_j, zeros at index 0.
+    """Compute all leaves of 32 trees but one of each, which the sender must not know: leaf number delta_j of tree j.
 
-    bits: uint8 (32, 4), of delta_j. sums: uint8 (32, 4, 16), on the side 1 - bit of each level. Does not branch on
-    bits. On every level node x has the index x ^ delta_j: index 0 is the path, index 2^l the node that level l's sum
-    reveals.
+    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level the sum of the children on the side 1 - bit,
+    uint8 (32, 4, 16). Returns uint8 (32, 16, 16) with leaf x at index x ^ delta_j, and zeros at index 0. Does not
+    branch on bits. On every level node x has the index x ^ delta_j: index 0 is the path to the missing leaf, index 2^l
+    the node that level l's sum reveals.
     """
     nodes = torch.zeros(TREES, 1, SEED, dtype=torch.uint8)
     for level in range(LEVELS):
@@ -94,34 +95,45 @@ _HINT = "both sides need the same net, options and release"
 
 
 def message_bytes(count: int, random: bool) -> int:
-    """Size in bytes of a receiver's message for `count` transfers."""
+    """Return the size in bytes of a receiver's message for `count` transfers.
+
+    random: whether the choices are random.
+    """
     return cost.cot_message(count, random)
 
 
 def numbers(count: int) -> int:
-    """How many numbers a call for `count` transfers takes: a multiple of 128. The next call begins after them."""
+    """Return how many transfer numbers a call for `count` transfers takes: a multiple of 128.
+
+    The next call begins after these numbers.
+    """
     return -(-count // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Receiver:
-    """The side with the choices. leaves: of its trees, uint8 (32, 16, 16), secret."""
+    """The receiver of oblivious transfers, the evaluator: for its choice of 0 or 1 it gets one of two keys (gc/cot.py).
+
+    leaves: the secret seeds of all transfers, from which its messages and keys follow: uint8 (32, 16, 16).
+    """
 
     leaves: Tensor
 
     def random(self, first: int, count: int) -> tuple[bytes, Tensor, Tensor]:
-        """Make transfers with random choices, 31/8 bytes each. first: number of the first transfer, a multiple of 128.
+        """Make transfers with random choices; the message has 31/8 bytes for each.
 
-        Returns the message for the sender, the choices, uint8 (count,), and the keys T, int64 (count, 2).
+        first: number of the first transfer, a multiple of 128. Returns the message for the sender, the choices, uint8
+        (count,), and the keys T that belong to them, int64 (count, 2).
         """
         sums, keys = self._extend(first, count)
         choices = _bits(sums[0])[:count]
         return (sums[1:] ^ sums[0]).numpy().tobytes(), choices, keys
 
     def chosen(self, first: int, choices: Tensor) -> tuple[bytes, Tensor]:
-        """Make transfers with these choices, uint8 (count,) of zeros and ones, 4 bytes each, from number `first` on.
+        """Make transfers with these choices, uint8 (count,) of zeros and ones; the message has 4 bytes for each.
 
-        Returns the message for the sender and the keys T, int64 (count, 2).
+        first: number of the first transfer, a multiple of 128. Returns the message for the sender, and the keys T that
+        belong to the choices, int64 (count, 2).
         """
         where = "hybrid.gc.cot.chosen(choices)"
         check_tensor(where, choices, torch.uint8, self.leaves)
@@ -140,16 +152,20 @@ class Receiver:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Sender:
-    """The side with delta, int64 (2,), and the leaves from `puncture`, uint8 (32, 16, 16); both are secret."""
+    """The sender of oblivious transfers, the garbler: it has two keys for each transfer, Q and Q ^ delta (gc/cot.py).
+
+    delta: the difference of all pairs of keys, int64 (2,). leaves: the seeds from `puncture`, uint8 (32, 16, 16). Both
+    are secret.
+    """
 
     delta: Tensor
     leaves: Tensor
 
     def extend(self, first: int, count: int, message: bytes, random: bool) -> Tensor:
-        """Compute the keys Q, int64 (count, 2), from the receiver's message for the same transfers, from `first` on.
+        """Compute the keys Q of transfers, int64 (count, 2), from the receiver's message for the same transfers.
 
-        random: whether the message is for random choices. Any message of the right size gives keys. Raises
-        AgreementError for another size.
+        first: number of the first transfer. random: whether the message is for random choices. Any message of the right
+        size gives keys. Raises AgreementError for another size.
         """
         blocks = _blocks("hybrid.gc.cot.Sender", first, count)
         if len(message) != (size := message_bytes(count, random)):
@@ -164,9 +180,10 @@ class Sender:
 
 
 class SetUp:
-    """The sender's side of the set-up, used once. `message`, 8,192 bytes, goes to the receiver.
+    """The sender's side of the set-up of oblivious transfers, used once for a session.
 
-    Draws the session's delta, the offset of the garbler's labels.
+    `message`, 8,192 bytes, goes to the receiver; `finish` takes the reply. The set-up draws the session's delta, the
+    difference between the two labels of every wire.
     """
 
     def __init__(self) -> None:
@@ -176,7 +193,7 @@ class SetUp:
         self.message = self._chooser.message
 
     def finish(self, reply: bytes) -> Sender:
-        """Make the sender from the receiver's reply of 4,128 bytes. Raises InputError for anything else."""
+        """Make the sender from the receiver's reply of 4,128 bytes. Raises InputError for another size or content."""
         if len(reply) != cost.COT_SET_UP[1]:
             what = f"expected {cost.COT_SET_UP[1]} bytes, got {len(reply)}"
             raise InputError(what, where="hybrid.gc.cot.SetUp, the receiver's reply", hint=_HINT)
@@ -187,7 +204,7 @@ class SetUp:
 
 
 def accept(message: bytes) -> tuple[Receiver, bytes]:
-    """Answer a sender's set-up: returns the receiver, and the reply of 4,128 bytes.
+    """Answer a sender's set-up message; returns the receiver, and the reply of 4,128 bytes.
 
     Raises InputError for another message.
     """
@@ -198,7 +215,10 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Check the numbers of transfers, and return how many blocks they fill."""
+    """Check the numbers of transfers, and return how many blocks of 128 they fill.
+
+    where: for error messages. first, count: number of the first transfer, and how many there are.
+    """
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK
     check_range(f"{where}, first", first, 0, BLOCK * (MOST_BLOCKS - blocks))
@@ -209,5 +229,5 @@ def _blocks(where: str, first: int, count: int) -> int:
 
 
 def _bits(octets: Tensor) -> Tensor:
-    """Bits of bytes, lowest first: uint8 (8 n,) of zeros and ones."""
+    """Split bytes into bits, lowest first: uint8 (8 n,) of zeros and ones."""
     return (octets[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)

@@ -47,25 +47,29 @@ __all__ = [
 
 
 def new_delta(stream: Stream) -> Tensor:
-    """Draw R, the garbler's secret offset between labels: int64 (2,), odd."""
+    """Draw the garbler's secret offset between the labels of 0 and 1: int64 (2,), odd."""
     return stream.words(2) | torch.tensor([1, 0])
 
 
 def new_labels(stream: Stream, n: int, width: int) -> Tensor:
-    """Draw labels of 0 for the wires of n instances: int64 (n, width, 2)."""
+    """Draw the labels of 0 for the input wires of n instances of a circuit: int64 (n, width, 2)."""
     return stream.words(n, width, 2)
 
 
 def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
-    """Select the label of each bit, label ^ bit R, from labels of 0, int64 (n, w, 2), and values, int64 (n,).
+    """Select the label of each bit of some values: the label of 0, and for a bit of 1 that label ^ delta.
 
-    Does not branch on bits.
+    labels: of 0, int64 (n, w, 2). delta: the garbler's secret offset. values: int64 (n,), the low w bits are read. Does
+    not branch on bits.
     """
     return choose(labels.reshape(-1, 2), pack_words(values, labels.shape[1]), delta).view_as(labels)
 
 
 def plain(circuit: Circuit, x: Tensor) -> Tensor:
-    """Compute the circuit in the clear, mod 2^k': relu(x), or x, for x = s + p, int64 (n,), signed mod 2^w."""
+    """Compute the circuit without garbling: relu(x), or x for a lift, mod 2^ring of the circuit.
+
+    x: the sum of both sides' shares, int64 (n,), read as a signed number mod 2^width.
+    """
     half = 1 << (circuit.width - 1)
     signed = ((x + half) & (2 * half - 1)) - half
     return (signed.clamp(min=0) if circuit.kind == "relu" else signed) & ((1 << circuit.ring) - 1)
