@@ -87,13 +87,13 @@ class Op:
     integers: Integers = ""
 
     def kind(self, attrs: Attrs) -> str:
-        """The kind of the value of a step with these attributes."""
+        """Return the kind (build.py) of the value of a step with these attributes."""
         return self.makes if isinstance(self.makes, str) else self.makes(attrs)
 
 
 @dataclass(frozen=True, eq=False)
 class Refused:
-    """Names of torch without a private form, and the hint that says what to write instead.
+    """Parts of torch that have no private form, with the hint that says what to write instead.
 
     modules: types of modules, subclasses included. names: names of functions and methods.
     """
@@ -114,7 +114,10 @@ def like(constant: Any, x: Tensor) -> Any:
 
 
 def check_batch(a: Attrs, x: Tensor) -> None:
-    """Raise InputError unless x is a batch for a layer with this stride or output size: (batch, channels, *space)."""
+    """Raise InputError unless x has the shape (batch, channels, *space) that a layer with these attributes takes.
+
+    The number of dimensions of space follows from the attribute `stride` or `output_size`.
+    """
     space = len(a["stride"] if "stride" in a else a["output_size"])
     if x.dim() != space + 2:
         raise InputError(

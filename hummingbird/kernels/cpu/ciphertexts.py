@@ -21,7 +21,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(ring_module.transform, "cpu")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """See `ring.transform`."""
+    """Implement `kernels.ciphertexts.ring.transform` in C++."""
     out, table, (primes, degree) = torch.empty_like(x), _table(ring), x.shape[-2:]
     arguments = (x.data_ptr(), x.numel() // (primes * degree), not inverse, torch.get_num_threads(), out.data_ptr())
     handle().hb_transform(table.data_ptr(), primes, degree, *arguments)
@@ -71,7 +71,7 @@ def _primes(ring: Ring) -> ctypes.Array[ctypes.c_double]:
 
 @implements(arithmetic.add, "cpu")
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
-    """See `arithmetic.add`."""
+    """Implement `kernels.ciphertexts.arithmetic.add` in C++."""
     return _combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
 
 
@@ -94,7 +94,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -
 
 @implements(arithmetic.multiply, "cpu")
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """See `arithmetic.multiply`."""
+    """Implement `kernels.ciphertexts.arithmetic.multiply` in C++."""
     a, b = x.shape[1], y.shape[1]
     out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
     sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
@@ -124,7 +124,7 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
 
 @implements(monomials.taps, "cpu")
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """See `monomials.taps`."""
+    """Implement `kernels.ciphertexts.monomials.taps` in C++."""
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct TapSizes of csrc/monomials.cpp
     terms, threads = [t.data_ptr() for t in (first, inputs, shifts, factors)], torch.get_num_threads()
@@ -134,13 +134,13 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 @implements(polynomials.encrypt, "cpu")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt` in C++."""
     return _encrypt(ring, message, noise, a, secret, False)
 
 
 @implements(polynomials.encrypt_ntt, "cpu")
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt_ntt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in C++."""
     return _encrypt(ring, message, noise, a, secret, True)
 
 
@@ -153,7 +153,7 @@ def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 
 @implements(polynomials.phase, "cpu")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """See `polynomials.phase`."""
+    """Implement `kernels.ciphertexts.polynomials.phase` in C++."""
     out = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32)
     inputs, settings = (c.data_ptr(), c.shape[1], secret.data_ptr()), (c.shape[0], form == "ntt")
     shape = (_table(ring).data_ptr(), len(ring.primes), ring.degree)
@@ -163,7 +163,7 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 @implements(polynomials.compose, "cpu")
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.compose`."""
+    """Implement `kernels.ciphertexts.polynomials.compose` in C++."""
     out = torch.empty(x.shape[0], ring.degree, dtype=torch.float64)
     table = torch.tensor([*ring.primes, *itertools.chain(*inverses(ring.primes))], dtype=torch.float64)
     handle().hb_compose(x.data_ptr(), *x.shape, table.data_ptr(), out.data_ptr())
@@ -172,7 +172,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.pack, "cpu")
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.pack`."""
+    """Implement `kernels.ciphertexts.polynomials.pack` in C++."""
     out, (primes, degree) = torch.empty(packed_bytes(x.shape), dtype=torch.uint8), x.shape[-2:]
     sizes = (x.numel() // (primes * degree), primes, degree)
     handle().hb_pack(x.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())

@@ -30,7 +30,7 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
 
 @implements(dpf.expand, "cpu")
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """See `dpf.expand`."""
+    """Implement `kernels.lookups.dpf.expand` in C++."""
     out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
     handle().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
     return out

@@ -130,7 +130,7 @@ def _deal_masks(
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """See `dealing.deal_masks`."""
+    """Implement `kernels.shares.dealing.deal_masks` in Triton."""
     keys = torch.stack([share.key for share in fields[0]])
     blocks = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     widths = [*dealing.widths(k, ring, whole), *[1 << c for c in sizes]]

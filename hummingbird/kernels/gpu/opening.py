@@ -231,7 +231,7 @@ def _contiguous(*tensors: Tensor) -> bool:
 
 @implements(opening.mask_words, "gpu", takes=_contiguous)
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """See `opening.mask_words`."""
+    """Implement `kernels.shares.opening.mask_words` in Triton."""
     n, size = share.numel(), sizes("mask_words", share.device)
     out, (source, first, form, mask_width) = room(n, width, share.device), operand(mask)
     if out.numel():
@@ -245,7 +245,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "gpu", takes=_contiguous)
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """See `opening.open_words`."""
+    """Implement `kernels.shares.opening.open_words` in Triton."""
     device = frames[0].device
     out, size = torch.empty(n, dtype=torch.int64, device=device), sizes("open_words", device)
     if n:
@@ -264,7 +264,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.compare_opened`."""
+    """Implement `kernels.shares.opening.compare_opened` in Triton."""
     device = frames[0].device
     opened = torch.empty(n, dtype=torch.int64, device=device)
     out = torch.empty((2, bytes_of(n)), dtype=torch.uint8, device=device)
@@ -293,7 +293,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.lift`."""
+    """Implement `kernels.shares.opening.lift` in Triton."""
     y, size = torch.empty_like(opened), sizes("lift", opened.device)
     z = torch.empty_like(opened) if carry is not None else plain(mask)
     operands = [operand(words) for words in (mask, mask if carry is None else carry, bit, wrap, product)]

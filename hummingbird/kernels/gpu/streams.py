@@ -84,7 +84,7 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
 
 @implements(streams.chacha20, "gpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """See `streams.chacha20`."""
+    """Implement `kernels.streams.chacha20` in Triton."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device

@@ -16,14 +16,14 @@ from hummingbird.kernels.shares.packing import from_bits
 
 @implements(cot.receive, "reference")
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """See `cot.receive`."""
+    """Implement `kernels.cot.receive` in plain torch."""
     streams = _streams(leaves, block, blocks)
     return _sum([streams[:, x] for x in range(LEAVES)]), _rows(_columns(streams))
 
 
 @implements(cot.send, "reference")
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """See `cot.send`."""
+    """Implement `kernels.cot.send` in plain torch."""
     columns = _columns(_streams(leaves, block, corrections.shape[1] // 16))
     bits = (delta[:, None] >> torch.arange(64) & 1).to(torch.uint8).view(TREES, 4, 1)
     return _rows(columns ^ (corrections[:, None] & -bits))
@@ -31,7 +31,7 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 @implements(cot.choose, "reference")
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """See `cot.choose`."""
+    """Implement `kernels.cot.choose` in plain torch."""
     return labels ^ (-from_bits(bits, len(labels))[:, None] & delta)
 
 

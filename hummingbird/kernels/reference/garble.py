@@ -135,7 +135,7 @@ def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Te
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """See `garble.garble`."""
+    """Implement `kernels.garble.garble` in plain torch."""
     own = (shares[:, None] >> torch.arange(circuit.width) & 1)[:, :, None] * delta
     tables = [torch.empty(0, dtype=torch.uint8)]
     for number, span in enumerate(_spans(len(labels)), tile):
@@ -149,7 +149,7 @@ def garble(
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """See `garble.garble_model`."""
+    """Implement `kernels.garble.garble_model` in plain torch."""
     tables, offsets = [torch.empty(0, dtype=torch.uint8)], [torch.empty(0, dtype=torch.int64)]
     for number, span in enumerate(_spans(len(labels)), tile):
         blocks, words, offset = _garble(circuit, Hash(key, number), delta, labels[span], own[span], None)
@@ -160,13 +160,13 @@ def garble_model(
 
 @implements(kernels.evaluate, "reference")
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """See `garble.evaluate`."""
+    """Implement `kernels.garble.evaluate` in plain torch."""
     return evaluate_model(circuit, key, tile, labels, torch.zeros_like(labels), tables)
 
 
 @implements(kernels.evaluate_model, "reference")
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """See `garble.evaluate_model`."""
+    """Implement `kernels.garble.evaluate_model` in plain torch."""
     results, start = [torch.empty(0, dtype=torch.int64)], 0
     for number, span in enumerate(_spans(len(labels)), tile):
         m = len(labels[span])

@@ -151,7 +151,7 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
 
 @implements(arithmetic.add, "reference")
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
-    """See `arithmetic.add`."""
+    """Implement `kernels.ciphertexts.arithmetic.add` in plain torch."""
     flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
     left, right = x.view(flat), y.view(flat)  # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
     sums = _by_residue(ring, 1, 1, lambda _, out, a, b: torch.add(a, b, alpha=factor, out=out), left, right)
@@ -171,7 +171,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -
 
 @implements(arithmetic.multiply, "reference")
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """See `arithmetic.multiply`."""
+    """Implement `kernels.ciphertexts.arithmetic.multiply` in plain torch."""
     a, b = x.shape[1], y.shape[1]
     steps = 1 if min(a, b) <= 2 else 2  # two products of residues are below q^2 / 2 < 2^51
     if x is y:

@@ -17,7 +17,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(polynomials.encrypt, "reference")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
         plain = space.keep(message[piece] + noise[piece])
@@ -30,7 +30,7 @@ def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tenso
 
 @implements(polynomials.encrypt_ntt, "reference")
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt_ntt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
         plain = space.keep(message[piece] + noise[piece])
@@ -43,7 +43,7 @@ def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: T
 
 @implements(polynomials.phase, "reference")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """See `polynomials.phase`."""
+    """Implement `kernels.ciphertexts.polynomials.phase` in plain torch."""
     out, s = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32, device=c.device), secret.double()
     for piece, space in pieces(ring.degree, c.shape[0], c.device):
         for i, q in enumerate(ring.primes):
@@ -62,7 +62,7 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 @implements(polynomials.compose, "reference")
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.compose`."""
+    """Implement `kernels.ciphertexts.polynomials.compose` in plain torch."""
     digits = list(x.double().unbind(1))
     for k, factors in enumerate(inverses(ring.primes)):
         later = zip(digits[k + 1 :], factors, ring.primes[k + 1 :], strict=True)
@@ -100,7 +100,7 @@ def _planes(ring: Ring, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @implements(polynomials.pack, "reference")
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.pack`."""
+    """Implement `kernels.ciphertexts.polynomials.pack` in plain torch."""
     out = torch.empty(packed_bytes(x.shape), dtype=torch.uint8, device=x.device)
     low, middle, top = _planes(ring, out)
     v = (x + (x >> 31 & moduli(ring, str(x.device)))).view(-1, ring.degree)

@@ -129,7 +129,7 @@ def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slic
 
 @implements(declared.transform, "reference")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """See `ring.transform`."""
+    """Implement `kernels.ciphertexts.ring.transform` in plain torch."""
     rows = x.view(-1, len(ring.primes), ring.degree)
     out = torch.empty_like(rows)
     for piece, space in pieces(ring.degree, rows.shape[0], x.device):

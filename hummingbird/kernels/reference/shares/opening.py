@@ -31,7 +31,7 @@ from hummingbird.kernels.shares.words import Words, plain
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """See `dealing.deal_masks`."""
+    """Implement `kernels.shares.dealing.deal_masks` in plain torch."""
     mask, *bits = ([plain(share) for share in shares] for shares in fields[:3])
     choice, wrap = (reduce(torch.bitwise_xor, shares) for shares in bits)
     values, out = dealing.mask_values(mask, choice, wrap, n, k, m, sizes, whole), []
@@ -48,7 +48,7 @@ def deal_masks(
 
 @implements(opening.rescale, "reference")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """See `opening.rescale`."""
+    """Implement `kernels.shares.opening.rescale` in plain torch."""
     mask = torch.where(opened < 0, mask_high, mask_low)
     return logical_shift(opened, shift) - (offset >> shift) - mask if first else -mask
 
@@ -66,7 +66,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.select`."""
+    """Implement `kernels.shares.opening.select` in plain torch."""
     z = rescale(opened, mask_high, mask_low, shift, first, offset)
     value = logical_shift(opened, shift) - (offset >> shift)
     rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
@@ -75,13 +75,13 @@ def select(
 
 @implements(opening.mask_words, "reference")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """See `opening.mask_words`."""
+    """Implement `kernels.shares.opening.mask_words` in plain torch."""
     return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """See `opening.open_words`."""
+    """Implement `kernels.shares.opening.open_words` in plain torch."""
     total = unpack_words(frames[0], n, width)
     for frame in frames[1:]:
         total += unpack_words(frame, n, width)
@@ -90,7 +90,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "reference")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """See `opening.step_table`."""
+    """Implement `kernels.shares.opening.step_table` in plain torch."""
     step = x & low_bits(bits)
     if bits < 3:
         return pack_words(torch.full_like(step, -1) << step, 1 << bits)

@@ -22,7 +22,7 @@ _COLUMN_BYTES = 4 << 20  # size of the unfolded columns that are built at a time
 
 @implements(products.matmul, "reference")
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`."""
+    """Implement `kernels.shares.products.matmul` in plain torch."""
     return _product(a, factor.code)
 
 
