@@ -54,7 +54,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "cpu")
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """See `packing.unpack_words`: the sum of one party's words."""
+    """Implement `kernels.shares.packing.unpack_words` in C++, by `open_words` with the words of a single party."""
     return open_words([data], n, width)
 
 
@@ -143,7 +143,7 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """The memory of words, and the bits of a word; -32 for int32, which is signed."""
+    """Return the address of words in memory, and the bits of a word; -32 stands for int32, which has a sign."""
     found = stored(words)
     if isinstance(found, Packed):
         return found.data, found.width
@@ -186,7 +186,10 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 @implements(products.matmul, "cpu", takes=_one_product)
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`: a 1 x 1 convolution, with the factor's columns as positions."""
+    """Implement `kernels.shares.products.matmul` in C++, as a 1 x 1 convolution.
+
+    The columns of the factor are the positions of the image.
+    """
     b = factor.code
     shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)
     out = conv2d(b[None, :, None], shares, (1, 1), (1, 1), 1, (1, b.shape[1]), bits)
@@ -203,7 +206,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; `size` is the height and width of the result."""
+    """Implement `kernels.shares.products.conv2d` in C++. size: height and width of the result."""
     weight = factor.code
     out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
     kernel = (weight.shape[0], *weight.shape[2:])

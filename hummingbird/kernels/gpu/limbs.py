@@ -21,7 +21,10 @@ _COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def count(bits: int, weight_bits: int, terms: int) -> int:
-    """The least number of limbs with which sums of `terms` products are exact; 0 if more than 8 were needed."""
+    """Return the least number of limbs of the shares with which sums of `terms` products are exact; 0 if more than 8.
+
+    bits: read bits of the result.
+    """
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above
             return limbs
@@ -46,7 +49,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; for bits and terms that `count` allows."""
+    """Implement `kernels.shares.products.conv2d` by float64 products in plain torch, where `count` is not 0."""
     outputs, inputs, *kernel = factor.code.shape
     terms, places = factor.code[0].numel(), size[0] * size[1]
     limbs = count(bits, factor.bits, terms)

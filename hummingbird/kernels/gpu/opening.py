@@ -61,7 +61,7 @@ def _mask_words(
 
 @triton.jit
 def _sum(frames, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """A tile of opened words: the sum of all frames mod 2^WIDTH, uint64."""
+    """Compute a tile of opened words: the sum of all parties' packed words `frames` mod 2^WIDTH, uint64."""
     total = tl.zeros((LANES, 16), tl.uint64)
     for party in tl.static_range(len(frames)):
         total += unpacked(frames[party], n, WIDTH, LANES)
@@ -77,7 +77,10 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
-    """Read entries v and `other` of each element's drawn table of 2^C bits: two planes, 16 bits a lane in uint32."""
+    """Read entries v and `other` of each element's step table of 2^C bits, a share that is drawn from a key stream.
+
+    Returns two planes of a tile, 16 bits of each lane in uint32 (gpu/tiles.py).
+    """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
         own: tl.constexpr = 1 << (C - 1)  # words of a lane
@@ -212,7 +215,7 @@ def _lift(
 
 
 def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """An operand for `tiles.read`: its tensor, the number of its first block, its form and its width."""
+    """Describe words for `tiles.read`: their tensor, the number of the first block, their form and their width."""
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):
@@ -221,7 +224,7 @@ def operand(words: Words) -> tuple[Tensor, int, int, int]:
 
 
 def aligned(data: Tensor) -> Tensor:
-    """A packed stream at an address that is a multiple of 8, as `tiles.unpacked` needs: the stream itself or a copy."""
+    """Return a packed stream at an address that is a multiple of 8, as `tiles.unpacked` needs: itself or a copy."""
     return data.clone() if data.data_ptr() % 8 else data
 
 
@@ -256,7 +259,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "gpu", takes=_contiguous)
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """See `packing.unpack_words`: the sum of one party's words."""
+    """Implement `kernels.shares.packing.unpack_words` in Triton, by `open_words` with the words of a single party."""
     return open_words([data], n, width)
 
 

@@ -20,7 +20,7 @@ _PIECE = 4096  # rows at a time: sums of 4096 < 2^24 bits are exact in float32
 
 @implements(RowStore, "reference")
 class PlainRows(RowStore):
-    """Rows as bytes, one after the other."""
+    """The rows of a lookup table as plain bytes, one row after the other."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         self._data = zeros(rows * row_bytes).view(rows, row_bytes)
@@ -63,7 +63,10 @@ def _unpack(data: Tensor) -> Tensor:
 
 
 def zeros(size: int) -> Tensor:
-    """Allocate zeros, uint8 (size,), aligned to 64; on large pages if there are any, which halve the cache misses."""
+    """Allocate zeros, uint8 (size,), at an address that is a multiple of 64.
+
+    The memory is on large pages if there are any, which halve the cache misses.
+    """
     try:
         if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
             return torch.zeros(size, dtype=torch.uint8)

@@ -100,9 +100,10 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "reference")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """See `opening.lookup`; T is the step table of L, v bits low..low+bits-1 of an opened word.
+    """Implement `kernels.shares.opening.lookup` in plain torch.
 
-    Row 0 is [L < v] = T[v - 1], row 1 [L <= v] = T[v]; 2 and 3 are the same for v with its top bit flipped.
+    With T the step table of L, and v bits low..low+bits-1 of an opened word, row 0 is [L < v] = T[v - 1], row 1
+    [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
     """
     v = (opened >> low) & low_bits(bits)
     start = torch.arange(opened.numel(), device=opened.device) << bits
@@ -120,7 +121,10 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.compare_opened`: other operations in a row; b = [L < X] xor s xor [X < h]."""
+    """Implement `kernels.shares.opening.compare_opened` in plain torch, by `open_words` and `lookup`.
+
+    The comparison's result is b = [L < X] xor s xor [X < h], in the letters of mpc/protocols/masked.py.
+    """
     opened = opening.open_words(frames, n, k)
     less, wrap = opening.lookup(opened, plain(table), m, k - m, (0, 3))
     if first:
@@ -140,7 +144,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.lift`; protocols/masked.py has the equations."""
+    """Implement `kernels.shares.opening.lift` in plain torch; mpc/protocols/masked.py has the equations."""
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)

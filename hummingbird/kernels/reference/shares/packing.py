@@ -14,12 +14,12 @@ from hummingbird.kernels.shares import packing
 
 
 def logical_shift(x: Tensor, shift: int) -> Tensor:
-    """x >> shift for unsigned words."""
+    """Shift int64 x right as an unsigned number: zeros come in from the left, not copies of the sign."""
     return x if shift == 0 else (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
 def low_bits(width: int) -> int:
-    """The lowest `width` bits."""
+    """Return the number whose lowest `width` bits are set, as an int64."""
     return (1 << width) - 1 if width < 64 else -1
 
 
@@ -71,7 +71,10 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 
 
 def _overlaps(width: int) -> list[tuple[int, int, int]]:
-    """Triples (lane, byte, shift): byte `byte` of a group of eight words holds bits from `shift` on of word `lane`."""
+    """List the triples (word, byte, shift) that unpack eight words from `width` bytes.
+
+    Byte `byte` holds bits of word number `word` of the eight, from bit `shift` of this word on.
+    """
     return [
         (lane, byte, 8 * byte - lane * width)
         for lane in range(8)
