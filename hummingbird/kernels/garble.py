@@ -98,12 +98,12 @@ class Circuit:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks of 16 bytes that the gates of one instance of the circuit take."""
+        """Return how many blocks of 16 bytes the gates of one instance of the circuit take."""
         return 2 * (self.width - 1) - (self.garbler == "data")
 
     @property
     def words(self) -> int:
-        """Return how many words of `ring` bits an instance takes: its rows (module head), and a correction for "data"."""
+        """Return how many words of `ring` bits an instance takes: its rows, and a correction for "data" (module head)."""
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
 
