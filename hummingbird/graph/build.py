@@ -93,7 +93,10 @@ class StepBuilder:
         return self.kinds[value.index] if isinstance(value, Ref) else ""
 
     def tensor(self, value: Any, what: str = "input") -> Ref:
-        """Check that `value` is a tensor computed from the net's input, and return it; Unsupported if not."""
+        """Return `value` if it is a tensor computed from the net's input; else raise Unsupported.
+
+        what: the argument's name for the error.
+        """
         if self.kind(value) not in (TENSOR, UNKNOWN):
             what = f"{what} must be a tensor computed from the net's input, got {self._show(value)}"
             raise Unsupported(what, _INSTEAD.get(self.kind(value), "write it with a tensor"))

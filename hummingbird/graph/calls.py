@@ -25,7 +25,8 @@ from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, odd, place
 class Inputs(NamedTuple):
     """The tensors of one call of a converted net.
 
-    leaves: all tensors, in the order of the arguments; private, public: those of each kind. batch: images.
+    leaves: all tensors, in the order of the arguments. private, public: the tensors of each kind. batch: number of
+    images.
     """
 
     leaves: list[Any]

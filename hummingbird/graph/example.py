@@ -59,12 +59,12 @@ class Example:
 
     @property
     def private(self) -> list[Tensor]:
-        """The private inputs, which are shared between the parties."""
+        """Return the private inputs, which the parties will hold as shares."""
         return [x for x in self.leaves if is_private(x)]
 
     @property
     def batch(self) -> int:
-        """The number of images in the example's batch."""
+        """Return the number of images in the example."""
         return int((self.private or self.leaves)[0].shape[0])
 
     def follows(self, x: Tensor) -> bool:
@@ -77,7 +77,7 @@ class Example:
         return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 
     def call(self, net: Any, leaves: Sequence[Any]) -> Any:
-        """Call the net on these tensors, in the structure of the example."""
+        """Call the net, in the structure of the example, with these tensors in place of the example's."""
         args, kwargs = rebuild(self.structure, iter(leaves))
         return net(*args, **kwargs)
 

@@ -22,7 +22,7 @@ from hummingbird.graph.unwrap import unwrapped
 
 
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
-    """The images if the net needs them as the example, None if it can be traced without one.
+    """Return the images if the net can be traced only with them as the example; None if it needs no example.
 
     images: (B, ...); only the shape matters. custom: as for `trace`. Raises ModelError if both ways fail.
     """
@@ -101,7 +101,7 @@ def fingerprints(
 
 
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
-    """The steps of `trace`, with these images as the example if the net needs one.
+    """Trace a net to steps, with these images as the example if the net needs one.
 
     Raises as `trace`, and ModelError for a net that can take the batch size of these images only.
     """

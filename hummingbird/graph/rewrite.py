@@ -40,7 +40,7 @@ def fold(steps: Sequence[Step]) -> list[Step]:
 
 
 def _scaled_inside(steps: list[Step]) -> list[Step]:
-    """Fold "scale_last" steps into the linear layers that read them; a step that others read too stays."""
+    """Fold "scale_last" steps into the linear layers that read them; one that other steps read too stays as well."""
     for index, step in enumerate(steps):
         if step.op != "linear" or (before := steps[step.inputs[0].index]).op != "scale_last":
             continue

@@ -89,7 +89,10 @@ def _all_exact(value: Any) -> bool:
 
 
 def _is_call(value: Any) -> bool:
-    """Whether a value is a structure of (arguments, keyword arguments); its constants may be types or slices too."""
+    """Whether a value is the structure of a call: arguments and keyword arguments.
+
+    Its constants may also be types, slices or "...", which other structures may not hold.
+    """
     if type(value) is not tuple or len(value) != 3 or value[:2] != ("tuple", ()):
         return False
     if not _is_structure(_bare(value)) or len(value[2]) != 2:

@@ -103,7 +103,7 @@ class Circuit:
 
     @property
     def words(self) -> int:
-        """Return how many words of `ring` bits an instance takes: its rows, and a correction for "data" (module head)."""
+        """Return how many words of `ring` bits an instance takes: its rows (module head), and one more for "data"."""
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
 

@@ -59,7 +59,7 @@ def main(report: int) -> int:
 
 
 def _end_with(calls: BinaryIO) -> None:
-    """Wait until the launching process, which holds the pipe `calls`, is gone; then end this process and its children."""
+    """Wait until the launching process, which holds the pipe `calls`, is gone; then end this process group."""
     while os.read(calls.fileno(), 1):  # unbuffered: the buffer's lock would block the interpreter's exit
         pass
     os.killpg(0, signal.SIGKILL)  # its process group; the dealer, in a group of its own, notices

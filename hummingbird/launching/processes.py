@@ -114,7 +114,7 @@ class Process:
         return self.ended is not None and "result" not in self.report
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process and its children."""
+        """Send a signal, SIGKILL by default, to the process and its children."""
         if self.ended is None:
             self._signal(number)
 

@@ -36,7 +36,7 @@ _DEATH = 1  # prctl's PR_SET_PDEATHSIG
 class Failure:
     """A failed process of a run. code: its exit status, or minus the number of the signal that killed it.
 
-    told: whether this process had received a signal before, which it passed on to all.
+    told: whether `run` had received a signal before, and passed it on to all processes.
     """
 
     name: str

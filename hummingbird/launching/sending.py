@@ -68,6 +68,6 @@ def _coded(parts: tuple[Any, ...], file: str) -> CodeType:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle's pickler, which also keeps functions' file names, so that tracebacks show lines of the file or cell."""
+    """cloudpickle's pickler, which also keeps file names of functions, so that tracebacks can show their lines."""
 
     dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)

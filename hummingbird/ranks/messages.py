@@ -96,7 +96,7 @@ def _gathered(tensor: Tensor) -> list[Tensor]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """A context in which ranks wait for each other: a broken connection raises PeerError, which names the ended rank."""
+    """A context in which ranks wait for each other: a broken connection raises PeerError, with the rank that ended."""
     try:
         yield
     except RuntimeError as error:

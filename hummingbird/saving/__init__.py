@@ -160,7 +160,10 @@ def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
 
 
 def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
-    """Name the tensors of steps for the file of weights; a tensor of several steps has one name. Returns both."""
+    """Return the steps, and their tensors by the names that the file of weights has for them.
+
+    A tensor that several steps share has one name.
+    """
     tensors: dict[str, Tensor] = {}
     known: set[int] = set()
     for step in steps:

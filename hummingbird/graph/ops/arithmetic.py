@@ -50,7 +50,7 @@ def arithmetic(op: str) -> Callable[..., Ref]:
 
 
 def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Ref:
-    """Convert a call of addcmul to steps: input + tensor1 * tensor2, of which one factor may be constant.
+    """Convert a call of addcmul to steps: input + tensor1 * tensor2; one of the factors may be constant.
 
     Raises Unsupported for a `value` other than 1.
     """

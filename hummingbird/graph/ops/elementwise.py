@@ -106,7 +106,7 @@ def exponent(value: Any) -> Any:
 
 
 def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bind the arguments of a Python function to their names, so that "inplace" is found in any position."""
+    """Bind the arguments of torch's function `name` to its parameters, so that "inplace" is found in any position."""
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(*args, **kwargs).arguments
     except ValueError:  # a builtin: it has no signature, and no "inplace"

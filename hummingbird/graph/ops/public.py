@@ -199,8 +199,7 @@ def embedding_bag(
 def call(attrs: dict[str, Any], *values: Any) -> Tensor:
     """Compute a step "public_call": the value of a function of public values.
 
-    It is computed on the device of the arguments; on the meta device if one argument is there, which gives a shape
-    only.
+    If an argument is on another device than the CPU, all are moved there; on the meta device only a shape is computed.
     """
     places = [value.device for value in values if isinstance(value, Tensor)]
     place = next((device for device in places if device.type != "cpu"), None)

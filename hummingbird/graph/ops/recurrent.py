@@ -27,10 +27,10 @@ State = tuple[Any, ...]  # (h,), for an LSTM (h, c); empty: all 0
 
 
 def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
-    """Compute a recurrent layer's result, (output, last states), by other functions of torch.
+    """Compute a recurrent layer's result, (output, last states), by other functions of torch, step by step in time.
 
-    input: (batch, time, features), or (time, batch, features) without batch_first. Raises Unsupported for a sequence
-    without a batch, and for packed sequences.
+    input: (batch, time, features), or (time, batch, features) without batch_first. hx: the first states; None: 0.
+    Raises Unsupported for a sequence without a batch, and for packed sequences.
     """
     if not isinstance(input, (Tensor, fx.Proxy)):
         raise Unsupported(f"{type(layer).__name__} on a {type(input).__name__}", "give a tensor: pad the sequences")

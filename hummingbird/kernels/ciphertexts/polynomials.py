@@ -46,7 +46,10 @@ def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
 
 
 def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
-    """Check the four tensors as `encrypt` documents them, and return them contiguous."""
+    """Check message, noise, a and secret as `encrypt` documents them, and return them contiguous.
+
+    where: the function's name.
+    """
     ring.check(a, f"{where}(a)", 3)
     ring.check(secret, f"{where}(secret)", 2)
     _check_plain(ring, message, f"{where}(message)", a.shape[0])
@@ -99,7 +102,7 @@ def packed_bytes(shape: Sequence[int]) -> int:
 
 
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """Pack residues from 0 to q - 1 in 26 bits each: int32 (..., L, N) -> uint8 (13/4 of their number,).
+    """Pack residues from 0 to q - 1 in 26 bits each: int32 (..., L, N) to uint8, 13 bytes for every 4 residues.
 
     The format, for each polynomial modulo one prime: bits 0..15 of all N residues, two bytes each, low byte first; bits
     16..23, one byte each; bits 24 and 25, where byte i holds those of residues i, i + N/4, i + N/2, i + 3N/4, lowest

@@ -65,7 +65,10 @@ def ternary(stream: Stream, degree: int) -> Tensor:
 
 
 def noise(stream: Stream, n: int, degree: int) -> Tensor:
-    """Draw binomial errors: int32 (n, degree). Each is the number of ones among the low 42 bits of a word, less 21."""
+    """Draw errors with a binomial distribution: int32 (n, degree).
+
+    Each is the number of ones among the low 42 bits of a random word, less 21.
+    """
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
     words = stream.words(n, degree)

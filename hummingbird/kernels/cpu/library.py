@@ -106,7 +106,7 @@ _library = _load()
 
 
 def available() -> bool:
-    """Whether the shared library was found and loaded."""
+    """Whether the shared library of the C++ kernels was found and loaded."""
     return _library is not None
 
 

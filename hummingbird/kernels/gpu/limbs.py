@@ -32,7 +32,10 @@ def count(bits: int, weight_bits: int, terms: int) -> int:
 
 
 def balanced(x: Tensor, width: int, limbs: int) -> list[Tensor]:
-    """Split x into signed limbs d_i of `width` bits: x = sum_i d_i 2^(width i) mod 2^(width limbs), int64 as x."""
+    """Split x into limbs d_i, numbers of `width` bits with sign: x = sum_i d_i 2^(width i) mod 2^(width limbs).
+
+    limbs: how many. Each limb has the type and shape of x, int64.
+    """
     out = []
     for _ in range(limbs):
         out.append((x << (64 - width)) >> (64 - width))

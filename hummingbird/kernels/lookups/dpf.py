@@ -72,11 +72,11 @@ def check(keys: Tensor, where: str, rows: int | None = None, party: int | None =
 
 
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """Compute the selection bits of leaves first .. first + leaves - 1: uint8 (B, 128 * leaves), packed.
+    """Compute the selection bits of leaves first .. first + leaves - 1 from keys: uint8 (B, 128 * leaves), packed.
 
-    keys: uint8 (B, key_bytes), see `check`; PRFs and parties may be mixed. The bits at and above `rows` are random and
-    the same at both parties. InputError for bad keys and for leaves outside the table, of which there are ceil(rows /
-    1024). One thread.
+    keys: uint8 (B, key_bytes), as `check` accepts them; PRFs and parties may be mixed. Bits beyond the table's last row
+        are random and the same at both parties. InputError for bad keys and for leaves outside the table, which has
+        ceil(rows / 1024). One thread.
 
         expand(keys, 0, leaves_of(rows))
     """

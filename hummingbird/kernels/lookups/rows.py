@@ -142,10 +142,11 @@ class Table:
         self._store.accept(keys, width)
 
     def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
-        """XOR the rows that each key selects: keys uint8 (B, key_bytes) of `dpf` -> uint8 (B, row_bytes).
+        """XOR, for each key, the rows that it selects: uint8 (B, row_bytes).
 
-        first_leaf: None if the keys are for this table; else this table is a part of the keys' table, from leaf
-        `first_leaf` on, 1024 rows each. The table is read once for the batch, on torch.get_num_threads() threads.
+        keys: uint8 (B, key_bytes), from `dpf.generate`. first_leaf: None if the keys are for this table; else this
+        table is a part of the keys' table, from leaf `first_leaf` on, 1024 rows each. The table is read once for the
+        batch, on torch.get_num_threads() threads.
         """
         return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
 

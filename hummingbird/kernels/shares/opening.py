@@ -80,7 +80,7 @@ def select(
 
 
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Round a share to a coarser scale, add a mask and pack it: the message that a party opens.
+    """Make the message by which a party opens a masked share: round it to a coarser scale, add the mask, and pack it.
 
     share: int64 (n,). mask: int64 (n,), or int32 (n,) for a width of at most 32. 0 <= shift <= 62. Returns
     round(share / 2^shift) + mask mod 2^width, packed: uint8 (ceil(n width / 8),).

@@ -59,5 +59,5 @@ def _chacha12(public: Tensor, seeds: Tensor, counter: int) -> Tensor:
 
 
 def _words(octets: Tensor) -> Tensor:
-    """View bytes as int32, on a copy: a view of a batch of one may have strides that are no multiple of a word."""
+    """View a copy of bytes as int32; a copy, as a batch of one may have strides that are no multiple of a word."""
     return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)

@@ -41,9 +41,10 @@ class PlainRows(RowStore):
 
 
 def select(bits: Tensor, data: Tensor, width: int) -> Tensor:
-    """Combine the rows that bits select: their XOR for width 0, else the sum of words of `width` bits.
+    """Combine, for each query, the rows that its bits select: their XOR for width 0, else their sum.
 
-    bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: uint8 (rows, row_bytes). Returns uint8 (B, row_bytes).
+    A sum is of words of `width` bits. bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: uint8 (rows, row_bytes).
+    Returns uint8 (B, row_bytes).
     """
     total = torch.zeros((len(bits), data.shape[1] * 8 // (width or 1)), dtype=torch.int64)
     for start in range(0, len(data), _PIECE):

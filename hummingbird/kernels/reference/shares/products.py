@@ -31,7 +31,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply int64 matrices mod 2^64 by float64 products of 16-bit limbs.
+    """Multiply int64 matrices mod 2^64, by float64 products of limbs of 16 bits.
 
     Exact: limbs are below 2^16, so a sum of k products, and every partial sum in any order, is below k 2^32 <= 2^53 for
     k <= 2^21. Raises InputError for larger k.
