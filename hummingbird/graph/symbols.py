@@ -128,7 +128,7 @@ class _Questions:
 
 
 class Symbol(_Questions, fx.Proxy):
-    """A value of forward() while it is traced: it records what is done with it (module head)."""
+    """A value of forward() while it is traced, in place of a tensor: it records the calls that it takes part in."""
 
 
 class _Attribute(_Questions, fx.proxy.Attribute):

@@ -48,11 +48,10 @@ def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
     """Compute the sender's keys Q of oblivious transfers, with the receiver's message (module head).
 
-    leaves: uint8 (32, 16, 16), on the CPU, leaf x of tree j at index x ^ delta_j; index 0 is not read. delta: int64
-    (2,).
-    block: number of the first block of 128 transfers.
-    corrections: the message, m_j for each tree, uint8 (32, 16 blocks), packed. Returns int64 (128 blocks, 2).
-        InputError for anything else. Constant time.
+    leaves: uint8 (32, 16, 16), on the CPU, leaf x of tree j at index x ^ delta_j; index 0 is not read.
+    delta: int64 (2,). block: number of the first block of 128 transfers.
+    corrections: the message, m_j for each tree, uint8 (32, 16 blocks), packed.
+    Returns int64 (128 blocks, 2). InputError for anything else. Constant time.
     """
     where = "kernels.cot.send"
     blocks = corrections.shape[-1] // SEED if isinstance(corrections, Tensor) and corrections.dim() else 0

@@ -28,7 +28,7 @@ class Mixed(Exception):
 
 
 class BatchLayout(NamedTuple):
-    """Where a value holds the batch: dimension `axis` has size outer * batch * inner (module head)."""
+    """The position of the batch in a value: dimension `axis` has size outer * batch * inner (module head)."""
 
     axis: int
     outer: int = 1
@@ -93,7 +93,7 @@ def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: S
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
     """Find the dimension that holds the batch after broadcasting; Mixed unless all values that depend on it agree.
 
-    Values that do not depend on the batch must have size 1 in that dimension, or lack it. rank: dimensions of the
+    Values that do not depend on the batch must have size 1 there, or lack the dimension. rank: dimensions of the
     result.
     """
     aligned = [

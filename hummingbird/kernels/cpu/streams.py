@@ -14,7 +14,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(streams.chacha20, "cpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Implement `kernels.streams.chacha20` in C++."""
+    """Implement `kernels.streams.chacha20` by OpenSSL."""
     start = first.to_bytes(4, "little") + bytes(12)  # the counter, and a nonce of zeros
     cipher = Cipher(algorithms.ChaCha20(key.numpy().tobytes(), start), None)
     return encrypted_zeros(cipher.encryptor(), 64 * blocks)
