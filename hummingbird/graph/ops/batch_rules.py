@@ -47,7 +47,7 @@ def _one(where: list[Where]) -> BatchLayout:
 
 
 def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the result of an elementwise function of one value: where the value has it."""
+    """Find the batch's dimension in the result of an elementwise function of one value: where the value has it."""
     return where[0]
 
 
@@ -67,14 +67,17 @@ def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchR
 
 
 def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the result of a layer that takes and returns it in dimension 0."""
+    """Find the batch's dimension in the result of a layer that takes and returns it in dimension 0."""
     if _one(where).axis != 0:
         raise Mixed
     return where[0]
 
 
 def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch after a reduction over other dimensions, such as a mean; these are dropped or kept with size 1."""
+    """Find the batch's dimension after a reduction, such as a mean, over other dimensions.
+
+    These are dropped, or kept with size 1.
+    """
     layout, dims = _one(where), a["dims"] if "dims" in a else (a["dim"],)
     if dims is None:
         raise Mixed
@@ -85,7 +88,7 @@ def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the result of an elementwise function of several values, or of a value and a constant."""
+    """Find the batch's dimension in an elementwise function's result, of several values or a value and a constant."""
     shapes = [*shapes, *(tuple(c.shape) for c in [a.get("value")] if isinstance(c, Tensor))]
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
 
@@ -111,7 +114,7 @@ def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
 
 
 def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in a matrix product.
+    """Find the batch's dimension in a matrix product.
 
     If both factors depend on the batch, it must be a dimension before the matrices' two. If only one factor does, the
     batch may also be a dimension of its matrices that is not summed over.
@@ -132,7 +135,10 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the result of an einsum: it must be one index there and in all operands that depend on it."""
+    """Find the batch's dimension in the result of an einsum.
+
+    The batch must be one index there, and in all operands that depend on it.
+    """
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
     found = {(names[i][w.axis], w.outer, w.inner) for i, w in enumerate(where) if w is not None}
@@ -145,14 +151,14 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch after a permutation of the dimensions, the attribute `dims`."""
+    """Find the batch's dimension after a permutation of the dimensions, the attribute `dims`."""
     layout = _one(where)
     order = [dim % len(out) for dim in a["dims"]]
     return layout._replace(axis=order.index(layout.axis))
 
 
 def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch after an exchange of two dimensions."""
+    """Find the batch's dimension after an exchange of two dimensions."""
     order = list(range(len(out)))
     first, second = a["dim0"], a["dim1"]
     order[first], order[second] = order[second], order[first]
@@ -160,7 +166,10 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch after reshaping, which keeps the order of elements, and so outer x batch x inner (module head)."""
+    """Find the batch's dimension after reshaping, which keeps the order of elements.
+
+    A new dimension must hold the batch, with parts of outer and inner as factors (module head).
+    """
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
     inner = math.prod(shapes[0][layout.axis + 1 :]) * layout.inner
@@ -175,14 +184,14 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the result of cat along another dimension; all joined values must depend on the batch."""
+    """Find the batch's dimension in the result of cat along another one; all joined values must depend on the batch."""
     if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
         raise Mixed
     return where[0]
 
 
 def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the result of stack along a new dimension; all values must have it in the same dimension."""
+    """Find the batch's dimension in the result of stack along a new one; all values must have it in the same place."""
     if None in where or len(set(where)) != 1:
         raise Mixed
     layout = _one(where)
@@ -190,7 +199,7 @@ def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch after indexing by integers and slices, which must not select along the batch's dimension."""
+    """Find the batch's dimension after indexing by integers and slices, which must leave that dimension whole."""
     layout, index = _one(where), a["index"]
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(part is not None and part is not Ellipsis for part in parts)
@@ -212,12 +221,12 @@ def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in the results of unbind, which are slices along another dimension; that dimension is dropped."""
+    """Find the batch's dimension in the results of unbind along another dimension, which is dropped."""
     return reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
 
 
 def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch after padding, which must not pad along the batch's dimension."""
+    """Find the batch's dimension after padding, which must not pad along the batch's dimension."""
     layout = _one(where)
     place = 2 * (len(out) - 1 - layout.axis)
     if any(a["pads"][place : place + 2]):
@@ -226,7 +235,7 @@ def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in a value that is repeated along dimensions other than the batch's."""
+    """Find the batch's dimension in a value that is repeated along dimensions other than the batch's."""
     layout = _one(where)
     layout = layout._replace(axis=layout.axis + len(out) - len(shapes[0]))
     if out[layout.axis] != shapes[0][_one(where).axis]:
@@ -235,14 +244,14 @@ def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in several results packed into one tensor: each must have it in dimension 0."""
+    """Find the batch's dimension in several results packed into one tensor: each must have it in dimension 0."""
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]
 
 
 def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch in a softmax of logits, which must not be along the batch's dimension.
+    """Find the batch's dimension in a softmax of logits, which must not be along the batch's dimension.
 
     A public mask is the second input; the step before, which added the mask to the logits, has checked its layout.
     """

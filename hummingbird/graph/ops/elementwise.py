@@ -70,7 +70,7 @@ def module(kind: type[nn.Module]) -> tuple[str, str] | None:
 
 
 def known(name: str) -> str | None:
-    """Return the elementwise function that a torch function, method or operator `name` computes; None for others."""
+    """Return the name of the elementwise function that torch's function, method or operator `name` is, or None."""
     name = name.strip("_")
     name = _OPERATORS.get(name, name)
     return name if name in FUNCTIONS else None

@@ -54,8 +54,8 @@ class Op:
 
     name: the `op` of its steps.
     meaning: computes a step's value in plain torch, meaning(attrs, *values); all private versions follow it. It moves
-    constants among the attributes to the input's device and type (`like`), so that steps run in float64, on a GPU, or
-    on the meta device. None: the operation is folded before anything runs.
+        constants among the attributes to the input's device and type (`like`), so that steps run in float64, on a GPU,
+        or on the meta device. None: the operation is folded before anything runs.
     dimensions: the rule for the number of dimensions of a value (dimension_rules.py); None for sizes, which are no
         tensors.
     spellings: torch's names for the operation.
