@@ -21,7 +21,10 @@ VIEWS = frozenset(name for name, op in OPERATIONS.items() if op.view)
 
 
 class Aliases:
-    """Storage and handle of each node: equal handles are one value, equal storages share memory."""
+    """Note which traced values are the same and which share memory, to know what a write in place changes.
+
+    Each node has two numbers: nodes with equal handles have the same value, nodes with equal storages share memory.
+    """
 
     def __init__(self, order: Sequence[Node]) -> None:
         self._order = {node: number for number, node in enumerate(order)}
@@ -41,7 +44,7 @@ class Aliases:
         self._storage[node], self._handle[node] = self._storage[base], self._order[node]
 
     def written(self, node: Node, base: Node) -> list[Node]:
-        """The nodes that are the same value as `base`, into which `node` writes.
+        """Find the nodes whose value changes because `node` writes in place into `base`: all nodes equal to `base`.
 
         Raises Unsupported if another view of that memory is read later.
         """
@@ -62,7 +65,10 @@ class Aliases:
 
 
 def in_place(root: nn.Module, node: fx.Node) -> bool:
-    """Whether a call writes into its first argument, or into `out`."""
+    """Whether a call writes into its first argument, or into the tensor given as `out`.
+
+    root: the module that is traced.
+    """
     if node.op == "call_module":
         return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
     if node.op not in ("call_function", "call_method"):
@@ -81,7 +87,7 @@ def in_place(root: nn.Module, node: fx.Node) -> bool:
 
 
 def _parameters(function: Any) -> list[str]:
-    """Names of a function's parameters; [] for a builtin without signature."""
+    """Return the names of a function's parameters; [] for a builtin function without a signature."""
     try:
         return list(inspect.signature(function).parameters) if callable(function) else []
     except ValueError:
@@ -89,6 +95,6 @@ def _parameters(function: Any) -> list[str]:
 
 
 def function_name(node: fx.Node) -> str:
-    """The name of the function or method that a node calls."""
+    """Return the name of the function or method that a node calls."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "fn")
     return node.name.rstrip("0123456789").rstrip("_") if name == "fn" else name  # boolean_dispatch hides the name

@@ -15,24 +15,31 @@ from hummingbird.errors import InputError
 
 
 class BatchFixed(InputError):
-    """forward() uses the batch size in a way whose result may depend on the size."""
+    """Error: forward() uses the batch size in a way whose result may depend on the size, such as a comparison."""
 
 
 class TracedBatch:
-    """The batch of a trace. asked: uses of its size that fix it, recorded even if forward() catches the error."""
+    """The batch of one trace, with its size there.
+
+    asked: the uses of the batch size that are right for this size only; they are kept even if forward() catches the
+        error.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.asked: list[str] = []
 
     def fixed(self, what: str) -> BatchFixed:
-        """Record a use that fixes the size, and return its error."""
+        """Record a use of the batch size that is right for one size only, and return the error to raise.
+
+        what: the use, in words.
+        """
         self.asked.append(what)
         return BatchFixed(f"the batch's size is used in {what!r}")
 
 
 class BatchSize(int):
-    """`factor` times the batch size."""
+    """An int that stands for `factor` times the batch size, whatever that size is (module head)."""
 
     factor: int
     batch: TracedBatch

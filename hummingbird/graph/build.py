@@ -29,7 +29,7 @@ _INSTEAD = {
 
 
 class Unsupported(Exception):
-    """A rule cannot express a call. what: why not. hint: what to write instead."""
+    """Error: a call cannot be converted to steps. what: the reason. hint: what the user should write instead."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what)
@@ -37,13 +37,14 @@ class Unsupported(Exception):
 
 
 class StepBuilder:
-    """Steps so far, and the kind of each value; `name` is the qualified name of the call being converted.
+    """The list of steps under construction, to which the rules of `ops/` add; it also checks the arguments of calls.
 
+    name: qualified name of the call that is being converted; its steps get names from it.
     root: the net, a copy whose tensors may be kept.
-    ranks: steps -> the rank of each value (properties.py).
+    ranks: steps -> the number of dimensions of each value (properties.py).
     integers: steps -> numbers of those whose values are integers in torch (properties.py).
     plain: accept all of torch's elementwise functions, for a caller that computes on plain values.
-    hidden: the `HiddenNumbers` that knows which tensors must not become Python numbers (scalar_reads.py); None: none.
+    hidden: the `HiddenNumbers` that knows which tensors must not become Python numbers (scalar_reads.py), or None.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class StepBuilder:
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def emit(self, op: str, *inputs: Any, suffix: str = "", kind: str = TENSOR, **attrs: Any) -> Ref:
-        """Append a step and return its value."""
+        """Append a step, named after the current call and `suffix`, and return a reference to its value.
+
+        kind: the kind of the value, one of the constants of this module. attrs: the step's attributes.
+        """
         if any(_holds_ref(value) for value in attrs.values()):
             raise Unsupported("an argument that depends on the net's input or its shape", "write the number")
         self.steps.append(Step(self._free(self.name + suffix), op, inputs, attrs))
@@ -72,7 +76,7 @@ class StepBuilder:
         return Ref(len(self.steps) - 1)
 
     def _free(self, name: str) -> str:
-        """The name, or if it is taken, the first of name_1, name_2, ... that is free."""
+        """Return a name that no step has yet, and take it: `name`, or the first free one of name_1, name_2, ..."""
         number, free = 0, name
         while free in self._names:
             number += 1
@@ -81,15 +85,18 @@ class StepBuilder:
         return free
 
     def first(self, op: str) -> Ref:
-        """The value of the first step of this operation."""
+        """Return a reference to the value of the first step whose operation is `op`."""
         return Ref(next(number for number, step in enumerate(self.steps) if step.op == op))
 
     def kind(self, value: Any) -> str:
-        """The kind of a value; "" for a constant."""
+        """Return the kind of a value, one of the constants of this module; "" for a constant."""
         return self.kinds[value.index] if isinstance(value, Ref) else ""
 
     def tensor(self, value: Any, what: str = "input") -> Ref:
-        """Check that `value` is a tensor computed from the net's input, and return it; Unsupported if not."""
+        """Return `value` if it is a tensor computed from the net's input; else raise Unsupported.
+
+        what: the argument's name for the error.
+        """
         if self.kind(value) not in (TENSOR, UNKNOWN):
             what = f"{what} must be a tensor computed from the net's input, got {self._show(value)}"
             raise Unsupported(what, _INSTEAD.get(self.kind(value), "write it with a tensor"))
@@ -97,7 +104,7 @@ class StepBuilder:
         return ref
 
     def rank(self, value: Ref) -> int | str | None:
-        """The rank of a value (`properties.ranks`); None if steps could not be converted."""
+        """Return the number of dimensions of a value (`properties.ranks`); None if some step could not be converted."""
         try:
             return self._ranks(self.steps)[value.index]
         except KeyError:
@@ -112,12 +119,18 @@ class StepBuilder:
         return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
-        """Note a constant that was computed from others; owned: whether the net owns one of those."""
+        """Note a constant that forward() computed from others.
+
+        owned: whether one of those is a parameter or buffer of the net.
+        """
         if owned:
             self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})
 
     def weight(self, value: Any, what: str = "weight") -> Tensor:
-        """A detached copy of a constant tensor; the same copy in every call. Unsupported for other values."""
+        """Return a detached copy of a constant tensor; for the same tensor, every call returns the same copy.
+
+        Raises Unsupported for other values. what: the argument's name for the error.
+        """
         if isinstance(value, Ref):
             raise Unsupported(f"{what} depends on the net's input", "weights must be constants: parameters or buffers")
         if not isinstance(value, Tensor):
@@ -141,24 +154,34 @@ class StepBuilder:
         return value.detach().contiguous() if id(value) in self._own else value.detach().clone().contiguous()
 
     def number(self, value: Any, what: str) -> float:
-        """Convert `value` to a finite float; Unsupported if it is none."""
+        """Convert `value` to a finite float; raises Unsupported if that fails.
+
+        what: the argument's name for the error.
+        """
         self.check_told(value, what)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise Unsupported(f"{what} must be a fixed finite number, got {self._show(value)}", "write the number")
         return float(value)
 
     def check_told(self, value: Any, what: str) -> None:
-        """Raise Unsupported for a secret tensor in the place of a number."""
+        """Raise Unsupported if a secret tensor is given as a number, which all parties would see.
+
+        what: the argument, in words.
+        """
         if self.is_hidden(value):
             told = f"{what} is a number of a parameter or buffer: it would be shown to parties without the weights"
             raise Unsupported(told, "add it or multiply by it, as in x * self.t, or write the number into the code")
 
     def is_hidden(self, value: Any) -> bool:
-        """Whether a tensor must not become a Python number."""
+        """Whether a value is a secret tensor of the net, which must not become a Python number in the steps."""
         return self.hidden is not None and self.hidden.owns(value)
 
     def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:
-        """Convert `value` to n Python ints; a single int is repeated. Unsupported if it is neither."""
+        """Convert `value` to a tuple of n Python ints; a single int is repeated.
+
+        what: the argument's name for the error.
+        Raises Unsupported if it is neither an int nor n ints.
+        """
         items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
         items = items * n if len(items) == 1 else items
         if len(items) != n or not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
@@ -185,7 +208,7 @@ class StepBuilder:
 
 
 def no_dtype(dtype: Any) -> None:
-    """Raise Unsupported for a dtype argument: steps compute in the type of their input."""
+    """Raise Unsupported if a call has a dtype argument: steps compute in the type of their input."""
     if dtype is not None:
         raise Unsupported(f"dtype={dtype}", "leave dtype out: there is one number type in private inference")
 

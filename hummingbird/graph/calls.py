@@ -23,7 +23,11 @@ from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, odd, place
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call. leaves: all, in the order of the arguments. batch: the number of images."""
+    """The tensors of one call of a converted net.
+
+    leaves: all tensors, in the order of the arguments. private, public: the tensors of each kind. batch: number of
+    images.
+    """
 
     leaves: list[Any]
     private: list[Any]
@@ -31,15 +35,16 @@ class Inputs(NamedTuple):
     batch: int
 
     def packed(self) -> Tensor:
-        """The private inputs packed into one tensor; for plain tensors only."""
+        """Pack the private inputs into one tensor; they must be plain tensors, not shares."""
         return packed(self.private) if self.private else torch.zeros(self.batch, 0)
 
 
 def inputs(
     steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
 ) -> Inputs:
-    """The inputs of a call. private: whether an argument is a private input.
+    """Find the input tensors among the arguments of a call, and check them.
 
+    private: whether an argument is a private input.
     Raises InputError for a call whose arguments differ from the example's in structure, shapes or public constants.
     """
     attrs = next(step.attrs for step in steps if step.op == "input")
@@ -77,7 +82,10 @@ def inputs(
 
 
 def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
-    """Raise InputError unless a public input has the type and the shape of the example's."""
+    """Raise InputError unless the public input `x` has the type and the shape of the example's.
+
+    wanted: the attributes of the step "public" that stands for this input.
+    """
     shape = tuple(x.shape)
     kept, name = str(x.dtype).removeprefix("torch."), wanted["title"]
     fits = len(shape) == len(wanted["shape"]) and all(
@@ -90,7 +98,10 @@ def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
 
 
 def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
-    """A net's inputs on the meta device, for a private input of this shape: on them steps are run for shapes only."""
+    """Make empty inputs of a net on the meta device, with which its steps compute shapes only.
+
+    shape: of the private input, with the batch first.
+    """
     public = [step.attrs for step in steps if step.op == "public"]
     shapes = [[shape[0] if size is None else size for size in attrs["shape"]] for attrs in public]
     types = [getattr(torch, attrs["dtype"]) for attrs in public]
@@ -99,21 +110,22 @@ def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
 
 
 def packed_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape of private inputs of these shapes, packed into one tensor."""
+    """Return the shape of the one tensor into which private inputs of these shapes are packed."""
     if len(shapes) == 1:
         return tuple(shapes[0])
     return shapes[0][0], sum(math.prod(shape[1:]) for shape in shapes)
 
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """Pack several private inputs into one tensor."""
+    """Pack several private inputs into one tensor (batch, values); a single one stays as it is."""
     return tensors[0] if len(tensors) == 1 else torch.cat([x.reshape(len(x), -1) for x in tensors], 1)
 
 
 def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]], wrap: Callable[[Tensor], Any]) -> Any:
     """Unpack the net's results into the structure of forward()'s result.
 
-    out: (batch, values). shapes: of `shapes_for` the input. wrap: applied to each result.
+    out: the packed results, (batch, values). shapes: of the results, from `shapes_for`. wrap: is applied to each
+    result.
     """
     structure = steps[-1].attrs.get("structure")
     if structure is None:
@@ -123,9 +135,9 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 
 
 def separate(steps: Sequence[Step]) -> list[Step]:
-    """The steps with a tuple of results as output, in place of one packed tensor.
+    """Let the steps return a tuple of results in place of one packed tensor, for nets that are sent to others.
 
-    For nets that are sent to others. Raises ModelError for a structure with constants that JSON cannot hold.
+    Raises ModelError if the structure of the results has constants that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:
@@ -137,7 +149,10 @@ def separate(steps: Sequence[Step]) -> list[Step]:
 
 
 def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Shapes of the results that the output packs, for an input of this shape; [] if the output is the one result."""
+    """Compute the shapes of the results that the net packs into its output; [] if the output is its only result.
+
+    shape: of the net's input.
+    """
     if "structure" not in steps[-1].attrs:
         return []
     bare = weightless(steps)
@@ -147,7 +162,7 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
 
 
 def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
-    """The unique name of each private input, and its shape for one image; None if the net takes any shape."""
+    """List a unique name of each private input with its shape for one image, or None if the net takes any shape."""
     first = next(step for step in steps if step.op == "input")
     if "call" not in first.attrs:
         return [(first.name, None)]
@@ -157,7 +172,7 @@ def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | Non
 
 
 def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-    """The structure of the results for an input of this shape, and the name and shape of each tensor in it."""
+    """Return the structure of the results for an input of this shape, and name and shape of each tensor in it."""
     structure = steps[-1].attrs.get("structure", TENSOR)
     if structure == TENSOR:
         bare = weightless(steps)
@@ -166,7 +181,7 @@ def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structur
 
 
 def weightless(steps: Sequence[Step]) -> list[Step]:
-    """The steps with their tensors on the meta device, to run them for shapes only."""
+    """Return the steps with their tensors on the meta device, so that running them computes shapes only."""
     moved = [{name: value.to("meta") for name, value in s.attrs.items() if isinstance(value, Tensor)} for s in steps]
     return [replace(step, attrs=step.attrs | attrs) for step, attrs in zip(steps, moved, strict=True)]
 

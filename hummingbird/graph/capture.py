@@ -45,12 +45,17 @@ _TRACING = threading.Lock()
 
 @dataclass(frozen=True)
 class Capture:
-    """The captured graph, None if there is none.
+    """The graph that one trace of a net recorded, with all that later conversion to steps needs.
 
-    scopes: the module path of every node. opaque: paths of modules that were kept whole.
-    structure: the structure of the result. example: the call that was traced. running: its values, while it is checked.
-    fixed: whether the batch must have the example's size. types: dtypes of nodes that are tensors; known with an
-    example. places: file and line of every call in the net's own code.
+    graph: None if the net cannot be traced.
+    scopes: the module path of every node.
+    opaque: paths of modules that were kept whole.
+    structure: the structure of the result.
+    example: the call that was traced.
+    running: the values on the example, while the capture is checked.
+    fixed: whether the batch must have the example's size.
+    types: dtypes of nodes that are tensors; known with an example only.
+    places: file and line of every call in the net's own code.
     """
 
     root: nn.Module
@@ -66,14 +71,14 @@ class Capture:
     places: dict[fx.Node, tuple[str, int]] = field(default_factory=dict)
 
     def place(self, node: fx.Node) -> str:
-        """File, line and text of a call in the net's code: " (net.py:12: x = x[y])"; "" if not known."""
+        """Return file, line and text of a call in the net's code, " (net.py:12: x = x[y])"; "" if not known."""
         if node.op not in ("call_function", "call_method") or node not in self.places:
             return ""
         file, line = self.places[node]
         return f" ({Path(file).name}:{line}: {linecache.getline(file, line).strip()})"
 
     def attribute(self, node: fx.Node) -> Any:
-        """The constant that a node of the graph reads."""
+        """Return the constant, such as a parameter, that a node of the graph reads."""
         value: Any = self.root
         for name in str(node.target).split("."):
             value = getattr(value, name)
@@ -96,7 +101,10 @@ class _Tracer(SymbolTracer):
         self.places: dict[fx.Node, tuple[str, int]] = {}
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """Call forward() as the example does; without an example, with one input and the defaults, as net(x) does."""
+        """Make the function and arguments that torch.fx traces: forward(), called as in the example.
+
+        Without an example it is called with one input, and every other argument has its default, as in net(x).
+        """
         if self.example is not None:
             example = self.example
             names = (f"{name}_{n}" if example.names.count(name) > 1 else name for n, name in enumerate(example.names))
@@ -107,7 +115,7 @@ class _Tracer(SymbolTracer):
         return self._flattened(function), [root, *(_given(argument, positional) for argument in arguments)]
 
     def _flattened(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function: its result becomes a flat tuple of tensors, or a single one; `structure` keeps its form."""
+        """Wrap a function so that it returns one tensor or a flat tuple; `structure` keeps the form of its result."""
 
         def flat(*arguments: Any) -> Any:
             result = self._unpacked(function(*arguments))
@@ -117,7 +125,7 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Unpack results of calls such as chunk, which return tuples; an example tells how many parts there are."""
+        """Replace the result of a call such as chunk by a tuple of symbols; an example tells its length."""
         if isinstance(value, fx.Proxy):
             known = self.known(value)
             return tuple(self._unpacked(part) for part in value) if isinstance(known, (tuple, list)) else value
@@ -131,7 +139,7 @@ class _Tracer(SymbolTracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _unrolls(self, m: nn.Module) -> bool:
-        """Whether a recurrent layer is unrolled into calls for each time step, which needs an example."""
+        """Whether the trace replaces a recurrent layer by calls for each time step; this needs an example."""
         known = type(m) in LAYERS and type(m) not in self.custom
         return known and self.running is not None and self.path_of_module(m) not in self.opaque
 
@@ -175,7 +183,7 @@ class _Tracer(SymbolTracer):
 
 @contextmanager
 def _wrapped_functions_open() -> Iterator[None]:
-    """A context in which functions that a library keeps whole in torch.fx's traces (`fx.wrap`) are traced into."""
+    """Let torch.fx trace, in this block, into functions that a library marked with `fx.wrap` to be kept whole."""
     table = fx._symbolic_trace._wrapped_fns_to_patch
     kept = {key: home for key, home in table.items() if isinstance(home.get(key[1]), FunctionType)}
     for key in kept:
@@ -187,7 +195,10 @@ def _wrapped_functions_open() -> Iterator[None]:
 
 
 def _given(argument: Any, positional: int) -> Any:
-    """The value of an argument of forward() in a call with one input; fx stores defaults on placeholders."""
+    """Return the value that an argument of forward() has if the net is called with one input.
+
+    argument: a symbol for which fx stores the default, or a value. positional: how many positional arguments there are.
+    """
     if not isinstance(argument, fx.Proxy):
         return argument
     target, first = str(argument.node.target), argument.node.prev.op == "root"
@@ -201,13 +212,17 @@ def _given(argument: Any, positional: int) -> Any:
 
 
 def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a net is itself a single layer, which must not be traced into."""
+    """Whether a net is itself a single layer, which becomes one step and is not traced into.
+
+    custom: module types kept whole.
+    """
     return module_rule(net) is not None or type(net) in custom or is_unsupported(net)
 
 
 def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example | None = None) -> Capture:
-    """Capture `net`, in eval mode, with an example or without; optional arguments take their defaults.
+    """Trace `net`, in eval mode, with the example `call` or without one; optional arguments take their defaults.
 
+    custom: module types to keep whole.
     No error is raised for a net that cannot be traced: the result lists the problems.
     """
     # A net that is itself one layer of torch.nn would be traced into; as a child module it is a leaf.
@@ -222,8 +237,8 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example |
 def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) -> Capture | None:
     """Capture the net for batches of any size; None if its calls depend on the size.
 
-    The net is traced twice with different sizes: if something unseen depends on them, such as a loop over the batch,
-    the two traces differ.
+    The net is traced twice with different sizes: if code that the trace does not see depends on the size, such as a
+    loop over the batch, the two traces differ.
     """
     first, again = (_capture(net, custom, call, sizes) for sizes in _SIZES)
     for captured in (first, again):
@@ -234,7 +249,7 @@ def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) ->
 
 
 def _alike(first: Capture, second: Capture) -> bool:
-    """Whether two traces have the same calls and the same constants."""
+    """Whether two traces of one net have the same calls and the same constants."""
     assert first.graph is not None and second.graph is not None
     pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
     names = {a: b for a, b in pairs}
@@ -302,7 +317,7 @@ _INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def _place() -> tuple[str, int] | None:
-    """File and line in the net's own code of the current call."""
+    """Return file and line, in the net's own code, of the call that is being traced; None if there is none."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
         frame = frame.f_back
@@ -321,7 +336,7 @@ def _failure(path: str, error: Exception) -> Problem:
 
 
 def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> list[Problem]:
-    """Problems of unsupported layers inside a module that was not traced."""
+    """List a problem for each unsupported layer inside the module at `path`, which was not traced."""
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         for name, module in net.get_submodule(path).named_modules(prefix=path)

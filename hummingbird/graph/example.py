@@ -37,13 +37,13 @@ FACTS = frozenset(
 
 
 class Example:
-    """A call of a net.
+    """An example call of a net: the inputs with which the net is traced.
 
     structure: the structure of (arguments, keyword arguments), without the tensors.
-    leaves: the tensors, in order: private inputs, and those public ones that are free.
-    names: forward()'s names of the tensors.
-    batched: whether the first dimension of a free public tensor that equals the batch size is the batch.
-    any_batch: whether the batch may be free.
+    leaves: the tensors, in order: private inputs, and those public ones that each later call brings itself.
+    names: the parameters of forward() that take these tensors.
+    batched: whether a public tensor's first dimension is taken for the batch if it has the batch's size.
+    any_batch: whether the trace may be for any batch size.
     """
 
     def __init__(
@@ -59,33 +59,34 @@ class Example:
 
     @property
     def private(self) -> list[Tensor]:
-        """The private inputs, which are shared between the parties."""
+        """Return the private inputs, which the parties will hold as shares."""
         return [x for x in self.leaves if is_private(x)]
 
     @property
     def batch(self) -> int:
-        """The number of images."""
+        """Return the number of images in the example."""
         return int((self.private or self.leaves)[0].shape[0])
 
     def follows(self, x: Tensor) -> bool:
-        """Whether the first dimension of one of these tensors is the batch."""
+        """Whether the first dimension of `x`, a tensor of this example, is the batch."""
         return is_private(x) or (self.batched and x.dim() > 0 and x.shape[0] == self.batch)
 
     def of(self, batch: int) -> list[Tensor]:
-        """Empty tensors of these shapes and types, for another number of images."""
+        """Make uninitialized tensors of the example's shapes and types, for another batch size."""
         shapes = [(batch, *x.shape[1:]) if self.follows(x) else tuple(x.shape) for x in self.leaves]
         return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 
     def call(self, net: Any, leaves: Sequence[Any]) -> Any:
-        """Call the net on these tensors, in the structure of the example."""
+        """Call the net, in the structure of the example, with these tensors in place of the example's."""
         args, kwargs = rebuild(self.structure, iter(leaves))
         return net(*args, **kwargs)
 
     def readings(self) -> list[Example]:
-        """The ways to trace this call, from the most general on.
+        """List the ways to trace this call, from the most general one on.
 
-        First for any batch size, then for the example's; within each: public tensors free and batched, free and not
-        batched, fixed.
+        First come traces for any batch size, then for the example's; each time first with public tensors that every
+        call brings and whose first dimension may be the batch, then without the latter, then with public tensors as
+        constants of the net.
         """
         found = [self]
         if len(self.private) < len(self.leaves):
@@ -102,7 +103,7 @@ class Example:
 
 
 def given(net: nn.Module, example: Any) -> Example:
-    """The call that `example` stands for: a tensor, a tuple of arguments, or a dict of keyword arguments.
+    """Make an `Example` of what the user gives: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
     Raises InputError for anything else, for arguments that forward() does not take, and for tensors of different
     batch sizes.
@@ -136,7 +137,7 @@ def given(net: nn.Module, example: Any) -> Example:
 
 
 def is_private(value: Any) -> bool:
-    """Whether an argument is shared between the parties: a floating-point tensor."""
+    """Whether an argument is a private input, which the parties hold as shares: a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
@@ -146,9 +147,9 @@ def is_public(value: Any) -> bool:
 
 
 class Running:
-    """The value of every node as fake tensors of torch (shapes and types only), on the example.
+    """The values of all nodes of a trace on an example, as fake tensors of torch, which have shapes and types only.
 
-    sizes: one or two batch sizes. `batch`: with two, the batch of which sizes may be multiples; with one, None.
+    sizes: one batch size, or two. `batch`: with two sizes, the batch of which a size may be a multiple; with one, None.
     """
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
@@ -160,7 +161,7 @@ class Running:
         self._left = [call.of(size) for size in self.sizes]
 
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
-        """Compute a node's value for each batch size."""
+        """Compute and keep a node's value, once for each batch size."""
         self.busy = True
         if reads_attribute(node):  # a fake tensor has no numbers
             number = getattr(self._attribute(node.args[0]), str(node.target))()
@@ -202,15 +203,15 @@ class Running:
         return value
 
     def types(self) -> dict[fx.Node, torch.dtype]:
-        """The dtype of every node that is a tensor."""
+        """Return the dtype of every node that is a tensor."""
         return {node: values[0].dtype for node, values in self.values.items() if isinstance(values[0], Tensor)}
 
     def attribute(self, node: fx.Node, name: str) -> Any:
-        """A public attribute of a node's tensor, such as its shape or type."""
+        """Return a public attribute `name`, such as the shape or type, of the tensor that a node stands for."""
         return self.same([getattr(value, name) for value in self.values[node]])
 
     def same(self, values: Sequence[Any]) -> Any:
-        """A fact from its values for each batch size: a size that grows with the batch becomes a BatchSize."""
+        """Join the values for each batch size into one: a size that grows with the batch becomes a `BatchSize`."""
         first, last = values[0], values[-1]
         if isinstance(first, (tuple, list)) and type(first) is type(last) and len(first) == len(last):
             return type(first)([self.same(pair) for pair in zip(first, last, strict=True)])
@@ -225,20 +226,20 @@ class Running:
 
 
 def reads_attribute(node: fx.Node) -> bool:
-    """Whether a node is item() or tolist() of a parameter or buffer."""
+    """Whether a node is a call of item() or tolist() on a parameter or buffer."""
     reads = node.op == "call_method" and node.target in ("item", "tolist")
     return reads and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr"
 
 
 def leaves(value: Any) -> list[Any]:
-    """All values in a node's arguments, without the containers."""
+    """List all values in a node's arguments, without the tuples, lists and dicts around them."""
     found: list[Any] = []
     fx.node.map_aggregate(value, found.append)
     return found
 
 
 def plain(value: Any) -> Any:
-    """Convert fx's immutable lists and dicts to plain ones."""
+    """Convert torch.fx's immutable lists and dicts to ordinary ones."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):

@@ -22,7 +22,7 @@ from hummingbird.graph.unwrap import unwrapped
 
 
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
-    """The images if the net needs them as the example, None if it can be traced without one.
+    """Return the images if the net can be traced only with them as the example; None if it needs no example.
 
     images: (B, ...); only the shape matters. custom: as for `trace`. Raises ModelError if both ways fail.
     """
@@ -41,7 +41,7 @@ def settled(
     custom: Collection[type[nn.Module]] = (),
     secret: bool = False,
 ) -> nn.Module:
-    """A net that can be traced without an example: the net itself, or its steps with the example as a `SavedNet`.
+    """Return a net that needs no example: the net itself, or the `SavedNet` of its trace with these images.
 
     secret: as for `trace`. any_batch: raise ModelError for a net that can take the batch size of these images only.
     Raises as `example_of`.
@@ -56,9 +56,9 @@ def settled(
 
 
 def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] = (), secret: bool = False) -> SavedNet:
-    """The steps of a net with this example as a `SavedNet`, which needs none; arguments and errors of `trace`.
+    """Trace a net with this example, and return its steps as a `SavedNet`, which needs no example.
 
-    Raises ModelError also for a layer of register_converter.
+    Arguments and errors as for `trace`; raises ModelError also for a layer of register_converter.
     """
     steps = unfolded(net, custom=custom, example=example, secret=secret)
     if own := [step.name for step in steps if step.op == "custom"]:
@@ -69,7 +69,7 @@ def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] =
 
 
 def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
-    """The shape of an example's private inputs, packed into one tensor, and all inputs in words.
+    """Return the shape of an example's private inputs, packed into one tensor, and a text that lists all inputs.
 
     Without private inputs the shape is (batch, 0). Raises as `trace`.
     """
@@ -80,9 +80,9 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 
 
 def alone(example: Any) -> bool:
-    """Whether an example tells nothing but a shape: None, or a single tensor.
+    """Whether an example gives only a shape: it is None, or a single tensor.
 
-    A net traced without such an example is the same net.
+    If a net can be traced without such an example, both traces give the same steps.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 
@@ -90,9 +90,9 @@ def alone(example: Any) -> bool:
 def fingerprints(
     net: nn.Module, steps: Sequence[Step], example: Any, *, custom: Collection[type[nn.Module]] = ()
 ) -> list[str]:
-    """The fingerprints that windows of this net may name. steps: the net traced with the example.
+    """List the fingerprints by which a file of windows may name this net. steps: the net traced with the example.
 
-    Windows found without an example also fit the net with an example that tells nothing but a shape.
+    Windows that were found without an example also fit the net with an example that gives only a shape (`alone`).
     """
     found = [fingerprint(steps)]
     if example is not None and alone(example) and not problems(net, custom=custom):
@@ -101,7 +101,7 @@ def fingerprints(
 
 
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
-    """The steps of `trace`, with these images as the example if the net needs one.
+    """Trace a net to steps, with these images as the example if the net needs one.
 
     Raises as `trace`, and ModelError for a net that can take the batch size of these images only.
     """
@@ -118,7 +118,7 @@ def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret:
 
 
 def _check_batch(steps: Sequence[Step], images: Tensor) -> None:
-    """Raise ModelError for steps that are valid for one batch size only."""
+    """Raise ModelError if the steps are valid for one batch size only."""
     if steps[0].attrs["shape"][0] is not None:
         what = f"forward() depends on how many images there are, and was traced with {len(images)}"
         raise ModelError([Problem("net", what, "write it for any number of images")])

@@ -27,7 +27,7 @@ _QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.
 
 
 def program_hint(value: Any) -> str:
-    """The hint for a compiled program of torch.jit or torch.export, which has no layers; "" for other values."""
+    """Return the hint for a compiled program of torch.jit or torch.export, which has no layers; "" for other values."""
     home = type(value).__module__
     return _PROGRAM if isinstance(value, torch.jit.ScriptModule) or home.startswith("torch.export") else ""
 
@@ -37,7 +37,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def is_unsupported(module: nn.Module) -> bool:
-    """Whether a problem must name this module, and not the functions that it calls."""
+    """Whether a module has no private form, so that an error names it and not the functions that it calls."""
     return isinstance(module, tuple(_MODULES)) or bool(program_hint(module)) or _is_quantized(module)
 
 
@@ -52,14 +52,14 @@ ANY = "write it with what docs/limits.md lists; hummingbird.register_converter t
 
 
 def module_hint(module: nn.Module) -> str:
-    """The hint for a module that cannot be converted."""
+    """Return the hint that says what to use in place of a module that cannot be converted."""
     if _is_quantized(module):
         return _QUANTIZED
     return program_hint(module) or next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), ANY)
 
 
 def function_hint(name: str, target: Any = None) -> str:
-    """The hint for a function or method that cannot be converted; target: the object that the graph calls."""
+    """Return the hint for a function or method that cannot be converted. target: the object that the graph calls."""
     if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
         return _PROGRAM
     if isinstance(target, FunctionType) and not target.__module__.startswith("torch."):  # kept whole by fx.wrap

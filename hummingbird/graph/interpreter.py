@@ -37,15 +37,15 @@ S = TypeVar("S", bound=_Step)
 
 
 def arguments(step: _Step, values: Mapping[int, Any] | Sequence[Any]) -> tuple[Any, ...]:
-    """A step's inputs, with the values of earlier steps, by number, in place of references."""
+    """Return a step's inputs, in which the values of earlier steps, by number, take the place of references."""
     found: tuple[Any, ...] = map_refs(step.inputs, lambda ref: values[ref.index])
     return found
 
 
 class Interpreter(Generic[S]):
-    """Runs steps on a dict of values, which the caller holds: step number -> its value.
+    """A walk over steps, which keeps their values in a dict of the caller: step number -> value.
 
-    order: numbers of the steps in the order in which they will run; None: from the first to the last.
+    order: numbers of the steps in the order in which they run; None: from the first to the last.
     keep: keep every value. Otherwise a value is dropped once the last step in `order` that reads it has run; a value
         that no step reads is a result and stays.
     """
@@ -61,7 +61,7 @@ class Interpreter(Generic[S]):
                 self._dead[number].append(index)
 
     def start(self, *inputs: Any) -> dict[int, Any]:
-        """The dict before the first step: the net's private input, then its public ones.
+        """Return the dict with which a run begins: it holds the net's private input, then its public ones.
 
         Raises InputError for a wrong number of inputs.
         """
@@ -78,9 +78,9 @@ class Interpreter(Generic[S]):
         compute: Callable[[int, S, tuple[Any, ...]], Any],
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """Run all steps, or those with these numbers, in order; `values` gains their values and loses unused ones.
+        """Run all steps, or those in `numbers`, in order; `values` gains their values and loses those used up.
 
-        compute: (number, step, arguments) -> the step's value; the argument of an input is its own value.
+        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value.
         To continue twice from the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
@@ -90,7 +90,7 @@ class Interpreter(Generic[S]):
             self.drop(values, number)
 
     def drop(self, values: dict[int, Any], number: int) -> None:
-        """Drop the values that no step reads after this one."""
+        """Delete from `values` those that no step reads after step `number`."""
         for index in self._dead[number]:
             del values[index]
 
@@ -102,9 +102,9 @@ OPS: dict[str, Callable[..., Any]] = {name: op.meaning for name, op in OPERATION
 
 
 def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
-    """Run a net in plain torch: its output for its input and its public inputs.
+    """Run a net's steps in plain torch on its private input and its public ones, and return the output.
 
-    Raises InputError for a wrong number of inputs, or a wrong rank.
+    Raises InputError for a wrong number of inputs, or a wrong number of dimensions.
     """
     net = Interpreter(steps)
     values = net.start(*inputs)
@@ -114,7 +114,10 @@ def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
 
 
 def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
-    """The value of every step: tensors, tuples of tensors (chunk, split), sizes and ints. Raises as `run`."""
+    """Run a net's steps in plain torch, and return the value of every step. Raises as `run`.
+
+    A value is a tensor, a tuple of tensors (chunk, split), a shape or an int.
+    """
     net = Interpreter(steps, keep=True)
     values = net.start(*inputs)
     net.run(values, partial(_evaluate, inputs[0]))
@@ -122,6 +125,6 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
 
 
 def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    """The step's value; a constant goes to the device and type of the net's input `x`."""
+    """Compute a step's value in plain torch; a constant is moved to the device and type of the net's input `x`."""
     value = OPS[step.op](step.attrs, *arguments)
     return like(value, x) if step.op == "constant" else value

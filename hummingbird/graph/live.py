@@ -27,10 +27,10 @@ from hummingbird.structure import TENSOR, Structure, rebuild
 
 @dataclass(frozen=True)
 class LiveCall:
-    """A node of the traced net, and the step that it becomes.
+    """One call of the net's own code, a node of its trace, with the step that it becomes.
 
-    renamed: nodes that stand for its result from here on, after a write in place. training: the arguments in training
-    mode. dead: nodes whose values nothing reads after this call.
+    renamed: nodes that have this call's result as their value from here on, because the call writes in place.
+    training: the arguments in training mode. dead: nodes whose values nothing reads after this call.
     """
 
     node: fx.Node
@@ -42,7 +42,10 @@ class LiveCall:
 
 @dataclass(frozen=True)
 class LiveNet:
-    """All calls of a net, in order. wrapped: the net is a single layer, which the trace names "0"."""
+    """All calls of a net, in order, to run them on the live modules.
+
+    wrapped: the net is one layer, named "0" in the trace.
+    """
 
     calls: tuple[LiveCall, ...]
     wrapped: bool
@@ -55,9 +58,9 @@ class LiveNet:
         return self  # it holds no weights and never changes
 
     def run(self, net: nn.Module, inputs: Inputs, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """Run forward() on these inputs; several results are returned in order.
+        """Run forward()'s calls on these inputs, and return the result; several results are a tuple in order.
 
-        instead: step name -> function that replaces its call; it takes the tensors, and the weight of a PReLU.
+        instead: step name -> function that replaces this call; it takes the tensors, and the weight of a PReLU.
         """
         net = unwrapped(net)
         if net.training and not self.trains:
@@ -77,11 +80,11 @@ class LiveNet:
         raise AssertionError("a graph ends with its output")
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
-        """The values of the placeholders."""
+        """Return the values of the graph's placeholders, one for each input of forward()."""
         return inputs.leaves
 
     def result(self, out: Any) -> Any:
-        """The result of forward() in its structure, from the results in order."""
+        """Rebuild the structure of forward()'s result around `out`, which has the net's results in order."""
         return rebuild(self.structure, iter([out] if self.structure == TENSOR else out))
 
     def _value(
@@ -131,7 +134,7 @@ _OF_TWO = frozenset({"maximum", "minimum", "greater"})
 
 
 def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the replacement of a layer that compares two tensors, or a tensor and a number of its own."""
+    """Run `twin` in place of a layer that compares two tensors, or one tensor with a number of the layer."""
     operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
     if "value" in step.attrs:
         operands = [value for value in operands if isinstance(value, Tensor)][:1]
@@ -151,7 +154,10 @@ def _attribute(net: nn.Module, path: str) -> Any:
 
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> LiveNet:
-    """The calls of a net that `trace` accepts; the net is not changed. Raises ModelError as `trace` does."""
+    """List the calls of a net that `trace` accepts; the net is not changed. Raises ModelError as `trace` does.
+
+    custom: module types to keep whole.
+    """
     if isinstance(saved := unwrapped(net), SavedNet):
         return _saved(saved)
     walked = walk(net, custom=custom, example=example)
@@ -187,14 +193,14 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
 
 
 class _SavedLive(LiveNet):
-    """A saved net, whose inputs are one packed private tensor and then its public inputs."""
+    """The calls of a `SavedNet`, which takes all private inputs packed into one tensor, then the public ones."""
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
         return [inputs.packed(), *inputs.public]
 
 
 def _saved(net: SavedNet) -> LiveNet:
-    """The calls of a saved net, whose steps are its modules."""
+    """List the calls of a `SavedNet`, in which each step is a module."""
     if found := problems(net):
         raise ModelError(found)
     graph, nodes = fx.Graph(), list[fx.Node]()
@@ -228,7 +234,7 @@ def _without_weights(step: Step | None) -> Step | None:
 
 
 def _arguments(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, tuple[Any, Any]] | None:
-    """The arguments that each node of `graph` has in `other`; None unless both have the same calls."""
+    """Find the arguments that each node of `graph` has in `other`; None unless both graphs have the same calls."""
     if len(graph.nodes) != len(other.nodes):
         return None
     pairs = dict(zip(other.nodes, graph.nodes, strict=True))

@@ -23,7 +23,7 @@ from hummingbird.graph.steps import Step, refs
 
 
 def ranks(steps: Sequence[Step]) -> list[Rank]:
-    """The rank of every step's value; for a tuple of tensors (chunk, split, unbind), the rank of each of them.
+    """Compute the number of dimensions of every step's value; for a tuple (chunk, split, unbind), of each tensor in it.
 
     Raises KeyError for a step without operation.
     """
@@ -43,12 +43,12 @@ def ranks(steps: Sequence[Step]) -> list[Rank]:
 
 
 def is_size(step: Step) -> bool:
-    """Whether a step's value is a size or a shape, and so has no rank."""
+    """Whether a step's value is a size or a shape, which has no number of dimensions."""
     return OPERATIONS[step.op].dimensions is None
 
 
 def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
-    """The number of sizes that a step reads, if each is one number."""
+    """Return the number of sizes that a step such as a reshape reads; None if one of them is a whole shape."""
     sizes = [steps[ref.index] for ref in refs(step.inputs[1:])]
     shapes = [s for s in sizes if s.attrs.get("dim", 0) is None or isinstance(s.attrs.get("index"), slice)]
     return None if shapes else len(step.inputs) - 1
@@ -60,7 +60,7 @@ def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
 
 
 def rounded(steps: Sequence[Step]) -> list[Problem]:
-    """Steps at which torch would round integers: means, and constants with a fraction in a hardtanh or a pad."""
+    """List a problem for each step at which torch rounds integers: means, and a hardtanh or pad with a fraction."""
     return [
         Problem(steps[number].name, f"torch rounds the result of {steps[number].op} on integers (int64)", HINT)
         for number in sorted(integer_values(steps))
@@ -69,7 +69,7 @@ def rounded(steps: Sequence[Step]) -> list[Problem]:
 
 
 def integer_values(steps: Sequence[Step]) -> set[int]:
-    """Numbers of the steps whose values are integers in torch."""
+    """Return the numbers of the steps whose values are integers in torch."""
     whole: set[int] = set()
     for number, step in enumerate(steps):
         inputs = [ref.index for ref in refs(step.inputs) if not _is_neutral(steps[ref.index])]
@@ -82,17 +82,17 @@ def integer_values(steps: Sequence[Step]) -> set[int]:
 
 
 def _does(step: Step) -> Integers:
-    """How a step treats integers (`Op.integers`); "" for a step that could not be converted."""
+    """Return how a step treats integers (`Op.integers`); "" for a step that could not be converted."""
     return OPERATIONS[step.op].integers if step.op in OPERATIONS else ""
 
 
 def _fractions(step: Step) -> list[object]:
-    """The constants among a step's attributes that have a fraction."""
+    """List the constants among a step's attributes that are not integers."""
     return [step.attrs[name] for name in ("low", "high", "value") if not _is_whole(step.attrs.get(name, 0))]
 
 
 def _is_neutral(step: Step) -> bool:
-    """Whether integers stay integers beside this value: sizes, comparisons, and constants without fractions."""
+    """Whether integers combined with a value stay integers: with a size, a comparison, or an integer constant."""
     return _does(step) == "neutral" or (step.op == "constant" and _is_whole(step.attrs["value"]))
 
 

@@ -31,7 +31,7 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 
 
 def fold(steps: Sequence[Step]) -> list[Step]:
-    """Fold every "batch_norm" into the layer before it, and every "scale_last" into the linear layers behind it.
+    """Fold every "batch_norm" into the layer before it, and every "scale_last" into the linear layers that read it.
 
     A batch norm is folded if nothing else reads the layer before it and neither module is called twice; otherwise it
     becomes an "affine" step.
@@ -40,7 +40,7 @@ def fold(steps: Sequence[Step]) -> list[Step]:
 
 
 def _scaled_inside(steps: list[Step]) -> list[Step]:
-    """Fold "scale_last" steps into the linear layers that read them; a step that others read too stays."""
+    """Fold "scale_last" steps into the linear layers that read them; one that other steps read too stays as well."""
     for index, step in enumerate(steps):
         if step.op != "linear" or (before := steps[step.inputs[0].index]).op != "scale_last":
             continue
@@ -60,7 +60,7 @@ def _with_scale(step: Step, before: Step) -> dict[str, Tensor]:
 
 
 def sums(rows: Tensor) -> Tensor:
-    """Sum every row by pairwise halving: torch's own sum adds in an order that differs between machines."""
+    """Sum every row by adding neighbours pairwise: torch's own sum adds in an order that differs between machines."""
     while rows.shape[1] > 1:
         odd = rows[:, -1:] if rows.shape[1] % 2 else rows[:, :0]
         rows = torch.cat([rows[:, : rows.shape[1] // 2 * 2 : 2] + rows[:, 1::2], odd], 1)
@@ -98,7 +98,10 @@ def _scale_shift(a: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def scaled_outputs(step: Step, scale: Tensor, shift: Tensor) -> Step:
-    """Scale and shift the outputs of a convolution or linear layer; scale, shift: float64 (channels,)."""
+    """Change the weights of a convolution or linear layer so that its outputs are scaled and shifted.
+
+    scale, shift: float64 (channels,).
+    """
     weight, bias = step.attrs["weight"], step.attrs["bias"]
     if step.op == "conv_transpose":  # weight (in, out / groups, ...): output channel g * out/groups + o
         groups = step.attrs["groups"]
@@ -117,10 +120,11 @@ def _reused(steps: Sequence[Step], *candidates: Step) -> bool:
 
 
 def _channels_agree(steps: list[Step], known: Sequence[Rank], index: int, channels: int) -> bool:
-    """Whether the outputs of step `index` are the channels (dimension 1) of the norm that follows.
+    """Whether the outputs of step `index` are the channels (dimension 1) that the batch norm after it scales.
 
-    For a convolution they are; for a linear layer only if its rank is 2, (batch, features). Where the rank is that of
-    the net's input and not known, 2 is assumed and written into the input step, which then refuses other ranks.
+    For a convolution they are; for a linear layer only if its value has 2 dimensions, (batch, features). Where it has
+    as many as the net's input, and their number is not known, 2 is assumed and written into the input step, which then
+    refuses other inputs. known: the ranks of all values. channels: how many the norm has.
     """
     step = steps[index]
     if step.op == "conv_transpose":
@@ -152,9 +156,9 @@ _NOTHING = 2.0**-12  # of the largest weight: a centred value below it is a roun
 
 
 def centered(steps: Sequence[Step]) -> list[Step]:
-    """Let weights take the mean away wherever they can, in place of norms; names, references and results stay.
+    """Change weights so that norms need not subtract a mean, where possible; names, references and results stay.
 
-    A norm without a mean has the attributes center=False and centered=True: the rows of its input have mean 0.
+    A norm that no longer subtracts it has the attributes center=False and centered=True: its input's rows have mean 0.
     """
     steps = list(steps)
     shifts = _shifts(steps)
@@ -173,14 +177,14 @@ def centered(steps: Sequence[Step]) -> list[Step]:
 
 
 def _taken(step: Step) -> int:
-    """The length of the rows whose mean a norm of the last dimension subtracts; 0 for other steps."""
+    """Return the length of the rows from which a norm of the last dimension subtracts the mean; 0 for other steps."""
     a = step.attrs
     known = step.op == "norm" and a["center"] and a["last"] == 1 and a["sizes"] is not None
     return int(a["sizes"][0]) if known else 0
 
 
 def _shifts(steps: Sequence[Step]) -> list[int]:
-    """For each value: the length of its rows, if adding a number to a row changes no reader's result; else 0."""
+    """Return, for each value, the length of its rows if a number added to a row changes no reader's result; else 0."""
     asked: list[set[int]] = [set() for _ in steps]
     found = [0] * len(steps)
     for number in reversed(range(len(steps))):
@@ -192,7 +196,10 @@ def _shifts(steps: Sequence[Step]) -> list[int]:
 
 
 def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
-    """For each value: the length of its rows, if they have mean 0 or get it by changed weights; else 0."""
+    """Return, for each value, the length of its rows if their mean is 0 or changed weights can make it 0; else 0.
+
+    shifts: the result of `_shifts`.
+    """
     found: list[int] = []
     for step, length in zip(steps, shifts, strict=True):
         inputs = {found[ref.index] for ref in refs(step.inputs)}
@@ -210,7 +217,7 @@ def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
 
 
 def _fits(step: Step, length: int) -> bool:
-    """Whether a sum adds another value, or a constant whose mean can be subtracted too."""
+    """Whether a sum is of two values, or of a value and a constant with rows of this length to subtract a mean from."""
     value = step.attrs.get("value")
     if "value" not in step.attrs:
         return True
@@ -218,7 +225,7 @@ def _fits(step: Step, length: int) -> bool:
 
 
 def _less_mean(step: Step) -> Step:
-    """The step with changed constants, so that its rows have mean 0."""
+    """Change a step's constants so that the rows of its value have mean 0."""
     a = step.attrs
     if step.op == "linear":
         bias = None if a["bias"] is None else _centered(a["bias"], 0)
@@ -232,7 +239,7 @@ def _less_mean(step: Step) -> Step:
 
 
 def _centered(x: Tensor, dim: int) -> Tensor:
-    """x less its mean along a dimension, in x's type; zeros if only rounding errors are left."""
+    """Subtract from x its mean along a dimension, in x's type; return zeros if only rounding errors are left."""
     moved = x.double().movedim(dim, -1)
     mean = sums(moved.reshape(-1, moved.shape[-1])) / moved.shape[-1]
     out = moved - mean.view(*moved.shape[:-1], 1)
@@ -251,9 +258,9 @@ _POOLS = "max_pool", "adaptive_max_pool"
 
 
 def pools_first(steps: Sequence[Step]) -> tuple[list[Step], dict[str, list[str]]]:
-    """Exchange each ReLU with the max pooling that alone reads it.
+    """Exchange each ReLU with a max pooling that is its only reader, which saves work (comment below).
 
-    Returns the steps, and for each pooling, by name, the names of the ReLUs that are now behind it. All names, and the
+    Returns the steps, and for each pooling, by name, the names of the ReLUs that now come after it. All names, and the
     values of all other steps, stay the same.
     """
     steps, passed = list(steps), dict[str, list[str]]()
@@ -268,7 +275,10 @@ def pools_first(steps: Sequence[Step]) -> tuple[list[Step], dict[str, list[str]]
 
 
 def _next(steps: Sequence[Step], readers: Counter[int]) -> tuple[int, int] | None:
-    """Numbers of a ReLU and of the max pooling that alone reads it; None if there is no such pair."""
+    """Find the numbers of a ReLU and of a max pooling that is its only reader; None if there is no such pair.
+
+    readers: how many inputs of steps read each value.
+    """
     for pool, step in enumerate(steps):
         if step.op in _POOLS:
             (source,) = refs(step.inputs)

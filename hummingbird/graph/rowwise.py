@@ -32,7 +32,7 @@ class _Known(NamedTuple):
 
 
 def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
-    """Whether the images of a batch of this shape are computed independently."""
+    """Whether the net computes the images of a batch of this shape independently of each other."""
     probed = _values(steps, shape, PROBE)
     others = {images: _values(steps, shape, images) for images in {*_OTHERS, shape[0]}}
     if probed is None:
@@ -50,7 +50,10 @@ def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
 
 
 def _values(steps: Sequence[Step], shape: Sequence[int], images: int) -> list[Any] | None:
-    """Every step's value on the meta device; None if the net cannot take this number of images."""
+    """Compute every step's value on the meta device for a batch of `images`; None if the net cannot take such a batch.
+
+    shape: of the net's input; the first size is ignored.
+    """
     try:
         return run_all(steps, *on_meta(steps, (images, *shape[1:])))
     except (InputError, RuntimeError, IndexError, ValueError, TypeError):
@@ -94,13 +97,13 @@ def _layout(
 
 
 def _repeated(step: Step, values: Sequence[Any]) -> Where:
-    """The layout of an expanded constant, which is repeated for each image if a size is the batch's."""
+    """Return where an expanded constant holds the batch: in the dimension that is expanded to the batch's size."""
     sizes = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
     return BatchLayout(sizes.index(PROBE)) if PROBE in sizes else None
 
 
 def _tensors(inputs: Any) -> Iterator[_Known]:
-    """The tensors among a step's inputs, through nested tuples."""
+    """Yield the tensors among a step's inputs, also from nested tuples."""
     if isinstance(inputs, _Known):
         if isinstance(inputs.value, Tensor):
             yield inputs
@@ -110,7 +113,10 @@ def _tensors(inputs: Any) -> Iterator[_Known]:
 
 
 def _same(layout: Any, value: Any, probe: Any, images: int) -> None:
-    """Raise Mixed unless a value has the same sizes as with the probe, but for the batch."""
+    """Raise Mixed unless `value`, for a batch of `images`, has the sizes of `probe` in all dimensions but the batch's.
+
+    probe: the value of the same step for a batch of three images. layout: where this value holds the batch.
+    """
     if isinstance(value, Tensor):
         sizes = list(probe.shape)
         if layout is not None:

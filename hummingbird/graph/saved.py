@@ -20,7 +20,7 @@ from hummingbird.graph.steps import Step
 
 
 class SavedStep(nn.Module):
-    """One operation; its tensors are buffers, with the names of the attributes."""
+    """A module that computes one step; the step's tensors are buffers with the names of its attributes."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class SavedStep(nn.Module):
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """The attributes, with the current tensors."""
+        """Return the step's attributes, with the tensors that the buffers have now."""
         return {name: self._buffers.get(name, value) for name, value in self._attrs.items()}
 
     def forward(self, *values: Any) -> Any:
-        """Compute the operation as `hummingbird.graph.run` does."""
+        """Compute the operation as `hummingbird.graph.run` does, on the values that the step reads."""
         return _batch_norm(self.attrs, *values) if self.op == "batch_norm" else OPS[self.op](self.attrs, *values)
 
     def extra_repr(self) -> str:
@@ -44,7 +44,7 @@ class SavedStep(nn.Module):
 
 
 class SavedNet(nn.Module):
-    """The net of these steps, for inference only: it has no parameters, and computes as in eval mode in any mode.
+    """A net made of steps, as a module, for inference only: it has no parameters, and train() changes nothing.
 
     steps: as traced, before batch norms are folded. Submodules have the names of the steps. Raises InputError for steps
     that are no valid net (`schema.check`).
@@ -60,15 +60,15 @@ class SavedNet(nn.Module):
 
     @property
     def steps(self) -> list[Step]:
-        """The steps, with the current tensors."""
+        """Return the net's steps, with the tensors that the modules have now."""
         return [Step(step.name, step.op, step.inputs, step.attrs) for step in self._by_name.values()]
 
     def step(self, name: str) -> SavedStep:
-        """The module of the step of this name."""
+        """Return the module that stands for the step `name`."""
         return self._by_name[name]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Compute the net's result, for the arguments of the original net. Raises as `hummingbird.graph.run`."""
+        """Compute the net's result for the arguments of the original net. Raises as `hummingbird.graph.run`."""
         steps, shapes = self.steps, list[tuple[int, ...]]()
 
         def compute(number: int, step: SavedStep, arguments: tuple[Any, ...]) -> Any:
@@ -89,7 +89,10 @@ def _batch_norm(a: dict[str, Any], x: Tensor) -> Tensor:
 
 
 def _attach(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Register a module under its qualified name; it replaces a container of that name and takes over its children."""
+    """Register a module in `root` under a qualified name.
+
+    If a container of that name exists, the module replaces it and takes over its children.
+    """
     *path, leaf = name.split(".")
     for part in path:
         if part not in root._modules:

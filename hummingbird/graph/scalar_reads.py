@@ -25,9 +25,9 @@ _MOST = 1 << 16  # elements of a tensor whose tolist() is taken
 
 
 class HiddenNumbers(TorchFunctionMode):
-    """A context in which reads of a net's parameters and buffers, and of values computed from them, stay tensors.
+    """A context in which item() and tolist() of a net's parameters and buffers return tensors, not numbers.
 
-    Reads that need a Python number raise Unsupported.
+    So it is for values computed from parameters and buffers. Reads that need a Python number raise Unsupported.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -50,12 +50,12 @@ class HiddenNumbers(TorchFunctionMode):
         return found
 
     def owns(self, value: Any) -> bool:
-        """Whether a tensor is one of the net's, or was computed from one."""
+        """Whether a tensor is a parameter or buffer of the net, or was computed from one."""
         return isinstance(value, Tensor) and value in self._own
 
 
 def _listed(func: Callable[..., Any], x: Tensor) -> Any:
-    """The result of item() or tolist(), with a tensor of rank 0 in place of each number."""
+    """Return the result of item() or tolist(), with a tensor without dimensions in place of each number."""
     if not x.dim() or (func.__name__ == "item" and x.numel() == 1):
         return x.detach().reshape(())
     if func.__name__ == "item" or x.numel() > _MOST:

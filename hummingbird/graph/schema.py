@@ -52,7 +52,7 @@ def _is_index(value: Any) -> bool:
 
 
 def _is_shape(value: Any) -> bool:
-    """Whether it is a tuple of sizes; the first, the batch, may be None."""
+    """Whether a value is a tuple of sizes; the first, the batch's, may be None."""
     return type(value) is tuple and (value[:1] == (None,) or _sizes(value[:1])) and _sizes(value[1:])
 
 
@@ -65,7 +65,7 @@ def _all_words(value: Any) -> bool:
 
 
 def _is_structure(value: Any) -> bool:
-    """Whether it is a structure of `hummingbird.structure` with constants that are numbers, words, booleans or None."""
+    """Whether a value is a structure of `hummingbird.structure` with numbers, words, booleans or None as constants."""
     if type(value) is not tuple or not value:
         return False
     if value[0] in ("tensor", "public"):
@@ -83,13 +83,16 @@ def _is_structure(value: Any) -> bool:
 
 
 def _all_exact(value: Any) -> bool:
-    """Whether it is a tuple of 64-bit integers or booleans."""
+    """Whether a value is a tuple of 64-bit integers or booleans."""
     whole = type(value) is tuple and all(type(item) in (int, bool) for item in value)
     return whole and all(-(1 << 63) <= item < 1 << 63 for item in value) and len(value) <= MOST_NUMBERS
 
 
 def _is_call(value: Any) -> bool:
-    """Whether it is a structure of arguments and keyword arguments; constants may be types, slices or "..." too."""
+    """Whether a value is the structure of a call: arguments and keyword arguments.
+
+    Its constants may also be types, slices or "...", which other structures may not hold.
+    """
     if type(value) is not tuple or len(value) != 3 or value[:2] != ("tuple", ()):
         return False
     if not _is_structure(_bare(value)) or len(value[2]) != 2:
@@ -99,7 +102,7 @@ def _is_call(value: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """A structure of a call, with None in place of constants that other structures may not hold."""
+    """Replace, in the structure of a call, the constants that other structures may not hold by None."""
     if type(value) is not tuple or not value:
         return None
     if value[0] == "type":
@@ -142,7 +145,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 def check(steps: Sequence[Step]) -> None:
     """Check that steps are a valid net: their names, inputs and attributes; no value is computed.
 
-    Raises InputError, with the name of the step.
+    Raises InputError that names the step.
     """
     kinds: list[str] = []
     names: set[str] = set()
@@ -224,7 +227,7 @@ def _check_attributes(step: Step) -> None:
 
 
 def _check_shapes(step: Step) -> None:
-    """Raise ValueError unless the attributes of a layer have one number of dimensions and fit together."""
+    """Raise ValueError unless a layer's attributes all are for the same number of dimensions, and fit together."""
     a = step.attrs
     names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}

@@ -19,14 +19,17 @@ MOST_NAME = 512  # characters
 
 
 def check_name(name: Any, number: int) -> str:
-    """The name of step `number`. Raises ValueError for a name that is too long or not printable."""
+    """Return `name` if it can be the name of step `number`; ValueError if it is too long or not printable."""
     if not isinstance(name, str) or len(name) > MOST_NAME or not name.isprintable():
         raise ValueError(f"the name of step {number}")
     return name
 
 
 def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
-    """Convert a value of a step for JSON. tensor: tensor -> its name; None: a tensor raises TypeError."""
+    """Convert a value of a step's fields to what JSON can hold.
+
+    tensor: tensor -> the name that stands for it; None: a tensor raises TypeError.
+    """
     if isinstance(value, tuple):
         return {"tuple": [plain(item, tensor) for item in value]}
     if isinstance(value, dict):
@@ -47,7 +50,7 @@ def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
 
 
 def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
-    """Convert back what `plain` has made. tensor: name -> tensor; None: a tensor raises ValueError."""
+    """Convert what `plain` returned back to the value. tensor: name -> tensor; None: a tensor raises ValueError."""
     if not isinstance(data, dict):
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
@@ -70,7 +73,7 @@ def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
 
 
 def whole(value: Any) -> int:
-    """Check that a value is an integer of 0 or more; ValueError if not."""
+    """Return `value` if it is an integer of 0 or more; ValueError if not."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{str(value)[:32]!r} is no whole number")
     return value

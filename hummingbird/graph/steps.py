@@ -28,12 +28,12 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operation: `str(step)` reads `conv1 = conv(%0; weight=float32(64, 3, 7, 7), ...)`.
+    """One step of a net: `str(step)` reads `conv1 = conv(%0; weight=float32(64, 3, 7, 7), ...)`.
 
     name: qualified name, unique in the list ("layer1.0.relu"; "relu#1" for the second call of the module "relu").
     op: the name of an operation that `hummingbird.graph.ops` defines.
-    inputs: Ref, nested tuples of Ref; Python ints where the op takes a shape.
-    attrs: the op's attributes; tensors among them are detached float32 or float64 copies.
+    inputs: references to earlier values, or nested tuples of them; Python ints where the operation takes a shape.
+    attrs: the operation's attributes; tensors among them are detached float32 or float64 copies.
     """
 
     name: str
@@ -54,7 +54,7 @@ def _show(value: Any) -> str:
 
 
 def refs(value: Any) -> Iterator[Ref]:
-    """Every Ref in a step's inputs, in order, through nested tuples."""
+    """Yield every reference in a step's inputs, in order, also from nested tuples."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, tuple):
@@ -63,16 +63,17 @@ def refs(value: Any) -> Iterator[Ref]:
 
 
 def map_refs(value: Any, function: Callable[[Ref], Any]) -> Any:
-    """A step's inputs with `function(ref)` in place of every Ref, through nested tuples; other values stay."""
+    """Replace every reference in a step's inputs, also in nested tuples, by `function(ref)`; other values stay."""
     if isinstance(value, Ref):
         return function(value)
     return tuple(map_refs(item, function) for item in value) if isinstance(value, tuple) else value
 
 
 def compact(steps: Sequence[Step], forward: Mapping[int, int] | None = None) -> list[Step]:
-    """Redirect references to step i to step forward[i], drop steps that the last one does not need, and renumber.
+    """Drop the steps that the last one does not need, and renumber the rest.
 
-    The net's inputs stay even where nothing reads them, as the caller supplies a value for each.
+    forward: i -> j: references to step i are first redirected to step j. The net's inputs stay even where nothing reads
+    them, as the caller supplies a value for each.
     """
     forward = forward or {}
     steps = [_renumbered(step, lambda index: forward.get(index, index)) for step in steps]
@@ -89,7 +90,7 @@ def _renumbered(step: Step, number: Callable[[int], int]) -> Step:
 
 
 def fingerprint(steps: Sequence[Step], *, weights: bool = True) -> str:
-    """SHA-256 (hex) of names, ops, inputs and attributes; the same on every device and machine.
+    """Hash the names, operations, inputs and attributes of steps: SHA-256 in hex, equal on every device and machine.
 
     weights: hash the tensors' values too; else only types and shapes. Raises InputError for values on the meta device.
     """

@@ -48,7 +48,7 @@ _FILLS = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like".
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Whether a traced value is one tensor at inference; False for shapes, sizes, tuples, dtypes and devices."""
+    """Whether the value of a node is one tensor at inference; False for shapes, sizes, tuples, dtypes and devices."""
     if node.op not in ("call_function", "call_method"):
         return True
     first = node.args[0] if node.args else None
@@ -63,7 +63,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 class _Questions:
-    """Python's special methods and attributes of a traced value: answers, or refusals."""
+    """Python's special methods and attributes of a symbol: each answers, or refuses (module head)."""
 
     tracer: Any
     node: fx.Node
@@ -108,7 +108,7 @@ class _Questions:
         self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
 
     def _write(self, function: Callable[..., Any], other: Any) -> Any:
-        """Keep `x += y` an in-place call, as other names of x change too; fx would make it an addition."""
+        """Record `x += y` as a call that writes in place, as other names of x change too; fx would record a sum."""
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __iadd__(self, other: Any) -> Any:
@@ -128,17 +128,18 @@ class _Questions:
 
 
 class Symbol(_Questions, fx.Proxy):
-    """A traced value."""
+    """A value of forward() while it is traced, in place of a tensor: it records the calls that it takes part in."""
 
 
 class _Attribute(_Questions, fx.proxy.Attribute):
-    """x.name, which becomes a node of the graph when it is used other than in a call."""
+    """An attribute x.name of a symbol; it becomes a node of the graph unless it is a method that is called."""
 
 
 class SymbolTracer(fx.Tracer):
-    """torch.fx's tracer on symbols; `refused` lists all refusals, each with the path of the module that asked.
+    """A tracer of torch.fx that makes symbols, and refuses what they cannot answer.
 
-    opaque: paths of modules to keep whole. running: the values on an example; None without one.
+    refused: all refusals, each with the path of the module that asked. opaque: paths of modules to keep whole.
+    running: the values on an example; None without one.
     """
 
     def __init__(self, opaque: set[str], running: Running | None = None) -> None:
@@ -149,7 +150,7 @@ class SymbolTracer(fx.Tracer):
         self.refused: list[tuple[str, Unsupported]] = []
 
     def refuse(self, what: str, hint: str) -> Any:
-        """Record a refusal, and raise it as Unsupported."""
+        """Record a refusal and raise it as Unsupported. what: what forward() asks. hint: what to write instead."""
         error = Unsupported(what, hint)
         self.refused.append((self.paths[-1], error))
         raise error
@@ -158,11 +159,11 @@ class SymbolTracer(fx.Tracer):
         return Symbol(node, self)
 
     def known(self, obj: Any) -> Any:
-        """The value of a symbol on the example; None without one."""
+        """Return the value that a symbol has on the example; None without an example."""
         return None if self.running is None else self.running.values[obj.node][0]
 
     def own(self, node: fx.Node) -> Tensor | None:
-        """The net's parameter that a node reads, None for other nodes; its shape is known without an example."""
+        """Return the net's parameter that a node reads, None for other nodes; its shape is known without an example."""
         if node.op != "get_attr":
             return None
         if not self._parameters:  # while fx traces, a module's attributes are symbols
@@ -170,7 +171,7 @@ class SymbolTracer(fx.Tracer):
         return self._parameters.get(str(node.target))
 
     def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """The value of a call that asks for a shape, a type and the like of parameters only; None for other calls."""
+        """Compute a call that asks only parameters, and only for a shape, a type or the like; None for other calls."""
         given = [leaf.node for leaf in (*_leaves(args), *_leaves(kwargs)) if _isinstance(leaf, fx.Proxy)]
         if name not in FACTS or name == "getitem" or not given or any(self.own(node) is None for node in given):
             return None
@@ -182,7 +183,10 @@ class SymbolTracer(fx.Tracer):
         return self.own(value.node) if _isinstance(value, fx.Proxy) else value
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        """Make a symbol; with an example, return a shape or type as is, and the input of a cast without effect."""
+        """Make a symbol for a call; with an example, a call that asks for a shape or type returns the shape or type.
+
+        With an example, a cast that changes nothing returns its input.
+        """
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if self.running is None:
             fact = self._fact(kind, target, name, args, kwargs) if kind.startswith("call_") else None
@@ -202,7 +206,10 @@ class SymbolTracer(fx.Tracer):
         return self.running.same(values)
 
     def _filled(self, name: str, values: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
-        """A constant of a traced value's shape or type, expanded to the batch if its size grows with the batch."""
+        """Make the constant that a call such as zeros_like(x) returns, expanded to a size that grows with the batch.
+
+        values: the result for each batch size.
+        """
         rest = [*args[1:], kwargs.get("fill_value")]
         number = 0 if "zeros" in name else 1 if "ones" in name else rest[-1] if rest[-1] is not None else rest[-2]
         pairs = list(zip(values[0].shape, values[-1].shape, strict=True))
@@ -231,9 +238,9 @@ class SymbolTracer(fx.Tracer):
 
 
 class Sizing(TorchFunctionMode):
-    """A context in which torch's functions of batch sizes, without any symbol, make symbols.
+    """A context in which torch functions that are called with a batch size, but without a symbol, return symbols.
 
-    Without it torch.arange(x.shape[0]) would be a tensor of the example's size.
+    Without it torch.arange(x.shape[0]) would be a tensor of the example's batch size.
     """
 
     def __init__(self, tracer: SymbolTracer) -> None:
@@ -262,7 +269,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _answer(value: Any, kinds: Any) -> bool:
-    """isinstance() for traced code: a symbol counts as the tensor that it stands for, but not inside torch itself."""
+    """Answer isinstance() in traced code: a symbol counts as the tensor that it stands for, but not inside torch."""
     if not _isinstance(value, _Questions):
         return _isinstance(value, kinds)
     asking = sys._getframe(1)
@@ -278,7 +285,7 @@ def _answer(value: Any, kinds: Any) -> bool:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Replace isinstance() in this block by `_answer`; no smaller change would do, as C code must still see proxies."""
+    """Replace isinstance() in this block by `_answer`, for Python code only: C code must still see proxies."""
     builtins.isinstance = _answer
     try:
         yield

@@ -72,7 +72,10 @@ def trace(
 def unfolded(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Step]:
-    """The steps of `trace` before batch norms are folded, as `SavedNet` takes them. Raises as `trace`."""
+    """Trace a net without folding its batch norms, as `SavedNet` takes the steps.
+
+    Arguments and errors as for `trace`.
+    """
     steps, found = _convert(net, custom, False, example, secret)
     if found:
         raise ModelError(found)
@@ -82,12 +85,15 @@ def unfolded(
 def problems(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Problem]:
-    """All reasons, by qualified name, why `trace` would refuse the net; empty if it would not."""
+    """List all reasons, by the layer's qualified name, why `trace` would refuse the net; empty if it would not."""
     return _convert(net, custom, False, example, secret)[1]
 
 
 def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> TraceState:
-    """The state of `trace` before batch norms are folded: which step each traced call became. Raises as `trace`."""
+    """Trace a net without folding its batch norms, and return the walk, which says which step each traced call became.
+
+    Arguments and errors as for `trace`.
+    """
     walked, found = _walk(net, custom, False, example)
     if found or walked is None:
         raise ModelError(found)
@@ -108,7 +114,7 @@ def _builder(root: nn.Module, plain: bool = False) -> StepBuilder:
 
 
 def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
-    """The steps of a `SavedNet`; its tensors must pass the checks of any net's parameters."""
+    """Return the steps of a `SavedNet` and their problems; its tensors must pass the checks of any net's parameters."""
     twin = plain_copy(net)
     assert isinstance(twin, SavedNet)
     builder, steps, found = _builder(twin), [], _around(twin)
@@ -152,7 +158,7 @@ def _walk(
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[TraceState | None, list[Problem]]:
-    """Trace the net with one reading of the example, which determines the free inputs."""
+    """Trace the net with one reading of the example, which says which inputs are free (`Example.readings`)."""
     with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)
         if captured.graph is None:
@@ -167,7 +173,7 @@ def _walked(
 
 
 def _around(net: nn.Module) -> list[Problem]:
-    """Problems of the net as a whole: only the class's forward() is traced, so hooks and the like would be lost."""
+    """List problems of the net as a whole: only its class's forward() is traced, so hooks on the net would be lost."""
     hooks = nn.modules.module
     found = []
     if _hooked(net):
@@ -189,7 +195,10 @@ _SUBCLASS = "write a subclass with this forward(), or delete the replacement: de
 
 
 class TraceState:
-    """The walk over a captured graph. made: traced call -> its step. renamed: in-place call -> nodes it changes."""
+    """The walk over a captured graph. made: traced call -> its step.
+
+    renamed: in-place call -> nodes whose value it changes.
+    """
 
     def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...], elementwise: bool = False) -> None:
         assert captured.graph is not None
@@ -205,7 +214,7 @@ class TraceState:
         self.taken = {name for name, _ in captured.root.named_modules()}
 
     def nodes(self) -> None:
-        """Convert every live node."""
+        """Convert every node that the result needs to steps; a node that cannot be converted becomes a problem."""
         for node in self.live:
             self.builder.name = self._name(node)
             before = len(self.builder.steps)
@@ -271,14 +280,14 @@ class TraceState:
             return self._elementwise(name, args, kwargs, problem)
 
     def _elementwise(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], problem: Unsupported) -> Ref:
-        """A step "elementwise" of torch's function of this name, if the caller accepts such steps; else the problem."""
+        """Emit a step "elementwise" for torch's function `name`; raise `problem` if the caller takes no such steps."""
         found = elementwise.known(name) if self.elementwise else None
         if found is None:
             raise problem
         return elementwise.emit(self.builder, found, args, kwargs)
 
     def _is_public(self, node: fx.Node, sized: bool) -> bool:
-        """Whether a call is a known function of public values and sizes only, and of no weight."""
+        """Whether a call uses public values and sizes only, no weight, and its function is in `public.FUNCTIONS`."""
         given = [self.values[source] for source in node.all_input_nodes]
         kinds = [self.builder.kind(value) for value in given]
         known = all(kind in (PUBLIC, INT, SIZE) for kind, x in zip(kinds, given, strict=True) if isinstance(x, Ref))
@@ -290,7 +299,7 @@ class TraceState:
         return args, {key: plain(fx.node.map_aggregate(value, read)) for key, value in node.kwargs.items()}
 
     def _shared(self, value: Any) -> Any:
-        """An argument; a public value becomes a private one."""
+        """Return the value of an argument; if it is public, emit a step that makes it private."""
         found = self._argument(value)
         if self.builder.kind(found) != PUBLIC:
             return found
@@ -304,7 +313,7 @@ class TraceState:
         return self.values[value] if isinstance(value, fx.Node) else value
 
     def _size(self, factor: int) -> Ref:
-        """A multiple of the batch size, as steps that read the input's size."""
+        """Return `factor` times the batch size, by steps that read the size of the input."""
         if factor not in self.sizes:
             size = self.builder.emit("size", self.builder.first("input"), suffix=f".batch{factor}", kind=INT, dim=0)
             if factor > 1:
@@ -313,7 +322,10 @@ class TraceState:
         return self.sizes[factor]
 
     def _input(self, node: fx.Node) -> Ref:
-        """The net's input, or a public one. Several private inputs are slices of one tensor (batch, values)."""
+        """Return the value of a placeholder, a private or a public input.
+
+        Several private inputs are slices of one tensor (batch, values).
+        """
         call = self.captured.example
         if call is None:
             if any(step.op == "input" for step in self.builder.steps):
@@ -343,7 +355,7 @@ class TraceState:
         return self.builder.emit("reshape", found, -1, *shapes[place])
 
     def _begin(self, call: Example, placeholders: list[fx.Node], shapes: list[tuple[int, ...]]) -> None:
-        """Emit the input of the steps: the one private tensor, or all of them side by side."""
+        """Emit the step "input": the one private tensor, or all private tensors packed into one."""
         names = tuple(name for name, x in zip(call.names, call.leaves, strict=True) if is_private(x))
         batch = call.batch if self.captured.fixed else None
         shape = (batch, *shapes[0]) if len(shapes) == 1 else (batch, sum(math.prod(shape) for shape in shapes))
@@ -391,7 +403,7 @@ class TraceState:
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 
     def _remember(self, node: fx.Node, value: Any) -> None:
-        """Note the memory of the result; an in-place call changes the value of every name of that memory."""
+        """Note which memory a call's result uses; a call in place changes the value of every node with that memory."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:
@@ -414,7 +426,7 @@ class TraceState:
 
 
 def _live(captured: Capture) -> list[fx.Node]:
-    """Nodes that the output needs, and in-place calls, whose effect may be needed; fx's assertions are left out."""
+    """List the nodes that the output needs, and in-place calls, whose effect may be needed, but no assertions of fx."""
     assert captured.graph is not None
     needed: set[fx.Node] = set()
     for node in reversed(captured.graph.nodes):
@@ -436,7 +448,7 @@ def _apply(rule: Rule, builder: StepBuilder, args: Iterable[Any], kwargs: dict[s
 
 
 def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Evaluate a call that does not depend on the net's input."""
+    """Compute a call that does not depend on the net's input, as its result is a constant of the steps."""
     name = function_name(node)
     if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
         raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
@@ -458,7 +470,7 @@ def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kw
 
 
 class RandomnessCheck(TorchDispatchMode):
-    """A context that watches all operations of this thread; `drawn` names the first that drew random numbers."""
+    """A context that watches all torch operations of this thread; `drawn` names the first that drew random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -471,7 +483,7 @@ class RandomnessCheck(TorchDispatchMode):
 
 
 def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation would draw random numbers only for a dropout, with probability 0: torch's attention."""
+    """Whether an operation, such as torch's attention, draws random numbers only for a dropout of probability 0."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
         return False

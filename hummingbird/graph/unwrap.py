@@ -18,7 +18,10 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrapped(net: Any) -> nn.Module:
-    """Take the wrappers off a net; no copy is made. Raises InputError for an object that is no net."""
+    """Return the net inside its wrappers, such as DataParallel; no copy is made.
+
+    InputError for an object that is no net.
+    """
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
         net = inner
     if isinstance(net, nn.Module):
@@ -28,7 +31,7 @@ def unwrapped(net: Any) -> nn.Module:
 
 
 def plain_copy(net: Any) -> nn.Module:
-    """Copy a net deeply, in eval mode, without wrappers around it or inside it.
+    """Copy a net deeply, in eval mode, leaving out the wrappers around it and inside it.
 
     Raises InputError as `unwrapped`, ModelError for a net that cannot be copied.
     """
@@ -47,14 +50,14 @@ def plain_copy(net: Any) -> nn.Module:
 
 
 def submodule(net: nn.Module, path: str) -> nn.Module:
-    """The submodule of an unwrapped `net` by its path, in which the wrappers inside the net do not count."""
+    """Return the submodule at `path` of an unwrapped net; wrappers inside the net do not count in the path."""
     for name in path.split(".") if path else ():
         net = unwrapped(getattr(net, name))
     return net
 
 
 def _inside(net: nn.Module) -> nn.Module | None:
-    """The net inside a wrapper; None for a net that is no wrapper."""
+    """Return the net inside a wrapper, such as DataParallel; None for a net that is no wrapper."""
     if isinstance(net, _PARALLEL):
         return net.module
     if type(net).__name__ == "OptimizedModule" and type(net).__module__.startswith("torch._dynamo"):

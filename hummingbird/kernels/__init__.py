@@ -62,5 +62,8 @@ __all__ = [
 
 
 def active() -> str:
-    """The implementation on this machine's CPU: "avx512", "avx2", "portable" (the C++ library), or "torch"."""
+    """Name the implementation that runs on this machine's CPU.
+
+    "avx512", "avx2" and "portable" are instruction sets of the C++ library; "torch" stands for plain torch.
+    """
     return library.isa() if library.available() else "torch"

@@ -16,7 +16,10 @@ def check_tensor(
     size: int | None = None,
     rows: int | None = None,
 ) -> None:
-    """Check a tensor's type and device (that of `like`), and its shape: (size,), or (rows, size); size None: any."""
+    """Raise InputError unless a tensor has this type, the device of `like`, and the shape (size,) or (rows, size).
+
+    size None: any size. where: the argument's name.
+    """
     if not isinstance(tensor, Tensor):
         raise InputError(f"expected a tensor, got {type(tensor).__name__}", where=where, hint="pass a torch.Tensor")
     if tensor.dtype != dtype:
@@ -33,7 +36,7 @@ def check_tensor(
 
 
 def check_range(where: str, value: int, least: int, most: int) -> None:
-    """Check that a value is an int from `least` to `most`."""
+    """Raise InputError unless `value` is an int from `least` to `most`. where: the argument's name."""
     if not isinstance(value, int) or not least <= value <= most:
         hint = "see the function's description for what is allowed"
         raise InputError(f"expected a whole number from {least} to {most}, got {value}", where=where, hint=hint)

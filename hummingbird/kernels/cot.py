@@ -32,10 +32,12 @@ MOST_BLOCKS = 1 << 40  # of a stream: AES is a permutation, which 512 such strea
 
 
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Compute the receiver's sums and keys T for the transfers of these blocks.
+    """Compute the receiver's part of oblivious transfers: its keys T, and the sums u_j for its message (module head).
 
-    leaves: uint8 (32, 16, 16), on the CPU. Returns the sums u_j, uint8 (32, 16 blocks), packed, and keys int64 (128
-    blocks, 2). InputError for anything else. Constant time.
+    leaves: all leaves of all 32 trees, uint8 (32, 16, 16), on the CPU. block: number of the first block of 128
+    transfers;
+    blocks: their count. Returns the sums, uint8 (32, 16 blocks), packed, and the keys, int64 (128 blocks, 2).
+        InputError for anything else. Constant time.
 
         sums, keys = receive(leaves, 0, 1)
     """
@@ -44,12 +46,12 @@ def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """Compute the sender's keys Q for the transfers of these blocks.
+    """Compute the sender's keys Q of oblivious transfers, with the receiver's message (module head).
 
-    leaves: uint8 (32, 16, 16), on the CPU, leaf x at index x ^ delta_j; index 0 is not read. delta: int64 (2,).
-    block: number of the first block.
-    corrections: m_j, uint8 (32, 16 blocks), packed. Returns int64 (128 blocks, 2). InputError for anything else.
-    Constant time.
+    leaves: uint8 (32, 16, 16), on the CPU, leaf x of tree j at index x ^ delta_j; index 0 is not read.
+    delta: int64 (2,). block: number of the first block of 128 transfers.
+    corrections: the message, m_j for each tree, uint8 (32, 16 blocks), packed.
+    Returns int64 (128 blocks, 2). InputError for anything else. Constant time.
     """
     where = "kernels.cot.send"
     blocks = corrections.shape[-1] // SEED if isinstance(corrections, Tensor) and corrections.dim() else 0
@@ -60,7 +62,7 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """Convert labels of 0 to labels of bits: L_i ^ b_i delta.
+    """Convert each wire's label of 0 to the label of its bit: L_i ^ b_i delta (labels: kernels/garble.py).
 
     labels: int64 (n, 2). bits: uint8 (ceil(n/8),), packed; spare bits are not read. delta: int64 (2,). Returns int64
     (n, 2). InputError for anything else. Constant time.

@@ -15,7 +15,7 @@ _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
 def find_device(name: str, where: str) -> torch.device:
-    """Find a device by its name; InputError for an unknown name, and for a GPU that is not there.
+    """Return the device of a name; InputError for an unknown name, and for a GPU that is not there.
 
     find_device("cuda:1", where="--device")
     """
@@ -46,7 +46,7 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def on_this_card(run: _Run) -> _Run:
-    """Wrap a function for another thread, so that it runs with this thread's current GPU, if CUDA is in use.
+    """Wrap a function for another thread, so that it runs there with this thread's current GPU, if CUDA is in use.
 
     torch keeps the current GPU for each thread; a new thread has the first one. There it would initialize CUDA, half a
     gigabyte, and kernels on tensors of another GPU would fail.
@@ -63,5 +63,5 @@ def on_this_card(run: _Run) -> _Run:
 
 
 def processors() -> int:
-    """The number of processors that this process may run on."""
+    """Count the processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

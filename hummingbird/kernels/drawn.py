@@ -13,18 +13,18 @@ from hummingbird.kernels.streams import BLOCK_BYTES
 
 
 def blocks_of(count: int) -> int:
-    """The number of blocks for `count` bytes."""
+    """Return the number of blocks, of 64 bytes each, that hold `count` bytes."""
     return -(-count // BLOCK_BYTES)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor that is a part of a key stream, from the start of a block of 64 bytes on.
+    """A tensor that is not stored, but a part of a key stream, and is computed where it is read.
 
-    Kernels that take one (`shares.opening`, `shares.dealing`) never store it; `octets` does.
+    Kernels that take one (`shares.opening`, `shares.dealing`) never store it; `octets` does. It begins at a block.
 
-    key: of `streams.chacha20_key` or `streams.aes128_key`. first: number of the first block.
-    width: bits of a word, if the stream holds packed words; None: it holds whole elements of `dtype`.
+    key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of its first block, of 64 bytes.
+    width: bits of a word, if the stream holds packed words; None: the stream holds whole elements of `dtype`.
     """
 
     key: Tensor = field(repr=False)
@@ -35,25 +35,25 @@ class Drawn:
 
     @property
     def device(self) -> torch.device:
-        """The device on which it is computed."""
+        """Return the device on which the tensor is computed."""
         return self.key.device
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of its part of the stream."""
+        """Return the size in bytes of the tensor's part of the stream."""
         bits = 8 * self.dtype.itemsize if self.width is None else self.width
         return (bits * math.prod(self.shape) + 7) // 8
 
     def to(self, device: torch.device) -> Drawn:
-        """The same tensor, drawn on a device."""
+        """Return the same drawn tensor, to be computed on another device."""
         return replace(self, key=self.key.to(device))
 
     def octets(self) -> Tensor:
-        """Compute its part of the stream: uint8 (nbytes,)."""
+        """Compute the tensor's part of the stream: uint8 (nbytes,)."""
         cipher = streams.aes128 if streams.is_aes128(self.key) else streams.chacha20
         return cipher(self.key, self.first, blocks_of(self.nbytes))[: self.nbytes]
 
     def tensor(self) -> Tensor:
-        """Compute the tensor; for whole elements only."""
+        """Compute the tensor itself; only if the stream holds whole elements, not packed words."""
         assert self.width is None
         return self.octets().view(self.dtype).view(self.shape)

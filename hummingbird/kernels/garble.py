@@ -69,13 +69,13 @@ ROWS = 48  # number of the hash of row 0
 
 
 def tiles(n: int) -> int:
-    """Count the tiles of n instances; each needs a number that is never used twice under a key."""
+    """Count the tiles, groups of 16 instances, of n instances; a tile's number is never used twice under a key."""
     return -(-n // TILE)
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """One circuit on shares of `width` bits, with results mod 2^ring.
+    """One garbled circuit on shares of `width` bits, with results mod 2^ring (module head).
 
     kind: "relu" or "lift". width: w, from 2 to 24. ring: k', bits of a result, from 1 to 32. garbler: "data" knows its
     shares and the masks when it garbles, "model" does not. InputError for anything else.
@@ -98,29 +98,29 @@ class Circuit:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of 16 bytes for the gates of one instance."""
+        """Return how many blocks of 16 bytes the gates of one instance of the circuit take."""
         return 2 * (self.width - 1) - (self.garbler == "data")
 
     @property
     def words(self) -> int:
-        """The number of words of `ring` bits for one instance: its rows, and for "data" a correction."""
+        """Return how many words of `ring` bits an instance takes: its rows (module head), and one more for "data"."""
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
 
     def table_bytes(self, n: int) -> int:
-        """Size in bytes of the tables of n instances."""
+        """Return the size in bytes of the garbled tables of n instances."""
         return garbled_tables(n, self.blocks, self.words, self.ring)
 
 
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """Garble n instances, for the garbler "data": tables uint8 (circuit.table_bytes(n),).
+    """Garble n instances of a circuit, for the garbler "data", and return the tables: uint8 (circuit.table_bytes(n),).
 
     key: S, 16 public bytes. tile: number of the first of `tiles(n)` tiles; their numbers must not be used again under
     this key. delta: R, int64 (2,), odd. labels: int64 (n, w, 2), labels of 0 of the evaluator's bits. shares: s, int64
     (n,), from 0 to 2^w - 1. masks: r, int64 (n,), from 0 to 2^k' - 1. InputError for anything else. Runs on
-    torch.get_num_threads() threads.
+    torch.get_num_threads() threads. The module head explains the letters.
 
         tables = garble(circuit, key, 0, delta, labels, shares, masks)
     """
@@ -134,10 +134,10 @@ def garble(
 
 
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """Evaluate tables of the garbler "data": int64 (n,), relu(x) - r or x - r, from 0 to 2^k' - 1.
+    """Evaluate garbled tables of the garbler "data": int64 (n,), relu(x) - r or x - r, from 0 to 2^k' - 1.
 
-    labels: int64 (n, w, 2), the label of each bit of p. tables: uint8 (circuit.table_bytes(n),). key, tile: the
-    garbler's; with others, or with damaged tables, the result is noise. InputError for other shapes.
+    labels: int64 (n, w, 2), the label of each bit of p, the evaluator's share. tables: uint8 (circuit.table_bytes(n),).
+    key, tile: as at the garbler; with others, or with damaged tables, the result is noise. InputError for other shapes.
     """
     where = "kernels.garble.evaluate"
     n = _check(where, circuit, "data", key, tile, labels)
@@ -149,7 +149,7 @@ def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Te
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Garble n instances, for the garbler "model": the tables, and the offsets of the results.
+    """Garble n instances of a circuit, for the garbler "model", and return the tables and the offsets of the results.
 
     Returns uint8 (circuit.table_bytes(n),) and int64 (n,), from 0 to 2^k' - 1, which the evaluator must not see.
 
@@ -165,9 +165,10 @@ def garble_model(
 
 
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """Evaluate tables of the garbler "model": int64 (n,), relu(x) + offset or x + offset, from 0 to 2^k' - 1.
+    """Evaluate garbled tables of the garbler "model": int64 (n,), relu(x) + offset or x + offset, from 0 to 2^k' - 1.
 
-    own: int64 (n, w, 2), the label of each bit of s, from the garbler. The rest as in `evaluate`.
+    own: int64 (n, w, 2), the label of each bit of s, the garbler's share, which the garbler sends. The rest as in
+    `evaluate`.
     """
     where = "kernels.garble.evaluate_model"
     n = _check(where, circuit, "model", key, tile, labels)
@@ -178,7 +179,10 @@ def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own:
 
 
 def _check(where: str, circuit: Circuit, garbler: str, key: bytes, tile: int, labels: Tensor) -> int:
-    """Check the arguments that all four functions share, and return the number of instances."""
+    """Check the arguments that garbling and evaluation share, and return the number of instances.
+
+    where: the function's name.
+    """
     if not isinstance(circuit, Circuit) or circuit.garbler != garbler:
         message = f"expected a Circuit whose garbler is {garbler!r}, got {circuit}"
         raise InputError(message, where=f"{where}(circuit)", hint="the other one has functions of its own")

@@ -17,7 +17,10 @@ _LARGEST = 1 << 30  # blocks above it are still mapped: a heap full of holes of 
 
 
 def keep() -> bool:
-    """Make this process reuse freed blocks of up to 1 GiB; False, and no change, if the C library is not glibc."""
+    """Make this process reuse freed blocks of memory of up to 1 GiB, instead of returning them to the system.
+
+    Returns False, and changes nothing, if the C library is not glibc.
+    """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -49,7 +49,7 @@ _KERNELS: dict[tuple[_Any, str], _Kernel | None] = {}  # None: searched for and 
 def implements(
     operation: _Any, backend: str, takes: Callable[..., bool] | None = None
 ) -> Callable[[_Function], _Function]:
-    """Register the decorated function, or class, as the implementation of `operation` on "reference", "cpu" or "gpu".
+    """Register the decorated function or class as an operation's implementation on "reference", "cpu" or "gpu".
 
     takes: whether it accepts the tensors that `best` receives; None: it accepts all tensors of its backend.
     """
@@ -62,7 +62,10 @@ def implements(
 
 
 def best(operation: _Any, *tensors: Tensor) -> _Any:
-    """Find the fastest implementation of an operation that accepts these tensors, on which the choice depends."""
+    """Find the fastest implementation of an operation that accepts these tensors.
+
+    The choice depends on the tensors' device and layout.
+    """
     if library.available() and all([x.is_cpu and x.is_contiguous() for x in tensors]):
         backend = "cpu"
     else:
@@ -71,7 +74,7 @@ def best(operation: _Any, *tensors: Tensor) -> _Any:
 
 
 def best_on(operation: _Any, device: torch.device) -> _Any:
-    """Find the fastest implementation on a device of an operation that takes no tensors."""
+    """Find the fastest implementation, on a device, of an operation that takes no tensors."""
     names = {"cuda": "gpu", "cpu": "cpu" if library.available() else "reference"}
     return _find(operation, names.get(device.type, "reference"), ())
 
@@ -85,7 +88,7 @@ def _find(operation: _Any, backend: str, tensors: tuple[Tensor, ...]) -> _Any:
 
 
 def _load(operation: _Any, backend: str) -> _Kernel | None:
-    """Import the backend's module for the operation's field, and look again."""
+    """Import a backend's module for the operation's field, and return the implementation there, or None."""
     field = operation.__module__.removeprefix(f"{__package__}.").partition(".")[0]
     name = f"{__package__}.{backend}.{field}"
     if importlib.util.find_spec(name):

@@ -34,7 +34,7 @@ _SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 
 class Cut(NamedTuple):
-    """The constants of a comparison, see the equations above.
+    """The constants of a simulated comparison; the equations in the module head have them.
 
     1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and
     q <= min(m, 16); without: draws <= 4095 and q = 0.
@@ -50,7 +50,7 @@ class Cut(NamedTuple):
 
 
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Compute y and, with `both`, z (else None), of v's type; see the equations above.
+    """Simulate a private ReLU of v: return y and, with `both`, z (else None), of v's type (equations: module head).
 
     v: floating point (n,). key: seed of the random numbers, 0 <= key < 2^64. InputError for anything else.
     One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes in other cases.
@@ -76,7 +76,7 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor
 
 
 def word(key: int, index: int) -> int:
-    """Output number `index`, from 0, of SplitMix64 with this state, as an integer."""
+    """Compute output number `index`, from 0, of the random generator SplitMix64 with the state `key`, as an integer."""
     x = (key + (index + 1) * STEP) & WORD
     x = (x ^ x >> 30) * FIRST & WORD
     x = (x ^ x >> 27) * SECOND & WORD

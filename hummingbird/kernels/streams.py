@@ -26,16 +26,17 @@ CHACHA20_KEY_BYTES, AES128_KEY_BYTES = 32, 16
 
 
 def chacha20_key(key: bytes, device: torch.device) -> Tensor:
-    """Put a key of 32 bytes on a device: int32 (8,). InputError for another size."""
+    """Convert a key of 32 bytes to a tensor on a device: int32 (8,). InputError for another size."""
     if len(key) != CHACHA20_KEY_BYTES:
         raise InputError(f"a key has {CHACHA20_KEY_BYTES} bytes, got {len(key)}", where="kernels.chacha20")
     return put(torch.tensor(struct.unpack("<8i", key), dtype=torch.int32), device)
 
 
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Compute blocks first .. first + blocks - 1 of the key stream, zero nonce: uint8 (64 * blocks,), where the key is.
+    """Compute blocks first ..
 
-    key: of `chacha20_key`. first + blocks <= 2^32, the end of the counter. InputError for anything else.
+    first + blocks - 1 of the key stream of ChaCha20: uint8 (64 * blocks,), on the key's device. The nonce is 0. key:
+    from `chacha20_key`. first + blocks <= 2^32, the end of the counter. InputError for anything else.
     """
     if key.shape != (CHACHA20_KEY_BYTES // 4,) or key.dtype != torch.int32:
         raise InputError(f"expected a key int32 (8,), got {key.dtype} {tuple(key.shape)}", where="kernels.chacha20")
@@ -45,21 +46,21 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def aes128_key(key: bytes) -> Tensor:
-    """Put a key of 16 bytes in a tensor on the CPU: int32 (4,). InputError for another size."""
+    """Convert a key of 16 bytes to a tensor on the CPU: int32 (4,). InputError for another size."""
     if len(key) != AES128_KEY_BYTES:
         raise InputError(f"a key has {AES128_KEY_BYTES} bytes, got {len(key)}", where="kernels.aes128")
     return torch.tensor(struct.unpack("<4i", key), dtype=torch.int32)
 
 
 def is_aes128(key: Tensor) -> bool:
-    """Whether a key, of `aes128_key` or `chacha20_key`, is one of AES-128."""
+    """Whether a key is from `aes128_key`, and not from `chacha20_key`."""
     return len(key) == AES128_KEY_BYTES // 4
 
 
 def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Compute blocks first .. first + blocks - 1 of the key stream: uint8 (64 * blocks,).
+    """Compute blocks first .. first + blocks - 1 of the key stream of AES-128: uint8 (64 * blocks,).
 
-    key: of `aes128_key`. first + blocks <= 2^56. InputError for anything else.
+    key: from `aes128_key`. first + blocks <= 2^56. InputError for anything else.
     """
     if key.shape != (AES128_KEY_BYTES // 4,) or key.dtype != torch.int32 or not key.is_cpu:
         raise InputError(f"expected a key int32 (4,), got {key.dtype} {tuple(key.shape)}", where="kernels.aes128")

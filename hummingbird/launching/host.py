@@ -20,7 +20,10 @@ _HOST = "127.0.0.1"
 
 
 def check(parties: object, lanes: object, where: str) -> None:
-    """Raise ConfigError unless these are a number of parties, from 2, and a number of lanes, from 1."""
+    """Raise ConfigError unless `parties` is an int of 2 or more, and `lanes` an int of 1 or more.
+
+    where: the command or function, for the error.
+    """
     for name, value, least, hint in (
         ("parties", parties, 2, "a whole number from 2; one party alone needs no launch: call hummingbird.init()"),
         ("lanes", lanes, 1, "processes of each party, one for each of its GPUs: a whole number from 1"),
@@ -30,22 +33,22 @@ def check(parties: object, lanes: object, where: str) -> None:
 
 
 def refuse_inside_a_run(where: str, hint: str) -> None:
-    """Raise EnvironmentProblem in a process that is a party already."""
+    """Raise EnvironmentProblem if this process is already a party of a run."""
     if "RANK" in os.environ:
         what = f"RANK={os.environ['RANK']}: this process is a party of a run already"
         raise EnvironmentProblem(what, where=where, hint=f"{hint}; in a party, call hummingbird.init()")
 
 
 def places(parties: int, lanes: int) -> list[LanePosition]:
-    """The position of each process, by rank."""
+    """List the position of each process, its party and its lane, in the order of ranks."""
     return [LanePosition(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
 
 
 @contextlib.contextmanager
 def store(timeout: float) -> Iterator[int]:
-    """Run a store in which the processes meet, like the one of torchrun's agent, on loopback only: its port.
+    """Run, in this block, a store by which the processes find each other, as torchrun's agent does; yield its port.
 
-    timeout: seconds of the store's own waits.
+    It listens on loopback only. timeout: seconds that the store waits for a value.
     """
     server = socket.create_server((_HOST, 0))
     port = server.getsockname()[1]
@@ -60,7 +63,10 @@ def store(timeout: float) -> Iterator[int]:
 
 
 def variables(place: LanePosition, port: int) -> dict[str, str]:
-    """The environment of one process: this process's, with torchrun's variables."""
+    """Make the environment of one process: that of this process, with torchrun's variables for its rank.
+
+    port: of the store.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {
         "OMP_NUM_THREADS": str(max(1, processors() // place.world)),
@@ -77,7 +83,7 @@ def variables(place: LanePosition, port: int) -> dict[str, str]:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, "SIGKILL" for 9; "signal 65" for a number without a name."""
+    """Return the name of a signal, "SIGKILL" for 9; "signal 65" for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

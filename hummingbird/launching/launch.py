@@ -77,7 +77,7 @@ def launch(
 
 
 def _refuse_inside_a_run() -> None:
-    """Raise EnvironmentProblem in a process that is a party, or has a session."""
+    """Raise EnvironmentProblem if this process is a party, or has a session."""
     host.refuse_inside_a_run("launch", "call launch in a notebook or a script that `python` runs")
     if is_initialized():
         what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
@@ -88,7 +88,7 @@ def _refuse_inside_a_run() -> None:
 
 
 def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
-    """The error for failed processes, causes before processes that only lost another party."""
+    """Make the error for failed processes: causes come first, then processes that only lost another party."""
     failed = sorted(failed, key=_order)
     told = {process.name: _told(process, timeout) for process in failed}
     first, *others = told.items()
@@ -102,7 +102,7 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
 
 
 def _order(process: Process) -> tuple[int, bool, float]:
-    """Sort key of failed processes: causes first, then processes that lost a party, then those that were stopped.
+    """Return a sort key for failed processes: causes, then processes that lost a party, then those that were stopped.
 
     A process that died without a report comes before errors, as its death is noticed late; errors are sorted by time.
     """
@@ -112,7 +112,7 @@ def _order(process: Process) -> tuple[int, bool, float]:
 
 
 def _told(process: Process, timeout: float) -> str:
-    """How one process failed, in words."""
+    """Say in words how one process failed. timeout: seconds that it had to start."""
     if error := process.report.get("error"):
         return f"{error['type']}: {error['text']}" if error["text"] else str(error["type"])
     if process.late:
@@ -126,6 +126,9 @@ def _told(process: Process, timeout: float) -> str:
 
 
 def _trace(error: dict[str, Any]) -> str:
-    """The traceback of an error from the function on, with the text of lines that this process knows (cells)."""
+    """Format the traceback of a process's error, from the caller's function on.
+
+    Lines of the source are shown for files, and for notebook cells, which this process knows.
+    """
     frames = [traceback.FrameSummary(file, line, name) for file, line, name in error.get("frames", ())]
     return "".join(traceback.format_list(frames)).rstrip()

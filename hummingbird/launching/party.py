@@ -23,7 +23,10 @@ LENGTH = 8  # bytes of the call's length, little-endian
 
 
 def main(report: int) -> int:
-    """Run the call from stdin, and write a report to the pipe `report`; returns the exit status."""
+    """Run the function that stdin brings, and write its result or error to the pipe `report`, a file descriptor.
+
+    Returns the exit status.
+    """
     os.set_inheritable(report, False)  # neither the dealer nor processes of the function inherit it
     calls = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -56,14 +59,14 @@ def main(report: int) -> int:
 
 
 def _end_with(calls: BinaryIO) -> None:
-    """End this process and its children when the launching process is gone."""
+    """Wait until the launching process, which holds the pipe `calls`, is gone; then end this process group."""
     while os.read(calls.fileno(), 1):  # unbuffered: the buffer's lock would block the interpreter's exit
         pass
     os.killpg(0, signal.SIGKILL)  # its process group; the dealer, in a group of its own, notices
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """An error for the report: type, text, hint, time, and the frames outside of this package."""
+    """Describe an error for the report: type, text, hint, time, and its traceback's frames outside of `launching`."""
     own = os.path.dirname(__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename) != own]
     return {
@@ -76,7 +79,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    """The text of an error without its hint."""
+    """Return the text of an error without its hint."""
     try:
         text = str(error)
     except Exception as problem:  # noqa: BLE001 - of a class of the function's own

@@ -32,7 +32,10 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Process:
-    """One process: its name in errors, its report, and how it ended."""
+    """One process of a launch: it runs the call as one party or lane, and its report and end are noted here.
+
+    name: as errors name it, such as "party 1".
+    """
 
     def __init__(self, name: str, call: bytes, environment: dict[str, str]) -> None:
         self.name = name
@@ -70,16 +73,16 @@ class Process:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Its stdout and stderr."""
+        """Return the pipes of the process's stdout and stderr."""
         assert self.popen.stdout is not None and self.popen.stderr is not None
         return self.popen.stdout, self.popen.stderr
 
     def fileno(self) -> int:
-        """The file descriptor of its report's pipe, for a selector."""
+        """Return the file descriptor of the pipe that carries the report, for a selector."""
         return self._report
 
     def read(self) -> bool:
-        """Read the available part of its report; False at the end."""
+        """Read what the process has written of its report so far; False at the end of the pipe."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._report, _PIECE):
                 self.up = True
@@ -89,7 +92,7 @@ class Process:
         return True
 
     def look(self) -> None:
-        """Check whether it has ended; kill it if it runs too long after its report."""
+        """Check whether the process has ended; kill it if it still runs some seconds after its report."""
         if self.popen.poll() is not None:
             self._signal(signal.SIGKILL)  # processes that the function left running; the dealer is not in the group
             self.read()  # the last part of its report
@@ -99,7 +102,7 @@ class Process:
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
-        """Its report, once it has ended: "result" or "error"; empty if it ended without one."""
+        """Return the report of the ended process, a dict with "result" or "error"; empty if it wrote no report."""
         content = bytes(self._content.removeprefix(party.UP))
         with contextlib.suppress(Exception):  # truncated
             return dict(values.unpacked(content)) if content else {}
@@ -107,11 +110,11 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended without a result."""
+        """Whether the process has ended without a result."""
         return self.ended is not None and "result" not in self.report
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process and its children."""
+        """Send a signal, SIGKILL by default, to the process and its children."""
         if self.ended is None:
             self._signal(number)
 
@@ -120,7 +123,7 @@ class Process:
             os.killpg(self.popen.pid, number)
 
     def close(self) -> None:
-        """Close the pipes of a process that has ended."""
+        """Close the pipes of this process, once it has ended."""
         os.close(self._report)
         for pipe in (self.popen.stdin, *self.pipes):
             with contextlib.suppress(OSError):  # unsent data is of no use any more
@@ -129,7 +132,10 @@ class Process:
 
 
 class Processes:
-    """All processes of a launch, as a context; at its end all have ended."""
+    """All processes of a launch, as a context: they start with it, and at its end all have ended.
+
+    names: as errors name the processes, by rank. call: the packed function. environment: rank -> environment variables.
+    """
 
     def __init__(self, names: Sequence[str], call: bytes, environment: Callable[[int], dict[str, str]]) -> None:
         self.all: list[Process] = []
@@ -149,9 +155,9 @@ class Processes:
             raise
 
     def follow(self, timeout: float) -> None:
-        """Pass on the output of all processes until all have ended; if one fails, the others are ended.
+        """Pass on the output of all processes until all have ended; once one fails, the others have some seconds left.
 
-        timeout: seconds for each to start, with imports and the unpacking of its call.
+        timeout: seconds for each process to start, with imports and the unpacking of its call.
         """
         begun = time.monotonic()
         stop = float("inf")
@@ -182,7 +188,7 @@ class Processes:
         self._end()
 
     def _end(self) -> None:
-        """End all processes: by SIGTERM first, on which their children and the dealer end with them."""
+        """End all processes: by SIGTERM first, which also ends their children and the dealer, then by SIGKILL."""
         try:
             for process in self._running():
                 process.stopped = True
@@ -209,9 +215,9 @@ class Processes:
 
 
 class _Lines:
-    """Passes one process's stdout or stderr on to the caller's: unchanged, or line by line with a prefix.
+    """A pipe from one process's stdout or stderr to the caller's: text passes unchanged, or line by line with a prefix.
 
-    last: the last text passed on, by stream, for all processes, so that a prefix starts at the beginning of a line.
+    last: stream -> the text that was passed on last, of all processes, so that a prefix begins a new line.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
@@ -220,7 +226,7 @@ class _Lines:
         self._begun = ""
 
     def read(self) -> bool:
-        """Pass on the available output; False at the end."""
+        """Pass on the output that is available; False at the end of the pipe."""
         try:
             piece = os.read(self._pipe.fileno(), _PIECE)
         except BlockingIOError:
@@ -233,7 +239,7 @@ class _Lines:
         return bool(piece)
 
     def flush(self) -> None:
-        """Pass on an incomplete last line."""
+        """Pass on the last line, if the process has not ended it."""
         self._write(f"{self._prefix}{self._begun}\n" if self._begun else "")
         self._begun = ""
 

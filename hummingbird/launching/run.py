@@ -34,7 +34,10 @@ _DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed process. code: Popen's returncode. told: whether a signal to all processes came before."""
+    """A failed process of a run. code: its exit status, or minus the number of the signal that killed it.
+
+    told: whether `run` had received a signal before, and passed it on to all processes.
+    """
 
     name: str
     code: int
@@ -42,14 +45,14 @@ class Failure:
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """Say in words how the process ended."""
         if self.code < 0:
             return f"{self.name} was killed by {host.signal_name(-self.code)}"
         return f"{self.name} ended with exit status {self.code}"
 
 
 def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Callable[[str], object]) -> Failure | None:
-    """Run `python WORDS` as all parties; returns the failure of the last start, None if all ended with status 0.
+    """Run `python WORDS` as all parties; return the failure of the last start, None if all ended with status 0.
 
     restarts: how often all may be started again. say: called with a message before each restart. SIGTERM and SIGINT are
     passed on to all processes, and prevent restarts. Raises ConfigError for wrong numbers, EnvironmentProblem inside a
@@ -68,7 +71,7 @@ def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Call
 
 
 def may_speak() -> bool:
-    """Whether this process may print its error: always without `run`; under it, only the first one that asks."""
+    """Whether this process may print its error: under `run`, only the first process that asks; else always."""
     pipe = os.environ.get(_WORD)
     if pipe is None:
         return True
@@ -81,18 +84,18 @@ def may_speak() -> bool:
 
 
 class _Signals:
-    """Whether a signal has come, and the signals that are not handled yet."""
+    """The signals that this process has received. came: whether there was one."""
 
     def __init__(self) -> None:
         self.came, self._waiting = False, list[int]()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal; a handler for `signal.signal`."""
+        """Note that a signal has come; used as the handler for `signal.signal`."""
         self.came = True
         self._waiting.append(number)
 
     def taken(self) -> list[int]:
-        """The signals since the last call."""
+        """Return the signals that have come since the last call."""
         found, self._waiting = self._waiting, []
         return found
 
@@ -109,7 +112,10 @@ def _noted() -> Iterator[_Signals]:
 
 
 class _Life:
-    """One start of all processes, as a context; at its end all have ended."""
+    """All processes of a run, from one start to their end, as a context: at its end all have ended.
+
+    life: how often they were started before.
+    """
 
     def __init__(self, words: Sequence[str], places: Sequence[LanePosition], port: int, life: int) -> None:
         self._names = [place.name for place in places]
@@ -136,7 +142,7 @@ class _Life:
             raise
 
     def follow(self, signals: _Signals) -> Failure | None:
-        """Pass signals on until all have ended or one has failed; returns the failure."""
+        """Pass signals on until all processes have ended or one has failed; return the failure, or None."""
         while True:
             for number in signals.taken():
                 self._tell(number)
@@ -156,7 +162,7 @@ class _Life:
         self._end()
 
     def _end(self) -> None:
-        """End all running processes, by SIGTERM first."""
+        """End all running processes, by SIGTERM first, then by SIGKILL."""
         self._tell(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         for process in self._all:
@@ -175,7 +181,7 @@ class _Life:
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process when its parent is gone (Linux)."""
+    """Ask the system to end this process when the process that started it is gone (Linux only)."""
     if _PRCTL is not None:
         _PRCTL(_DEATH, signal.SIGTERM)
 

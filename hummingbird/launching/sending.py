@@ -23,9 +23,9 @@ from hummingbird.mpc.plan.builders import CUSTOM
 
 
 def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
-    """Pack a call for other processes, with the registered converters, the working directory and the import path.
+    """Pack a call of `fn` for other processes, with registered converters, working directory and import path.
 
-    Raises InputError for objects that cannot be sent to another process.
+    options: of the session. Raises InputError for objects that cannot be sent to another process.
     """
     try:
         call = _dumps((fn, args, options, CUSTOM))  # together, so that they share types
@@ -37,7 +37,10 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any
 
 
 def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Unpack the function, its arguments and the session's options, in a process that `launch` has started."""
+    """Unpack the function, its arguments and the session's options, in a process that `launch` has started.
+
+    It also takes over the caller's working directory and import path.
+    """
     folder, sys.path[:], call = cloudpickle.loads(content)
     os.chdir(folder)
     fn, args, options, converters = cloudpickle.loads(call)
@@ -52,7 +55,10 @@ def _dumps(value: Any) -> bytes:
 
 
 def _code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """Reduce a function's code as cloudpickle does, and add its file name, which cloudpickle omits from 3.1.3 on."""
+    """Convert a function's code object for pickling as cloudpickle does, and add its file name.
+
+    cloudpickle omits the file name from 3.1.3 on.
+    """
     _, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _coded, (parts, code.co_filename)
 
@@ -62,6 +68,6 @@ def _coded(parts: tuple[Any, ...], file: str) -> CodeType:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle's pickler, with file names of functions, so that tracebacks show lines of the file or cell."""
+    """cloudpickle's pickler, which also keeps file names of functions, so that tracebacks can show their lines."""
 
     dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)

@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def plain(value: Any, where: str = "the result") -> Any:
-    """Copy a result, with detached tensors on the CPU.
+    """Copy the result of a party so that it can be sent: tensors are detached, and on the CPU.
 
     Raises InputError unless it consists of tensors, numbers, text and None, in tuples, lists and dicts.
     """
@@ -37,12 +37,12 @@ def plain(value: Any, where: str = "the result") -> Any:
 
 
 def packed(value: Any) -> bytes:
-    """Pack a value of `plain` into bytes."""
+    """Pack a result into bytes. value: from `plain`."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
 
 
 def unpacked(content: bytes) -> Any:
-    """Unpack the value of `packed`."""
+    """Unpack the result that `packed` has packed; no code in it is run."""
     return torch.load(io.BytesIO(content), weights_only=True)

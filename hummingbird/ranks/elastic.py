@@ -29,7 +29,7 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 
 
 def dynamic() -> bool:
-    """Whether a torchrun with a dynamic rendezvous has started this process.
+    """Whether this process was started by a torchrun with a dynamic rendezvous (module head).
 
     A static torchrun writes its ranks to the store that its processes use, unless they are declared identical
     (TORCH_ELASTIC_WORKER_IDENTICAL); a dynamic one keeps them elsewhere. Also False if the store does not answer.
@@ -52,13 +52,19 @@ def dynamic() -> bool:
 
 
 def warn_of_dynamic(stacklevel: int = 2) -> None:
-    """Warn under a dynamic rendezvous, in one process of each host. stacklevel: for `warnings.warn`."""
+    """Warn, in one process of each host, if torchrun uses a dynamic rendezvous (module head).
+
+    stacklevel: for `warnings.warn`.
+    """
     if os.environ.get("LOCAL_RANK", "0") == "0" and dynamic():
         warnings.warn(f"{WHAT}: {HINT}", stacklevel=stacklevel)
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError under a dynamic rendezvous if clients (at `listen`) or parties are on other hosts."""
+    """Raise TrustError under a dynamic rendezvous (module head), unless clients and parties are all on this host.
+
+    listen: the address at which clients come.
+    """
     local = listen.startswith("unix:") or loopback(split(listen)[0])
     together = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     if not (local and together) and dynamic():

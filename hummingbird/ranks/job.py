@@ -26,14 +26,17 @@ _KILLED = "the system may have ended it, for memory or from outside: look at its
 
 
 class Job:
-    """This process's rank, and the store in which each rank writes why it ends. here: local rank and local size."""
+    """A process among the ranks of a torchrun job, with the store in which each rank writes why it ends.
+
+    timeout: seconds that it waits for another rank. here: its rank on this host, and the number of ranks on this host.
+    """
 
     def __init__(self, rank: int, size: int, store: dist.Store, timeout: float) -> None:
         self.rank, self.size, self.timeout, self._store = rank, size, timeout, store
         self.here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
     def say(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one ends, and why. error None: its program is over."""
+        """Write to the store that this rank ends, and why. error None: its program is over."""
         what, hint = "its program was over", ""
         if isinstance(error, HummingbirdError):
             what, hint = str(error).partition("\nhint: ")[0], error.hint
@@ -43,7 +46,7 @@ class Job:
             self._store.set(f"ended/{self.rank}", json.dumps([what, hint]))
 
     def has_said(self, rank: int) -> bool:
-        """Whether a rank says within a few seconds why it ends."""
+        """Wait some seconds for another rank to write why it ends; return whether it has."""
         try:
             self._store.wait([f"ended/{rank}"], datetime.timedelta(seconds=_GRACE))
         except RuntimeError:
@@ -51,7 +54,10 @@ class Job:
         return True
 
     def lost(self, otherwise: str) -> PeerError:
-        """The error after a broken connection, with the rank that has ended; with `otherwise` if all ranks live."""
+        """Make the error for a broken connection: it names the rank that has ended, and the reason.
+
+        otherwise: the reason to give if all ranks still run.
+        """
         silent, told = [rank for rank in range(self.size) if rank != self.rank], ("", "")
         deadline = time.monotonic() + _GRACE
         try:
@@ -129,14 +135,17 @@ def _environment() -> tuple[int, int]:
 
 
 def _backend(size: int) -> str:
-    """The backend: gloo for messages; NCCL for gradients on GPUs, if each rank has a GPU of its own."""
+    """Choose torch.distributed's backends: gloo for messages; NCCL for gradients, if each rank has its own GPU.
+
+    size: the number of ranks.
+    """
     own = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= torch.cuda.device_count()
     return "cpu:gloo,cuda:nccl" if own else "gloo"
 
 
 @contextlib.contextmanager
 def _signals(joined: Job) -> Iterator[None]:
-    """A context that handles signals: SIGTERM, by which torchrun ends the remaining ranks, raises an error.
+    """Handle signals in this block: SIGTERM, by which torchrun ends the remaining ranks, raises an error.
 
     Ctrl-C comes from the terminal and again from torchrun; the second one is ignored, so that it does not disturb the
     clean-up. A rank that ends by an error ignores both signals.
@@ -167,17 +176,17 @@ def _signals(joined: Job) -> Iterator[None]:
 
 
 def current() -> Job | None:
-    """This process's `Job` in a block of `job` with several ranks; else None."""
+    """Return the `Job` that this process has joined, in a block of `job` with several ranks; else None."""
     return _job
 
 
 def rank() -> int:
-    """The number of this rank, from 0."""
+    """Return the number of this rank, from 0; 0 outside of a job."""
     return _job.rank if _job else 0
 
 
 def size() -> int:
-    """The number of ranks."""
+    """Return the number of ranks in the job; 1 outside of a job."""
     return _job.size if _job else 1
 
 
@@ -187,12 +196,12 @@ def first() -> bool:
 
 
 def part(count: int) -> range:
-    """The numbers of this rank's batches, out of `count`."""
+    """Return the numbers of the batches that this rank runs, out of `count`."""
     return range(rank(), count, size())
 
 
 def device(name: str) -> str:
-    """The device of this rank: for "cuda" the GPU with its local rank as number."""
+    """Return the device that this rank uses: for "cuda" the GPU whose number is its rank on this host; else `name`."""
     if _job is None or name != "cuda" or not torch.cuda.is_available():
         return name
     card = _job.here[0] % torch.cuda.device_count()

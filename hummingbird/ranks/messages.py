@@ -21,9 +21,10 @@ _SHOWN = 80  # characters of a value in an error
 
 
 def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> Tensor:
-    """Compute torch.cat of run(0), run(1), ..., on the CPU, with rows[i] rows each; every rank runs its share of them.
+    """Compute torch.cat of run(0), run(1), ..., on the CPU: each rank runs its part, and all ranks get the result.
 
-    like: (0, ...), with the shape and type of a row. Exact: for every number, all ranks but one add 0.
+    rows: how many rows each piece has. like: (0, ...), with the shape and type of a row. Exact: for every number, all
+    ranks but one add 0.
     """
     if current() is None:
         return torch.cat([run(number) for number in range(len(rows))])
@@ -39,7 +40,7 @@ def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> T
 
 
 def mean(values: Tensor) -> Tensor:
-    """The mean of the ranks' tensors of equal shapes, on their device; all ranks get the same bits."""
+    """Compute the mean of the ranks' tensors, which have equal shapes, on their device; all ranks get the same bits."""
     if current() is None:
         return values
     every = joined(lambda _: values.detach().double().cpu()[None], [1] * size(), values[None][:0].double().cpu())
@@ -47,7 +48,7 @@ def mean(values: Tensor) -> Tensor:
 
 
 def told(make: Callable[[], bytes]) -> bytes:
-    """Call `make` at rank 0, and return its bytes at all ranks."""
+    """Call `make` at rank 0 only, and return its bytes at all ranks."""
     if current() is None:
         return make()
     content = make() if first() else b""
@@ -62,7 +63,10 @@ def told(make: Callable[[], bytes]) -> bytes:
 
 
 def agree(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Compare facts, by name, between all ranks; AgreementError at all of them if they differ, with both values."""
+    """Compare facts between all ranks; if they differ, all ranks raise AgreementError, which shows both values.
+
+    facts: makes a dict of names and values, such as options.
+    """
     if current() is None:
         return
     text = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
@@ -92,7 +96,7 @@ def _gathered(tensor: Tensor) -> list[Tensor]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """A context in which ranks wait for each other; a broken connection raises PeerError with the rank that ended."""
+    """A context in which ranks wait for each other: a broken connection raises PeerError, with the rank that ended."""
     try:
         yield
     except RuntimeError as error:

@@ -109,7 +109,7 @@ def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
 
 
 def load_net(folder: str | PathLike[str]) -> SavedNet:
-    """Load the net of a folder that `save` wrote, on plain tensors: for `simulate`, `validate_model`, other windows.
+    """Load the net of a folder that `save` wrote, as a plain module: for `simulate`, `validate_model`, other windows.
 
     It computes the same as the net at inference. Raises InputError as `load` does, and if the folder lacks private
     weights.
@@ -118,7 +118,10 @@ def load_net(folder: str | PathLike[str]) -> SavedNet:
 
 
 def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: bool = True) -> SavedNet:
-    """`load_net` with a description that was read before; weights: False puts zeros in their place."""
+    """Load a net as `load_net` does, with a description that was read before.
+
+    weights: False: do not read the weights, but put zeros in their place.
+    """
     place = Path(fspath(folder))
     rank = sessions.current().rank if sessions.is_initialized() else None
     folders.check_strangers(place, saved, rank)
@@ -128,15 +131,16 @@ def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: boo
 
 
 def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
-    """The step with other tensors. tensors: id of the step's own tensor -> the new one."""
+    """Replace the tensors of a step. tensors: id of a tensor of the step -> the tensor that replaces it."""
     attrs = {key: tensors[id(value)] if isinstance(value, Tensor) else value for key, value in step.attrs.items()}
     return replace(step, attrs=attrs)
 
 
 def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
-    """The net's steps, which all parties see: they contain no number of private weights.
+    """Trace a net to the steps that are saved, which all parties see: they contain no number of private weights.
 
-    Raises ModelError with all layers that only code can express, InputError for an example that cannot be saved.
+    owner: the party that owns the weights; None if they are public. Raises ModelError with all layers that only code
+        can express, InputError for an example that cannot be saved.
     """
     steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example, secret=owner is not None)
     hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
@@ -156,7 +160,10 @@ def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
 
 
 def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
-    """The steps, and their tensors by name; a tensor of several steps has one name."""
+    """Return the steps, and their tensors by the names that the file of weights has for them.
+
+    A tensor that several steps share has one name.
+    """
     tensors: dict[str, Tensor] = {}
     known: set[int] = set()
     for step in steps:

@@ -49,7 +49,7 @@ _WHOSE = records.Kind("public, or a party", _whose)
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """Type and shape of one of the net's tensors."""
+    """Type and shape of one of the net's tensors, as net.json has them."""
 
     dtype: str = field(records.one_of([*DTYPES]))
     shape: tuple[int, ...] = field(records.many(records.whole(0, _MOST_TENSORS), 16))
@@ -57,7 +57,10 @@ class WeightSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetText:
-    """The net in its file. steps: name, operation, inputs and attributes of each, read by `step_json`."""
+    """The fields of the net in net.json.
+
+    steps: name, operation, inputs and attributes of each, read by `step_json`. tensors: name -> type and shape.
+    """
 
     steps: tuple[tuple[Any, ...], ...] = field(records.many(_STEP, _MOST_STEPS))
     tensors: dict[str, WeightSpec] = field(
@@ -71,7 +74,7 @@ class NetText:
 
 @dataclass(frozen=True, kw_only=True)
 class NetFile:
-    """The file. hummingbird: the release that wrote it. digest: of the net."""
+    """The fields of net.json. hummingbird: the release that wrote it. digest: SHA-256 of `net`."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -82,10 +85,10 @@ class NetFile:
 
 @dataclass(frozen=True)
 class NetDescription:
-    """The content of net.json.
+    """The content of net.json: a net without the values of its weights, and how it is converted.
 
     steps: their tensors are on the meta device. tensors: the same tensors, by their names in files of weights.
-    weights: "public", or the rank of the party that owns them. seal: `weights.seal` of the tensors.
+    weights: "public", or the rank of the party that owns them. seal: a hash of the weights, from `weights.seal`.
     """
 
     steps: tuple[Step, ...]
@@ -97,21 +100,21 @@ class NetDescription:
 
     @property
     def owner(self) -> int | None:
-        """The rank of the party that owns the weights; None if they are public."""
+        """Return the rank of the party that owns the weights; None if they are public."""
         return None if isinstance(self.weights, str) else self.weights
 
     @property
     def arguments(self) -> tuple[BitConfig, str | int, str]:
-        """The arguments of `convert_model`, after the net."""
+        """Return the arguments that `convert_model` takes after the net: windows, owner of the weights, protocol."""
         return self.bits, self.weights, self.protocol
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of the description; every file of weights contains it."""
+        """Compute the SHA-256 (hex) of the description, which every file of weights contains."""
         return _digest(self._net())
 
     def to_json(self) -> str:
-        """The file's text. Raises TypeError for a step with a value that JSON cannot hold."""
+        """Return the text of net.json. Raises TypeError for a step with a value that JSON cannot hold."""
         net = self._net()
         own = {"format": FORMAT, "version": VERSION, "hummingbird": RELEASE, "digest": _digest(net)}
         return json.dumps({**own, "net": net}, allow_nan=False) + "\n"
@@ -138,7 +141,10 @@ class NetDescription:
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> NetDescription:
-        """Parse `to_json`'s text; InputError, naming the file `where`, for anything else."""
+        """Parse the text of a net.json; InputError for anything that `to_json` does not write.
+
+        where: the file's name.
+        """
         how: dict[str, Any] = {"name": "saved net", "where": where, "hint": "was it copied completely?"}
         data = records.parse(text, most=_MOST_TEXT, **how)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -177,7 +183,7 @@ class NetDescription:
 
 
 def _shaped(spec: WeightSpec) -> Tensor:
-    """A tensor of this type and shape on the meta device."""
+    """Make an empty tensor of this type and shape on the meta device."""
     if math.prod(spec.shape) > _MOST_TENSORS:
         raise ValueError(f"a tensor of shape {str(spec.shape)[:80]}")
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta")

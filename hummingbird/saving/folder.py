@@ -23,7 +23,7 @@ NET = "net.json"
 
 
 def check_free(folder: Path) -> None:
-    """Raise InputError, before any work is done, unless a folder of this name can be created."""
+    """Raise InputError unless a folder of this name can be created; called before any work is done."""
     if folder.exists() or folder.is_symlink():
         hint = "name a new folder, or remove this one: nothing is written over"
         raise InputError("the folder is there already", where=str(folder), hint=hint)
@@ -33,7 +33,10 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """A new folder to write into; it is renamed to `folder` once all is on the disk. Raises as `check_free`."""
+    """Make a new folder to write into, in this block; it is renamed to `folder` once all is on the disk.
+
+    Raises as `check_free`.
+    """
     check_free(folder)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # mode 0700
@@ -54,7 +57,7 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def description(folder: Path) -> NetDescription:
-    """Read a folder's net.json. Raises InputError for a folder without one, and as `NetDescription.from_json`."""
+    """Read the net.json of a folder. Raises InputError for a folder without one, and as `NetDescription.from_json`."""
     path = folder / NET
     try:
         with open(path, "rb") as file:
@@ -66,9 +69,10 @@ def description(folder: Path) -> NetDescription:
 
 
 def check_strangers(folder: Path, saved: NetDescription, rank: int | None) -> None:
-    """Raise InputError for another party's weights that this party can read, and for weights that are not this net's.
+    """Raise InputError if a folder holds another party's weights that do not belong there, or that this party can read.
 
-    rank: this party's rank; None: there is no session, and the caller may own the weights.
+    saved: the folder's net.json. rank: this party's rank; None: there is no session, and the caller may own the
+    weights.
     """
     for path in sorted(folder.glob("party-*.safetensors")):
         if path.name != weights.name_of(saved.owner):

@@ -27,12 +27,15 @@ FORMAT, VERSION = "hummingbird-weights", "1"
 
 
 def name_of(owner: int | None) -> str:
-    """The name of the file of public weights (None), or of a party's weights."""
+    """Return the name of the file that holds a party's weights, or public weights (owner None)."""
     return "weights.safetensors" if owner is None else f"party-{owner}.safetensors"
 
 
 def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
-    """SHA-256 (hex) of a salt, and of the tensors' names, types, shapes and values; the same on every machine."""
+    """Compute a SHA-256 (hex) that binds net.json to the weights: of a salt, and of the tensors.
+
+    Names, types, shapes and values of the tensors count; the result is the same on every machine.
+    """
     digest = hashlib.sha256(b"hummingbird-weights-1" + len(salt).to_bytes(8, "little") + salt)
     for name, tensor in sorted(tensors.items()):
         head = f"{name}\0{tensor.dtype} {tuple(tensor.shape)}".encode()
@@ -43,14 +46,17 @@ def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
 
 
 def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt: bytes) -> None:
-    """Write the file of a net's weights."""
+    """Write a net's weights to a file, bound to its net.json by the digest, the seal's salt and the owner."""
     words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(content, path, {_OWN: json.dumps(words)})
 
 
 def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
-    """Read the weights of `saved`, by name; InputError for a missing, incomplete, changed or foreign file."""
+    """Read the weights of a net; InputError for a missing, incomplete, changed or foreign file.
+
+    Returns them by name.
+    """
     again = "copy it again from where the net was saved"
     if not path.is_file():
         whose = "its public weights" if saved.owner is None else f"the private weights of party {saved.owner}"
@@ -75,12 +81,12 @@ def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
 
 
 def zeros(saved: NetDescription) -> dict[str, Tensor]:
-    """Zeros in place of another party's weights, of which only shapes and types are used."""
+    """Make zeros in place of another party's weights, of which only shapes and types are used."""
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 
 
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
-    """hummingbird's entry in the file's metadata; empty if another program wrote the file."""
+    """Return what hummingbird wrote into the metadata of a file of weights; empty if another program wrote the file."""
     try:
         words = records.read(metadata.get(_OWN, "{}"), records.mapping(records.anything(), 16), name="metadata")
     except InputError as error:
@@ -108,7 +114,7 @@ def _whose(party: str) -> str:
 
 
 def _check_header(file: Any, saved: NetDescription, path: Path) -> None:
-    """Check names, types and shapes of the tensors before they are read; InputError if they differ."""
+    """Raise InputError unless a file's tensors have the names, types and shapes in net.json; no values are read."""
     names = set(file.keys())
     wrong = sorted(names ^ set(saved.tensors))
     if wrong:

@@ -22,7 +22,7 @@ ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh
 
 
 def activation(op: str) -> Callable[..., Ref]:
-    """The rule of an activation without attributes."""
+    """Return the rule that converts a call of an activation without attributes to a step."""
 
     def rule(b: StepBuilder, input: Any, inplace: bool = False) -> Ref:
         return b.emit(op, b.tensor(input))
@@ -50,7 +50,7 @@ def relu6(b: StepBuilder, input: Any, inplace: bool = False) -> Ref:
 
 
 def clamp(b: StepBuilder, input: Any, min: Any = None, max: Any = None) -> Ref:
-    """The rule of clamp: a hardtanh with both bounds, a relu with min=0 only, else a minimum or maximum."""
+    """Convert a call of clamp: both bounds to a hardtanh, min=0 alone to a relu, else to a minimum or maximum."""
     if all(isinstance(bound, (int, float)) for bound in (min, max)):
         return hardtanh(b, input, min, max)
     if max is None and isinstance(min, (int, float)) and min == 0:
@@ -73,7 +73,7 @@ def gelu(b: StepBuilder, input: Any, approximate: str = "none") -> Ref:
 
 
 def softmax_rule(op: str) -> Callable[..., Ref]:
-    """The rule of softmax and log_softmax."""
+    """Return the rule that converts a call of softmax or log_softmax to a step."""
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Ref:
         if not isinstance(dim, int):
@@ -91,7 +91,7 @@ def argmax(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False) -
 
 
 def glu(b: StepBuilder, input: Any, dim: int = -1) -> Ref:
-    """The rule of glu: one half of the values times the sigmoid of the other half."""
+    """Convert a call of glu to steps: one half of the values along `dim` times the sigmoid of the other half."""
     both = b.emit("chunk", b.tensor(input), suffix=".halves", kind="tuple", chunks=2, dim=dim)
     value, gate = (b.emit("getitem", both, suffix=f".{name}", index=i) for i, name in enumerate(("value", "gate")))
     return b.emit("mul", value, b.emit("sigmoid", gate, suffix=".sigmoid"))
@@ -104,7 +104,7 @@ def softmin(b: StepBuilder, input: Any, dim: Any = None, _stacklevel: int = 3, d
 
 
 def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: bool = False) -> Ref:
-    """The rule of threshold: x where it is above the threshold, else the value."""
+    """Convert a call of threshold to steps: the result is x where x is above the threshold, else `value`."""
     if b.plain:
         return elementwise.emit(b, "threshold", (input, threshold, value), {})
     x, least, other = b.tensor(input), b.number(threshold, "the threshold"), b.number(value, "the value")
@@ -118,7 +118,10 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 
 
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a function along a dimension: InputError if x lacks it; torch would accept dimension 0 of a scalar."""
+    """Wrap a function along a dimension so that it raises InputError if x lacks the dimension.
+
+    Without it torch would accept dimension 0 of a scalar.
+    """
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:
         if not -x.dim() <= a["dim"] < x.dim():
@@ -130,7 +133,11 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Softmax along a dimension, of the positions that "causal", "hidden" and a mask show (mpc/layers/hidden.py)."""
+    """Compute the softmax along a dimension, over those positions only that no mask hides (mpc/layers/hidden.py).
+
+    a: the step's attributes; "causal" hides later keys, "hidden" is a constant mask. mask: a public mask, if there is
+    one.
+    """
     places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
     return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])
 
@@ -147,7 +154,10 @@ def _check_hardtanh(step: Step) -> None:
 
 
 def _plain(name: str, function: Callable[[Tensor], Tensor], module: type[nn.Module], integers: Integers = "") -> Op:
-    """The `Op` of an activation without attributes, which torch has as a function and as a module."""
+    """Make the `Op` of an activation without attributes, which torch has as a function and as a module.
+
+    integers: how the activation treats integers (`Op.integers`).
+    """
     spelling = Spelling(activation(name), name, {module: ""})
     return Op(name, lambda a, x: function(x), ranks.same, [spelling], batch=batch.each, integers=integers)
 

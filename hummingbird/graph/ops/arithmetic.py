@@ -24,7 +24,7 @@ _RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the sca
 
 
 def arithmetic(op: str) -> Callable[..., Ref]:
-    """The rule of add, sub and mul; and of floordiv, for sizes only."""
+    """Return the rule that converts a call of add, sub or mul to a step; floordiv is accepted for sizes only."""
 
     def rule(b: StepBuilder, input: Any, other: Any, alpha: Any = 1) -> Ref:
         if alpha != 1:
@@ -50,7 +50,10 @@ def arithmetic(op: str) -> Callable[..., Ref]:
 
 
 def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Ref:
-    """The rule of addcmul: input + tensor1 tensor2; each may be constant, but not both factors."""
+    """Convert a call of addcmul to steps: input + tensor1 * tensor2; one of the factors may be constant.
+
+    Raises Unsupported for a `value` other than 1.
+    """
     if value != 1 or not (b.kind(tensor1) or b.kind(tensor2)):
         raise Unsupported(f"addcmul with value={b._show(value)}, or of constant factors", "write a product and a sum")
     name = b.name
@@ -61,7 +64,7 @@ def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any =
 
 
 def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """A comparison, 1 or 0, times a value."""
+    """Emit the product of a comparison, which is 1 or 0, and a value."""
     bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
     if isinstance(value, Ref) and b.kind(value) != BOOL:
         return b.emit("mul", bit, b.tensor(value, "the other operand"))
@@ -71,7 +74,10 @@ def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
 
 
 def integers(dtype: torch.dtype) -> dict[str, Any]:
-    """The attribute "whole" for a step of integer type, none for reals; Unsupported for types but int32 and int64."""
+    """Return the attribute that marks a step as integer, {"whole": True}, for int32 and int64; {} for real types.
+
+    Raises Unsupported for other types.
+    """
     if dtype.is_floating_point or dtype.is_complex:
         return {}
     if dtype not in (torch.int32, torch.int64):
@@ -92,7 +98,7 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """A public number or tensor, converted to the constant operand of a sum or product."""
+    """Convert a public number or tensor to the constant operand of a sum or product, a float or a tensor."""
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
@@ -118,7 +124,7 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
 
 
 def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
-    """The rule of pow: x ** 2, 3 and 4 as squares and products; +-0.5 as a root (norms.py)."""
+    """Convert a call of pow to steps: x ** 2, 3 and 4 to squares and products, +-0.5 to a root (norms.py)."""
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
         return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)
@@ -140,7 +146,7 @@ def neg(b: StepBuilder, input: Any) -> Ref:
 
 
 def reduction(op: str) -> Callable[..., Ref]:
-    """The rule of mean and sum over `dims`; None: over everything, without keepdim."""
+    """Return the rule that converts a call of mean or sum to a step; dim None: over all elements, without keepdim."""
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
         no_dtype(dtype)
@@ -157,7 +163,7 @@ def reduction(op: str) -> Callable[..., Ref]:
 
 
 def value(b: StepBuilder, item: Any) -> Ref:
-    """A tensor computed from the net's input; a constant tensor becomes a step "constant"."""
+    """Return a reference to a tensor that the net computes; for a constant tensor, emit a step "constant"."""
     if isinstance(item, Tensor):
         real = item if item.is_floating_point() else item.float()
         return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))

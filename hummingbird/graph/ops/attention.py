@@ -31,19 +31,22 @@ PARTS += " bias_k bias_v add_zero_attn out_proj"
 
 
 def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """Multiply two values, as torch broadcasts them; or a value and a constant matrix, as a linear layer."""
+    """Convert a call of matmul to a step: a product of two values, broadcast as in torch, or a linear layer.
+
+    A value times a constant matrix becomes a linear layer.
+    """
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
     return linear.matmul(b, input, other)
 
 
 def bmm(b: StepBuilder, input: Any, mat2: Any) -> Ref:
-    """Multiply batches of matrices."""
+    """Convert a call of bmm to a step that multiplies two batches of matrices."""
     return matmul(b, input, mat2)
 
 
 def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """beta input + alpha batch1 batch2, of three values of the net."""
+    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, all three values computed by the net."""
     factors = (b.tensor(batch1, "batch1"), b.tensor(batch2, "batch2"))
     product = _times(b, b.emit("matmul", *factors, suffix=".matmul"), alpha, ".product")
     if b.number(beta, "beta") == 0:
@@ -52,7 +55,7 @@ def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1,
 
 
 def addmm(b: StepBuilder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """A constant row plus a value times a constant matrix: a linear layer."""
+    """Convert a call of addmm to a linear layer: a constant row plus a value times a constant matrix."""
     if b.kind(input) or (beta, alpha) != (1, 1) or not isinstance(input, Tensor) or input.dim() != 1:
         raise Unsupported("addmm of anything but a constant row and matrix", "write it as a product and a sum")
     if b.kind(mat2) or not isinstance(mat2, Tensor) or mat2.dim() != 2:
@@ -62,7 +65,10 @@ def addmm(b: StepBuilder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha
 
 
 def einsum(b: StepBuilder, equation: Any, *operands: Any) -> Ref:
-    """The rule of einsum, of two values of the net: with an arrow, and each index at most once in an operand."""
+    """Convert a call of einsum on two values of the net to a step.
+
+    The equation must have an arrow, and each index at most once in an operand; other equations raise Unsupported.
+    """
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2:
@@ -88,7 +94,10 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Ref:
-    """The rule of torch's function, with a constant or public mask; dropout and grouped queries are refused."""
+    """Convert a call of torch's function of this name to steps; the mask must be constant or public.
+
+    Dropout and grouped queries raise Unsupported.
+    """
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
     if enable_gqa:
@@ -113,7 +122,10 @@ def _weights(b: StepBuilder, query: Any, key: Any, mask: Any, causal: bool, scal
 
 
 def hidden(b: StepBuilder, mask: Any) -> Tensor:
-    """The constant that a mask adds to the logits; see `public.hidden`. Unsupported for a mask that is no constant."""
+    """Return the constant tensor that an attention mask adds to the logits (`public.hidden`).
+
+    Raises Unsupported for a mask that is no constant.
+    """
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
     try:
@@ -123,7 +135,10 @@ def hidden(b: StepBuilder, mask: Any) -> Tensor:
 
 
 def is_causal_mask(mask: Tensor) -> bool:
-    """Whether a mask (queries, keys), True or -inf for hidden keys, hides exactly the keys that come after a query."""
+    """Whether a mask hides from each query exactly the keys that come after it.
+
+    mask: (queries, keys), True or -inf where a key is hidden.
+    """
     later = ~shown(*mask.shape).to(mask.device)
     if mask.dtype == torch.bool:
         return torch.equal(mask, later)
@@ -158,7 +173,7 @@ def multihead(
     add_zero_attn: bool,
     out_proj: nn.Linear,
 ) -> tuple[Ref, Ref | None]:
-    """The rule of nn.MultiheadAttention on batches: its result, and the attention weights or None."""
+    """Convert a call of nn.MultiheadAttention, on a batch, to steps: its result, and the attention weights or None."""
     if bias_k is not None or bias_v is not None or add_zero_attn:
         raise Unsupported("attention with bias_k, bias_v or add_zero_attn", "leave them at their defaults")
     if key_padding_mask is not None:
@@ -194,7 +209,11 @@ def multihead(
 
 
 def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
-    """Project queries, keys and values: by one linear layer if all are the same value, else by one each."""
+    """Emit the projections of queries, keys and values: one linear layer if all three are equal, else one each.
+
+    given: queries, keys, values. joint: the weights of all projections in one tensor, or None. apart: the weights one
+    by one.
+    """
     query, key, value = given
     biases = (None,) * 3 if bias is None else b.weight(bias, "bias").chunk(3)
     if joint is not None and query == key == value:
@@ -224,7 +243,10 @@ def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
 
 
 def shown(size: int, others: int) -> Tensor:
-    """The causal mask, bool (queries, keys): a query sees the keys up to its own position."""
+    """Make the causal mask, bool (queries, keys): True where a query sees a key, which is up to its own position.
+
+    size: the number of queries. others: the number of keys.
+    """
     return torch.ones(size, others, dtype=torch.bool).tril()
 
 
@@ -234,9 +256,9 @@ def _causal(a: Attrs, x: Tensor) -> Tensor:
 
 
 def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """Which logits are shown: bool in x's shape; None if all are.
+    """Compute which logits are shown, not hidden by a mask: bool in x's shape; None if all are shown.
 
-    hidden: bool, True for hidden ones. mask: the result of the graph's function "hidden".
+    causal: hide keys after the query. hidden: bool, True for hidden logits. mask: the result of `public.hidden`.
     """
     found = [] if hidden is None else [~hidden]
     if causal:
@@ -252,7 +274,7 @@ def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | 
 
 
 def _is_equation(value: Any) -> bool:
-    """Whether it is an einsum equation of two operands, such as "bij,bjk->bik"."""
+    """Whether a value is an einsum equation of two operands, such as "bij,bjk->bik"."""
     left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
     first, comma, second = left.partition(",")
     terms = (first, second, out)

@@ -24,11 +24,11 @@ PROBE = 3  # batch size while a net is examined; a prime, so that reshaping cann
 
 
 class Mixed(Exception):
-    """It is not proven that a step treats images independently."""
+    """Error: it is not proven that a step computes the images of a batch independently."""
 
 
 class BatchLayout(NamedTuple):
-    """Dimension `axis` of a value is outer * batch * inner."""
+    """The position of the batch in a value: dimension `axis` has size outer * batch * inner (module head)."""
 
     axis: int
     outer: int = 1
@@ -47,14 +47,14 @@ def _one(where: list[Where]) -> BatchLayout:
 
 
 def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Elementwise functions of one value."""
+    """Find the batch's dimension in the result of an elementwise function of one value: where the value has it."""
     return where[0]
 
 
 def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchRule:
-    """Functions along some dimensions, which keep the shape; the batch must be in another dimension.
+    """Make the rule of functions along some dimensions, which keep the shape: the batch must be in another dimension.
 
-    axis: (attributes, shape) -> these dimensions; negative ones count from the end.
+    axis: (attributes, shape) -> the dimensions along which the function works; negative ones count from the end.
     """
 
     def rule(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
@@ -67,14 +67,17 @@ def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchR
 
 
 def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Layers that have the batch in dimension 0."""
+    """Find the batch's dimension in the result of a layer that takes and returns it in dimension 0."""
     if _one(where).axis != 0:
         raise Mixed
     return where[0]
 
 
 def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Reductions over dimensions, which are dropped or kept with size 1."""
+    """Find the batch's dimension after a reduction, such as a mean, over other dimensions.
+
+    These are dropped, or kept with size 1.
+    """
     layout, dims = _one(where), a["dims"] if "dims" in a else (a["dim"],)
     if dims is None:
         raise Mixed
@@ -85,15 +88,16 @@ def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Elementwise functions of several values, or of a value and a constant."""
+    """Find the batch's dimension in an elementwise function's result, of several values or a value and a constant."""
     shapes = [*shapes, *(tuple(c.shape) for c in [a.get("value")] if isinstance(c, Tensor))]
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
 
 
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
-    """The batch's dimension under broadcasting: the same for all values that depend on the batch.
+    """Find the dimension that holds the batch after broadcasting; Mixed unless all values that depend on it agree.
 
-    Values that do not depend on it must have size 1 there, or lack the dimension.
+    Values that do not depend on the batch must have size 1 there, or lack the dimension. rank: dimensions of the
+    result.
     """
     aligned = [
         None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))
@@ -110,9 +114,10 @@ def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
 
 
 def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Matrix products: the batch is a stacking dimension of both factors; or only one factor depends on it.
+    """Find the batch's dimension in a matrix product.
 
-    In the second case the batch may also be that factor's rows or columns that are not summed over.
+    If both factors depend on the batch, it must be a dimension before the matrices' two. If only one factor does, the
+    batch may also be a dimension of its matrices that is not summed over.
     """
     if all(layout is not None for layout in where):
         found = _agreed(where, shapes, len(out))
@@ -130,7 +135,10 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Einsum: the batch is one index of the result, and of every operand that depends on the batch."""
+    """Find the batch's dimension in the result of an einsum.
+
+    The batch must be one index there, and in all operands that depend on it.
+    """
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
     found = {(names[i][w.axis], w.outer, w.inner) for i, w in enumerate(where) if w is not None}
@@ -143,14 +151,14 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Permutation of the dimensions, `dims`."""
+    """Find the batch's dimension after a permutation of the dimensions, the attribute `dims`."""
     layout = _one(where)
     order = [dim % len(out) for dim in a["dims"]]
     return layout._replace(axis=order.index(layout.axis))
 
 
 def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Exchange of two dimensions."""
+    """Find the batch's dimension after an exchange of two dimensions."""
     order = list(range(len(out)))
     first, second = a["dim0"], a["dim1"]
     order[first], order[second] = order[second], order[first]
@@ -158,7 +166,10 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Reshaping keeps the order of elements: find outer x batch x inner among the new dimensions."""
+    """Find the batch's dimension after reshaping, which keeps the order of elements.
+
+    A new dimension must hold the batch, with parts of outer and inner as factors (module head).
+    """
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
     inner = math.prod(shapes[0][layout.axis + 1 :]) * layout.inner
@@ -173,14 +184,14 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """cat along another dimension than the batch's, of values that all depend on the batch."""
+    """Find the batch's dimension in the result of cat along another one; all joined values must depend on the batch."""
     if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
         raise Mixed
     return where[0]
 
 
 def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """stack along a new dimension, of values that have the batch in the same dimension."""
+    """Find the batch's dimension in the result of stack along a new one; all values must have it in the same place."""
     if None in where or len(set(where)) != 1:
         raise Mixed
     layout = _one(where)
@@ -188,7 +199,7 @@ def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Indexing by integers and slices of other dimensions than the batch's."""
+    """Find the batch's dimension after indexing by integers and slices, which must leave that dimension whole."""
     layout, index = _one(where), a["index"]
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(part is not None and part is not Ellipsis for part in parts)
@@ -210,12 +221,12 @@ def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """unbind: slices along a dimension, which is dropped."""
+    """Find the batch's dimension in the results of unbind along another dimension, which is dropped."""
     return reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
 
 
 def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Padding of other dimensions than the batch's."""
+    """Find the batch's dimension after padding, which must not pad along the batch's dimension."""
     layout = _one(where)
     place = 2 * (len(out) - 1 - layout.axis)
     if any(a["pads"][place : place + 2]):
@@ -224,7 +235,7 @@ def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Repetition along other dimensions than the batch's."""
+    """Find the batch's dimension in a value that is repeated along dimensions other than the batch's."""
     layout = _one(where)
     layout = layout._replace(axis=layout.axis + len(out) - len(shapes[0]))
     if out[layout.axis] != shapes[0][_one(where).axis]:
@@ -233,29 +244,32 @@ def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Packing of several results, each with the batch in dimension 0."""
+    """Find the batch's dimension in several results packed into one tensor: each must have it in dimension 0."""
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]
 
 
 def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Softmax of logits; a public mask is the second input, and the sum before has checked its layout."""
+    """Find the batch's dimension in a softmax of logits, which must not be along the batch's dimension.
+
+    A public mask is the second input; the step before, which added the mask to the logits, has checked its layout.
+    """
     axes = (-1, -2) if a.get("causal") else (a["dim"],)
     return apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """The dimension of channels, or the only dimension there is; for `apart`."""
+    """Return the dimension of the channels, 1, or 0 if there is only one dimension; for `apart`."""
     return (min(1, len(shape) - 1),)
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """The dimension `dim`; for `apart`."""
+    """Return the dimension in the attribute `dim`, for `apart`."""
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """The dimensions `dims`; for `apart`."""
+    """Return the dimensions in the attribute `dims`, for `apart`."""
     dims: Collection[int] = a["dims"]
     return dims

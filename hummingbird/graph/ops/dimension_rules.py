@@ -19,12 +19,16 @@ DimensionRule = RankRule | Literal["listed"]
 
 
 def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """The rank of the net's input, if an example or a folded batch norm has fixed it."""
+    """Return how many dimensions the net's input has, if an example or a folded batch norm has fixed it; else INPUT."""
     return len(a["shape"]) if "shape" in a else a.get("rank") or INPUT
 
 
 def same(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Broadcasting: the largest rank of all inputs and of a constant; INPUT with constants of rank 2 at most."""
+    """Compute the number of dimensions after broadcasting: the largest one of all inputs and of a constant.
+
+    It is INPUT if all inputs have as many as the net's input (INPUT), and the constant has 2 at most; else None if one
+    is not known.
+    """
     constant = [a["value"].dim()] if isinstance(a.get("value"), Tensor) else []
     known = [rank for rank in given if isinstance(rank, int)]
     if len(known) == len(given):
@@ -33,7 +37,7 @@ def same(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def more(count: Callable[[dict[str, Any]], int]) -> RankRule:
-    """`count(attributes)` dimensions more than the inputs have, if their rank is known."""
+    """Make the rule for results with `count(attributes)` dimensions more than the inputs; None if that is unknown."""
 
     def rule(a: dict[str, Any], given: list[Rank]) -> Rank:
         known = same({}, given)
@@ -48,12 +52,12 @@ def _kept(a: dict[str, Any]) -> int:
 
 
 def reduced(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """The rank less the dimensions that a reduction drops; `dims` None: all of them."""
+    """Compute the number of dimensions after a reduction drops some; with the attribute `dims` None it drops all."""
     return 0 if a.get("dims", ()) is None else more(_kept)(a, given)
 
 
 def flattened(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """One dimension in place of those from `start` to `end`."""
+    """Compute the number of dimensions after the dimensions from `start` to `end` are flattened into one."""
     rank = given[0]
     if isinstance(rank, int) and rank:
         return rank - a["end"] % rank + a["start"] % rank
@@ -66,23 +70,29 @@ def _taken(a: dict[str, Any]) -> int:
 
 
 def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """The larger rank of the two factors of a matrix product."""
+    """Compute the number of dimensions of a matrix product, the larger one of its factors.
+
+    None if that of a factor is not known, or below 2.
+    """
     known = [rank for rank in given if isinstance(rank, int) and rank >= 2]
     return max(known) if len(known) == len(given) else None
 
 
 def unknown(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """A rank that cannot be told from the attributes."""
+    """Return None, for values whose number of dimensions does not follow from the attributes."""
     return None
 
 
 def first(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """The rank of the first input."""
+    """Return the number of dimensions of the first input."""
     return given[0]
 
 
 def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Batch, channels, and one dimension for each number of a layer's stride or output size."""
+    """Return the number of dimensions of a layer on images: 2 for batch and channels, and those of its stride.
+
+    A layer without stride has an output size.
+    """
     return len(a["stride"] if "stride" in a else a["output_size"]) + 2
 
 

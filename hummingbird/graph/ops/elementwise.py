@@ -55,26 +55,29 @@ _MODULES: dict[type[nn.Module], tuple[str, str]] = {
 
 
 def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """The step's value. attrs: the function's name and its keyword arguments."""
+    """Compute the value of a step "elementwise". attrs: the name of torch's function and its keyword arguments."""
     options = {key: value for key, value in attrs.items() if key != "function"}
     out: Tensor = FUNCTIONS[attrs["function"]](*values, **options)
     return out
 
 
 def module(kind: type[nn.Module]) -> tuple[str, str] | None:
-    """The function of a module type of torch.nn, and the attributes that are its keywords; None for other types."""
+    """Return the elementwise function of a module type of torch.nn, and the attributes that are its keywords.
+
+    None for other types.
+    """
     return _MODULES.get(kind)
 
 
 def known(name: str) -> str | None:
-    """The elementwise function that a torch function, method or operator of this name computes; None for others."""
+    """Return the name of the elementwise function that torch's function, method or operator `name` is, or None."""
     name = name.strip("_")
     name = _OPERATORS.get(name, name)
     return name if name in FUNCTIONS else None
 
 
 def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
-    """Emit a step of one function; Unsupported for arguments that are neither values of the net nor numbers."""
+    """Emit a step that computes one elementwise function of values and numbers; Unsupported for other arguments."""
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
     if name == "pow" and len(args) == 2:
@@ -93,9 +96,9 @@ def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def exponent(value: Any) -> Any:
-    """Convert a tensor with a single exponent that `power` accepts to a number; other values are returned as they are.
+    """Convert a tensor with a single exponent that `power` accepts to a number; other values are returned unchanged.
 
-    The tensor is only compared with these exponents, so that no other number of a secret tensor is read.
+    The tensor is only compared with the accepted exponents, so that no other number of a secret tensor is read.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
         return next((n for n in (2, 3, 4, 0.5, -0.5) if bool((value == n).all())), value)
@@ -103,7 +106,7 @@ def exponent(value: Any) -> Any:
 
 
 def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bind the arguments of a Python function to their names, so that "inplace" is found in any position."""
+    """Bind the arguments of torch's function `name` to its parameters, so that "inplace" is found in any position."""
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(*args, **kwargs).arguments
     except ValueError:  # a builtin: it has no signature, and no "inplace"

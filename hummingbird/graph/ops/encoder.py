@@ -35,7 +35,7 @@ def encoder(
     layers: nn.ModuleList,
     norm: Any,
 ) -> Ref:
-    """The rule of nn.TransformerEncoder."""
+    """Convert a call of nn.TransformerEncoder to steps, layer by layer, with the final norm if there is one."""
     x = b.tensor(src)
     for number, module in enumerate(layers):
         with _inside(b, f"layers.{number}"):
@@ -62,7 +62,10 @@ def encoder_layer(
     activation: Any,
     **dropouts: nn.Module,
 ) -> Ref:
-    """The rule of nn.TransformerEncoderLayer: attention and two linear layers, each added to its own input."""
+    """Convert a call of nn.TransformerEncoderLayer to steps: attention, then two linear layers.
+
+    The result of the attention, and that of the linear layers, is added to its own input.
+    """
     x = b.tensor(src)
     _check(self_attn, nn.MultiheadAttention)
     for layer_of_two in (linear1, linear2):
@@ -104,7 +107,7 @@ def _inside(b: StepBuilder, name: str) -> Any:
 
 
 def _check(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise Unsupported unless a part of the encoder is of the module type that torch uses, without hooks."""
+    """Raise Unsupported unless a submodule of the encoder has the type `kind`, as in torch's own, and no hooks."""
     found = nn.utils.parametrize.type_before_parametrizations(module)
     if found is not kind:
         raise Unsupported(f"an encoder with {found.__name__}", f"use nn.{kind.__name__}")

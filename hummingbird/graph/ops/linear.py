@@ -34,9 +34,9 @@ def conv(
     *,
     n: int,
 ) -> Ref:
-    """The rule of a convolution of n spatial dimensions.
+    """Convert a call of a convolution of n spatial dimensions to steps.
 
-    padding="same" with an odd total, and padding with the input's own values, become a step before the convolution.
+    padding="same" with an odd sum of both sides, and padding with the input's own values, become a step before it.
     """
     x, w, c = b.tensor(input), b.weight(weight), None if bias is None else b.weight(bias, "bias")
     strides, dilations = b.ints(stride, n, "stride"), b.ints(dilation, n, "dilation")
@@ -93,7 +93,7 @@ def linear(b: StepBuilder, input: Any, weight: Any, bias: Any = None) -> Ref:
 
 
 def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """The rule of matmul with a constant matrix: x @ W, W of shape (in, out), is the linear layer of weight W^T."""
+    """Convert x @ W with a constant matrix W of shape (in, out) to a linear layer, whose weight is W transposed."""
     if not b.kind(input) and b.kind(other) and isinstance(input, torch.Tensor) and input.dim() == 2:
         # W x = (x^T W^T)^T over the last two dimensions
         x = b.emit("transpose", b.tensor(other), suffix=".turned", dim0=-2, dim1=-1)
@@ -119,7 +119,7 @@ def _conv_transpose(a: Attrs, x: Tensor) -> Tensor:
 
 
 def _check(step: Step) -> None:
-    """Raise ValueError unless weight and bias have the shapes of the layer."""
+    """Raise ValueError unless the weight and the bias of a saved step have the shapes that its layer needs."""
     a, transposed = step.attrs, step.op == "conv_transpose"
     weight, bias, groups = a["weight"], a["bias"], a.get("groups", 1)
     dims = 2 + len(a.get("stride", ()))

@@ -49,7 +49,7 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Ref:
-    """The rule of a batch norm with running statistics: a "batch_norm", which `rewrite.fold` removes."""
+    """Convert a call of batch_norm with running statistics to a step "batch_norm", which `rewrite.fold` removes."""
     if training or running_mean is None or running_var is None:
         raise Unsupported(
             "batch norm on the statistics of the batch itself",
@@ -63,7 +63,7 @@ def batch_norm(
 
 
 def check_variance(var: torch.Tensor, eps: float) -> None:
-    """Raise Unsupported for a running variance without inverse root."""
+    """Raise Unsupported unless every running variance plus eps is positive, as its root is a divisor."""
     if not var.is_meta and not bool((var.double() + eps > 0).all()):
         raise Unsupported("running_var + eps is not positive", "train again, or raise eps")
 
@@ -71,12 +71,15 @@ def check_variance(var: torch.Tensor, eps: float) -> None:
 def layer_norm(
     b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """The rule of layer_norm: a "norm" of the last dimensions, and a "scale_last" for weight and bias."""
+    """Convert a call of layer_norm: "norm" on the last dimensions, then "scale_last" for weight and bias."""
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
 
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
-    """The rule of rms_norm: as `layer_norm`, without a mean. eps None: torch's default, the eps of float32."""
+    """Convert a call of rms_norm: steps as for `layer_norm`, but no mean is subtracted.
+
+    eps None: the eps of float32.
+    """
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)
 
@@ -91,7 +94,7 @@ def _last(b: StepBuilder, input: Any, sizes: Any, weight: Any, bias: Any, eps: f
 def group_norm(
     b: StepBuilder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """The rule of group_norm; `num_groups` must divide the number of channels."""
+    """Convert a call of group_norm to steps; `num_groups` must divide the number of channels."""
     (groups,) = b.ints(num_groups, 1, "num_groups")
     return _channels(b, input, groups, weight, bias, eps)
 
@@ -107,7 +110,10 @@ def instance_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Ref:
-    """The rule of instance_norm: each channel of each image is a row. With running statistics it is refused."""
+    """Convert a call of instance_norm to steps: each channel of each image is a row of the norm.
+
+    Raises Unsupported with running statistics.
+    """
     if not use_input_stats:
         raise Unsupported(*_RUNNING)
     return _channels(b, input, 0, weight, bias, eps)
@@ -119,7 +125,10 @@ _RUNNING = "an instance norm on running statistics", "it is a BatchNorm in eval 
 def instance_norm_layer(
     b: StepBuilder, input: Any, track_running_stats: bool, weight: Any, bias: Any, eps: float, *, n: int
 ) -> Ref:
-    """The rule of the module of n spatial dimensions; running statistics are refused, as eval mode would use them."""
+    """Convert a call of an instance norm module of n spatial dimensions to steps.
+
+    Raises Unsupported for a module with running statistics, as eval mode would use them.
+    """
     if track_running_stats:
         raise Unsupported(*_RUNNING)
     return _channels(b, input, 0, weight, bias, eps, rank=n + 2)
@@ -157,7 +166,10 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 
 
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """The rule of sqrt and rsqrt: the root of a mean of squares plus a number; other roots are refused."""
+    """Convert sqrt or rsqrt of a mean of squares plus a number, as in a norm; Unsupported for other roots.
+
+    kind: ROOT or INVERSE, the kind of the value.
+    """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
         raise Unsupported(f"{name} of a value that is no mean of squares with keepdim=True", ROOTS)
@@ -171,12 +183,15 @@ def is_one(value: Any) -> bool:
 
 
 def inverse(b: StepBuilder, root: Ref) -> Ref:
-    """Emit 1 / root."""
+    """Emit a step that stands for 1 / root in a norm that forward() writes out; it has the kind INVERSE."""
     return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
 
 
 def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
-    """Emit the norm for a value that is divided by the root of its own mean square."""
+    """Convert the division of a value by the root of its own mean square, which forward() writes out, to a norm.
+
+    root: a value of kind ROOT.
+    """
     step = b.steps[root.index]
     while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
         step = b.steps[step.inputs[0].index]
@@ -193,7 +208,7 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Parts of x.square().mean(dimensions, keepdim=True) + eps: x, dimensions, eps; None for other values."""
+    """Recognize x.square().mean(dimensions, keepdim=True) + eps, and return its three parts; None for other values."""
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number
@@ -204,7 +219,7 @@ def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] 
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Parts of x - x.mean(dimensions, keepdim=True): x and dimensions; None for other values."""
+    """Recognize x - x.mean(dimensions, keepdim=True), and return x and the dimensions; None for other values."""
     step = b.steps[value.index]
     if step.op != "sub" or len(step.inputs) != 2:
         return None
@@ -217,10 +232,10 @@ _ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in 
 
 
 def _eps(b: StepBuilder, value: Any) -> float | None:
-    """The eps of a norm as a number, from a number or a tensor of one element; None for larger tensors.
+    """Return the eps of a norm as a number, if `value` is a number or a tensor of one element; None for larger tensors.
 
     Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
-    numbers such as 1e-5 or 3e-7; if it equals none of them, it may be learned, and is refused.
+    numbers such as 1e-5 or 3e-7; if it equals none of them, it may be learned, and raises Unsupported.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         return None
@@ -235,7 +250,10 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
 
 
 def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm over these dimensions; if they are not the last ones, permute them to the end and back."""
+    """Emit a norm over `dims`; if these are not the last dimensions, permute them to the end and back.
+
+    center: whether the norm subtracts the mean.
+    """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:
         return b.emit("norm", x, **attrs)
@@ -255,7 +273,7 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
 def var(
     b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Ref:
-    """The rule of var, without correction: the mean square of x less its mean."""
+    """Convert a call of var without correction to steps: the mean of the squares of x less its mean."""
     many = isinstance(dim, (tuple, list))
     if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
         hint = "x.var(dim, correction=0), over dimensions that are named"
@@ -275,7 +293,10 @@ def _per_channel(a: Attrs, x: Tensor) -> Tensor:
 
 
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
-    """Reshape x to (..., length) with the norm's rows in the last dimension; InputError for an unsuitable shape."""
+    """Reshape x to (..., length), with each row of the norm in the last dimension; InputError for an unsuitable shape.
+
+    a: the norm's attributes, which say where its rows are (module head).
+    """
     if a["last"] is not None:
         if a["sizes"] is not None and tuple(x.shape[-a["last"] :]) != tuple(a["sizes"]):
             what = f"a norm over the last dimensions {tuple(a['sizes'])} of a value of shape {tuple(x.shape)}"

@@ -29,7 +29,7 @@ Integers = Literal["", "kept", "promoted", "rounded", "made", "neutral"]
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """How nets call an operation in torch, and the rule that turns the arguments of such a call into steps.
+    """The names by which nets call an operation in torch, and the rule that turns such a call's arguments into steps.
 
     rule: takes the `StepBuilder`, then the parameters of torch's function by their names.
     names: names in torch, in torch.nn.functional and of tensor methods, each with and without the trailing underscore
@@ -50,26 +50,27 @@ class Spelling:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """An operation that steps may have.
+    """An operation that steps may have, with all that the graph knows of it.
 
-    name: the step's `op`.
-    meaning: computes its value in plain torch, meaning(attrs, *values); all private versions follow it. It moves
+    name: the `op` of its steps.
+    meaning: computes a step's value in plain torch, meaning(attrs, *values); all private versions follow it. It moves
         constants among the attributes to the input's device and type (`like`), so that steps run in float64, on a GPU,
         or on the meta device. None: the operation is folded before anything runs.
-    dimensions: the rule for the rank of its value (dimension_rules.py); None for sizes, which are no tensors.
-    spellings: torch's names for it.
-    inputs: the kinds of its inputs, in the words of schema.py: "x", "x x?", "xs", "x size*".
-    attrs: its attributes in a saved net, NAME=KIND in the words of schema.py, NAME?=KIND for an optional one; None if
+    dimensions: the rule for the number of dimensions of a value (dimension_rules.py); None for sizes, which are no
+        tensors.
+    spellings: torch's names for the operation.
+    inputs: the kinds of a step's inputs, in the words of schema.py: "x", "x x?", "xs", "x size*".
+    attrs: the attributes in a saved net, NAME=KIND in the words of schema.py, NAME?=KIND for an optional one; None if
         no saved net may have the operation.
     kinds: tests of values, for words in `attrs` that schema.py does not define.
     check: raises ValueError for a saved step whose attributes do not fit together.
-    batch: the rule for the batch's dimension in its value (batch_rules.py); None where no rule proves that the images
-        of a batch are computed independently.
-    view: whether its value may share memory with its input, as in torch (alias.py).
-    makes: the kind of its value (build.py), or a function from the attributes to the kind.
-    integers: how it treats integers, int64 in torch (properties.py). "": its result is real. "kept": integers stay
-        integers. "promoted": so they do, unless a constant has a fraction. "rounded": torch rounds its result.
-        "made": its result is integer, whatever its input. "neutral": other inputs of a later step stay integers
+    batch: the rule for the batch's dimension in a value (batch_rules.py); None where no rule proves that the images of
+        a batch are computed independently.
+    view: whether a value may share memory with the input, as in torch (alias.py).
+    makes: the kind of a value (build.py), or a function from the attributes to the kind.
+    integers: how the operation treats integers, int64 in torch (properties.py). "": its result is real. "kept":
+        integers stay integers. "promoted": so they do, unless a constant has a fraction. "rounded": torch rounds its
+        result. "made": its result is integer, whatever its input. "neutral": other inputs of a later step stay integers
         beside its value.
     """
 
@@ -87,13 +88,13 @@ class Op:
     integers: Integers = ""
 
     def kind(self, attrs: Attrs) -> str:
-        """The kind of the value of a step with these attributes."""
+        """Return the kind (build.py) of the value of a step with these attributes."""
         return self.makes if isinstance(self.makes, str) else self.makes(attrs)
 
 
 @dataclass(frozen=True, eq=False)
 class Refused:
-    """Names of torch without a private form, and the hint that says what to write instead.
+    """Parts of torch that have no private form, with the hint that says what to write instead.
 
     modules: types of modules, subclasses included. names: names of functions and methods.
     """
@@ -114,7 +115,10 @@ def like(constant: Any, x: Tensor) -> Any:
 
 
 def check_batch(a: Attrs, x: Tensor) -> None:
-    """Raise InputError unless x is a batch for a layer with this stride or output size: (batch, channels, *space)."""
+    """Raise InputError unless x has the shape (batch, channels, *space) that a layer with these attributes takes.
+
+    The number of dimensions of space follows from the attribute `stride` or `output_size`.
+    """
     space = len(a["stride"] if "stride" in a else a["output_size"])
     if x.dim() != space + 2:
         raise InputError(

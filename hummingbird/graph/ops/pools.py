@@ -95,7 +95,7 @@ def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
 
 
 def places(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Tensor:
-    """Positions along a dimension of this size that each window of a max pooling reads: int64 (kernel, out).
+    """List the positions, along one dimension, that each window of a max pooling reads: int64 (kernel, windows).
 
     Padding never wins in torch, and a maximum does not change if an element is repeated: a position in the padding is
     replaced by the nearest one of the same window that is inside, so that the ring needs no "minus infinity".
@@ -120,7 +120,7 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 
 def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
-    """First position and length of each window of an adaptive pooling along a dimension of this size.
+    """Compute where each window of an adaptive pooling begins, and its length, along a dimension of `size` positions.
 
     output: the number of windows; None: `size`. As in torch, window i goes from floor(i size / output) to
     ceil((i + 1) size / output).
@@ -131,7 +131,7 @@ def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
 
 
 def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
-    """Kernel, which is the stride too, of an adaptive pooling with equal windows; InputError if they differ."""
+    """Return the window size, and so the stride, of an adaptive pooling; InputError if its windows differ in size."""
     space = tuple(shape)[-len(output_size) :]
     sizes = [out or size for size, out in zip(space, output_size, strict=True)]
     if any(size % out for size, out in zip(space, sizes, strict=True)):

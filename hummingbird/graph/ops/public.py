@@ -50,9 +50,10 @@ _REFLECTED = "and or xor eq ne lt le gt ge add sub mul radd rsub rmul rtruediv t
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """The numbers that an attention mask adds to logits: False, and numbers far below a row's largest, become HIDDEN.
+    """Convert an attention mask to the numbers that are added to the logits.
 
-    Raises InputError for a row that hides all keys.
+    False, and numbers far below the largest of their row, become HIDDEN. Raises InputError for a row that hides all
+    keys.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
@@ -79,19 +80,22 @@ _TAKERS = (F.embedding, F.embedding_bag, F.scaled_dot_product_attention)
 
 
 def name_of(node: fx.Node) -> str | None:
-    """The name in FUNCTIONS of the function that a node calls; None if it is not there."""
+    """Return the name in FUNCTIONS of the function that a node calls; None if FUNCTIONS does not have it."""
     if node.op == "call_method":
         return f"Tensor.{node.target}" if f"Tensor.{node.target}" in FUNCTIONS else None
     return None if isinstance(node.target, str) else _FOUND.get(node.target)
 
 
 def takes(target: Any) -> bool:
-    """Whether a function's rule accepts public values as they are."""
+    """Whether a torch function's rule accepts public values as they are, so that they need not become private."""
     return target in _TAKERS
 
 
 def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: str = "") -> Ref:
-    """Emit a call of a function of public values; Unsupported for arguments that a net's file cannot hold."""
+    """Emit a step "public_call" for a function of public values. name: the function's name in FUNCTIONS.
+
+    Raises Unsupported for arguments that a net's file cannot hold.
+    """
     kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
     args = [value for value in args if not isinstance(value, torch.device)]
     structure, values = flatten((tuple(args), kwargs), lambda value: isinstance(value, (Ref, Tensor)))
@@ -114,7 +118,10 @@ def _constant(b: StepBuilder, value: Tensor) -> Ref:
 
 
 def _plain(structure: Structure) -> Structure:
-    """A structure whose constants JSON can hold: a dtype becomes its name. Unsupported for other constants."""
+    """Convert the constants of a structure so that JSON can hold them: a dtype becomes its name.
+
+    Raises Unsupported for constants that JSON cannot hold.
+    """
     if structure[0] == "constant":
         value = structure[1]
         if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in TYPES:
@@ -130,7 +137,10 @@ def _plain(structure: Structure) -> Structure:
 
 
 def share(b: StepBuilder, value: Ref, kind: str, whole: bool = False) -> Ref:
-    """Convert a public value to a private one. kind: the kind of the result. whole: whether torch has integers here."""
+    """Emit a step that converts a public value to a private one.
+
+    kind: the kind of the result (build.py). whole: whether torch computes in integers here.
+    """
     attrs = {"whole": True} if whole else {}
     return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind, **attrs)
 
@@ -145,7 +155,7 @@ def embedding(
     scale_grad_by_freq: Any = False,
     sparse: Any = False,
 ) -> Ref:
-    """The rule of embedding: rows of a table, by public numbers."""
+    """Convert a call of embedding to a step: rows of the table `weight`, selected by public numbers."""
     if max_norm is not None:
         raise Unsupported("an embedding with max_norm, which writes into its table", "apply it once, and leave it out")
     if b.kind(input) != PUBLIC:
@@ -167,7 +177,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: Any = None,
 ) -> Ref:
-    """The rule of embedding_bag: sums or means of rows of a table, by public numbers (bags, numbers)."""
+    """Convert a call of embedding_bag to steps: sums or means of rows of a table, selected by public numbers.
+
+    input: (bags, numbers), one row of numbers for each sum.
+    """
     if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
         what = "an EmbeddingBag with offsets, weights, a padding or a maximum"
         raise Unsupported(what, "bags of equal length, (bags, numbers): nn.Embedding and .mean(1), or .sum(1)")
@@ -184,7 +197,10 @@ def embedding_bag(
 
 
 def call(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """The value of a public call, on a device other than the CPU if an argument is there (the meta device: shapes)."""
+    """Compute a step "public_call": the value of a function of public values.
+
+    If an argument is on another device than the CPU, all are moved there; on the meta device only a shape is computed.
+    """
     places = [value.device for value in values if isinstance(value, Tensor)]
     place = next((device for device in places if device.type != "cpu"), None)
     if place is not None:
@@ -203,19 +219,19 @@ def _typed(structure: Structure) -> Structure:
 
 
 def constant(attrs: dict[str, Any]) -> Tensor:
-    """A public constant's value."""
+    """Make the tensor of a step "public_constant" from its attributes."""
     return torch.tensor(attrs["numbers"], dtype=getattr(torch, attrs["dtype"])).reshape(attrs["shape"])
 
 
 def rows(attrs: dict[str, Any], numbers: Tensor, x: Tensor) -> Tensor:
-    """Rows of the table, in the type of the net's input `x`; InputError for numbers outside the table."""
+    """Select rows of a step's table, in the type of the net's input `x`; InputError for numbers outside the table."""
     table = attrs["weight"]
     check_rows(numbers, table.shape[0])
     return F.embedding(numbers.to(table.device), table).to(device=x.device, dtype=x.dtype)
 
 
 def check_rows(numbers: Tensor, count: int) -> None:
-    """Raise InputError unless these are integers from 0 to count - 1."""
+    """Raise InputError unless all `numbers` are rows of a table of `count` rows: integers from 0 to count - 1."""
     if numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise InputError(f"rows are asked for by numbers of type {numbers.dtype}", hint="give int64 numbers")
     if numbers.numel() and not numbers.is_meta:
@@ -231,12 +247,15 @@ def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
 
 
 def shown_part(mask: Tensor) -> Tensor:
-    """The numbers that a mask, a result of `hidden`, adds to the logits that it shows; 0 for hidden ones."""
+    """Return the numbers that a mask adds to the logits that it does not hide; 0 for hidden ones.
+
+    mask: a result of `hidden`.
+    """
     return mask.masked_fill(mask <= HIDDEN, 0)
 
 
 def check_values(value: Tensor) -> None:
-    """Raise InputError for a public tensor with values too large for private inference."""
+    """Raise InputError if a public tensor has values too large for private inference."""
     most = 0.0 if value.is_meta or not value.numel() else float(value.double().abs().max())
     if not most < MOST:
         what = f"a public value of {most:g}, and values of a net stay below 2^20"
@@ -255,7 +274,7 @@ def _check_call(step: Step) -> None:
 
 
 def _count(structure: Structure) -> int:
-    """The number of tensors in a structure."""
+    """Count the tensors in a structure."""
     if structure[0] == "tensor":
         return 1
     return sum(map(_count, structure[2])) if len(structure) == 3 else 0

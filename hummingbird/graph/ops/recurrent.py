@@ -27,10 +27,10 @@ State = tuple[Any, ...]  # (h,), for an LSTM (h, c); empty: all 0
 
 
 def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
-    """Compute a recurrent layer's result, (output, last states), by other functions of torch.
+    """Compute a recurrent layer's result, (output, last states), by other functions of torch, step by step in time.
 
-    input: (batch, time, features), or (time, batch, features) without batch_first. Raises Unsupported for a sequence
-    without a batch, and for packed sequences.
+    input: (batch, time, features), or (time, batch, features) without batch_first. hx: the first states; None: 0.
+    Raises Unsupported for a sequence without a batch, and for packed sequences.
     """
     if not isinstance(input, (Tensor, fx.Proxy)):
         raise Unsupported(f"{type(layer).__name__} on a {type(input).__name__}", "give a tensor: pad the sequences")
@@ -56,7 +56,11 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
 
 
 def _sequence(layer: nn.RNNBase, names: str, x: Any, time: int, state: State, backwards: bool) -> tuple[Tensor, State]:
-    """Run one direction of one layer: the states h of all time steps, and the last state."""
+    """Run one direction of one recurrent layer, and return the states h of all time steps and the last state.
+
+    names: the suffix of the names of its weights. time: the dimension of the time steps. state: the first; () for
+    zeros.
+    """
     cell, arranged = _CELLS[type(layer)]
     w, v = (arranged(getattr(layer, kind + names)) for kind in ("weight_ih", "weight_hh"))
     b, c = (arranged(getattr(layer, kind + names)) if layer.bias else None for kind in ("bias_ih", "bias_hh"))
@@ -91,7 +95,7 @@ def _lstm(layer: nn.RNNBase, a: Any, b: Any, state: State) -> State:
 
 
 def _arranged_lstm(weight: Any) -> Any:
-    """Reorder the rows of a weight from i, f, g, o to f, i, o, 2 g."""
+    """Reorder the rows of an LSTM's weight from its gates i, f, g, o to f, i, o, 2 g, for one sigmoid of all gates."""
     i, f, g, o = weight.chunk(4, 0)
     return torch.cat([f, i, o, 2 * g], 0)
 

@@ -34,7 +34,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Ref:
-    """The rule of interpolate. The size may be numbers, or sizes of other tensors, which become inputs of the step."""
+    """Convert a call of interpolate to a step; a target size that is another tensor's size becomes an input of it."""
     if mode not in MODES or antialias:
         what = f"mode={mode!r}" + (", antialias=True" if antialias else "")
         raise Unsupported(f"resizing with {what}", f"use one of {', '.join(MODES)}, without antialias")
@@ -59,7 +59,10 @@ def upsample_bilinear(b: StepBuilder, input: Any, size: Any = None, scale_factor
 
 
 def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
-    """The meaning of "resize": torch's interpolate, of x (batch, channels, *space)."""
+    """Compute the operation "resize" in plain torch, by interpolate. x: (batch, channels, *space).
+
+    sizes: the target sizes, if they are inputs of the step and not attributes.
+    """
     size = [n for item in sizes for n in (item if isinstance(item, (tuple, list)) else (item,))]
     size = size * (x.dim() - 2) if len(size) == 1 else size
     scale = a["scale"] if a["scale"] is None or len(a["scale"]) > 1 else a["scale"] * (x.dim() - 2)
@@ -74,7 +77,10 @@ def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
 
 
 def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) -> Tensor:
-    """The matrix of resizing along dimension `axis` of `axes`: torch's results on unit vectors, float64 (out, size)."""
+    """Compute the matrix that resizes along one dimension, from torch's results on unit vectors: float64 (out, size).
+
+    a: the step's attributes. axis: number of the dimension among the `axes` that are resized.
+    """
     units = torch.eye(size, dtype=torch.float64).view(size, 1, size, 1)
     mode = "bilinear" if a["mode"] == "linear" else a["mode"]
     if a["scale"] is None:
@@ -87,7 +93,10 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
 
 
 def exact_bits(a: dict[str, Any]) -> int | None:
-    """Fraction bits that represent the weights exactly, for nearest modes and power-of-two scales; None for others."""
+    """Return how many fraction bits hold the weights of a resize exactly: for nearest modes and power-of-two scales.
+
+    None for other resizes.
+    """
     if a["mode"].startswith("nearest"):
         return 0
     doubles = a["scale"] is not None and all(s >= 1 and math.log2(s).is_integer() for s in a["scale"])
@@ -121,13 +130,13 @@ def roll(b: StepBuilder, input: Any, shifts: Any, dims: Any = None) -> Ref:
 
 
 def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "") -> Ref:
-    """The rule of padding with the input's own values. pads, mode: as for F.pad."""
+    """Convert a call of F.pad in a mode that pads with the input's own values to a step. pads, mode: as for F.pad."""
     sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
     return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
 
 
 def edge_pad_layer(b: StepBuilder, input: Any, padding: Any, *, mode: str) -> Ref:
-    """The rule of torch.nn's padding modules."""
+    """Convert a call of a padding module of torch.nn, which pads with the input's own values, to a step."""
     return edge_pad(b, input, padding, mode)
 
 

@@ -29,7 +29,10 @@ def magnitude(b: StepBuilder, input: Any) -> Ref:
 
 
 def extreme(op: str) -> Callable[..., Ref]:
-    """The rule of maximum and minimum: of two tensors, or of a tensor and a number or constant tensor."""
+    """Return the rule that converts maximum or minimum, of two tensors or of a tensor and a constant, to a step.
+
+    op: "max" or "min".
+    """
 
     def rule(b: StepBuilder, input: Any, other: Any = None, **options: Any) -> Ref:
         if other is None or options or not isinstance(other, (Ref, Tensor)):  # torch.max(x, 1): a dimension
@@ -43,7 +46,7 @@ def extreme(op: str) -> Callable[..., Ref]:
 
 
 def compared(name: str) -> Callable[..., Ref]:
-    """The rule of the comparisons gt, ge, lt and le."""
+    """Return the rule that converts the comparison gt, ge, lt or le to a step "greater"."""
 
     def rule(b: StepBuilder, input: Any, other: Any) -> Ref:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")
@@ -61,7 +64,10 @@ def compared(name: str) -> Callable[..., Ref]:
 
 
 def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) -> Ref:
-    """The rule of where: other + condition (input - other), for a comparison or a constant mask."""
+    """Convert a call of where to steps, other + condition (input - other).
+
+    condition: a comparison or a constant mask.
+    """
     if input is None or other is None:
         raise Unsupported("where with one argument: the size of its result is private", "where(condition, x, y)")
     if isinstance(condition, Tensor):
@@ -94,9 +100,10 @@ def where_method(b: StepBuilder, input: Any, condition: Any, other: Any) -> Ref:
 
 
 def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
-    """The rule of casts: a comparison becomes a number. Other casts need an example, with which no call is traced.
+    """Return the rule that converts a cast of a comparison, of kind BOOL, to a step with the numbers 1 and 0.
 
-    dtype: the type of a method whose name says it, such as float().
+    Other casts raise Unsupported; with an example the trace leaves them out. dtype: the type, for a method such as
+    float().
     """
 
     def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
@@ -114,14 +121,14 @@ def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
 
 
 def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
-    """Emit x y; a number times a constant mask is a constant."""
+    """Emit the product of x and y; if both are constants, return their product."""
     if not isinstance(x, Ref) and not isinstance(y, Ref):
         return torch.as_tensor(x).float() * torch.as_tensor(y).float()
     return _named(b, suffix, arithmetic("mul"), x, y)
 
 
 def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
-    """Apply a rule with a suffix to the name of its step."""
+    """Apply a rule to `values`, with `suffix` added to the name of the step that it emits."""
     name, b.name = b.name, b.name + suffix
     try:
         return rule(b, *values)
@@ -134,7 +141,10 @@ def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tenso
 
 
 def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
-    """The meaning of "greater": 1 where x > y (strict) or x >= y, else 0; turned: x and y exchanged."""
+    """Compute the operation "greater" in plain torch: 1 where x > y (attribute `strict`) or x >= y, else 0.
+
+    With the attribute `turned`, x and y are exchanged. other: y, unless it is the attribute `value`.
+    """
     y = other[0] if other else a["value"]
     greater, less = (y, x) if a["turned"] else (x, y)
     return (greater > less if a["strict"] else greater >= less).to(x.dtype)

@@ -22,7 +22,7 @@ from hummingbird.graph.steps import Ref
 
 
 def join(op: str) -> Callable[..., Ref]:
-    """The rule of cat and stack, of a tuple or list of tensors."""
+    """Return the rule that converts a call of cat or stack, on a tuple or list of tensors, to a step."""
 
     def rule(b: StepBuilder, tensors: Any, dim: int = 0) -> Ref:
         if not isinstance(tensors, (tuple, list)):
@@ -45,7 +45,7 @@ def flatten(b: StepBuilder, input: Any, start_dim: int = 0, end_dim: int = -1) -
 
 
 def reshape(b: StepBuilder, input: Any, *sizes: Any, shape: Any = (), size: Any = ()) -> Ref:
-    """The rule of view and reshape; the sizes are inputs of the step: ints, or references to sizes and shapes."""
+    """Convert a call of view or reshape to a step; its inputs are x and the sizes, as ints or references."""
     sizes = sizes or (shape,) if shape else sizes or (size,)
     flat = tuple(item for part in sizes for item in (part if isinstance(part, (tuple, list)) else (part,)))
     for item in flat:
@@ -76,7 +76,7 @@ def chunk(b: StepBuilder, input: Any, chunks: int, dim: int = 0) -> Ref:
 
 
 def unbind(b: StepBuilder, input: Any, dim: int = 0) -> Ref:
-    """The rule of unbind: all slices along a dimension."""
+    """Convert a call of unbind to a step, whose value is a tuple of all slices along a dimension."""
     return b.emit("unbind", b.tensor(input), kind=TUPLE, dim=dim)
 
 
@@ -133,7 +133,7 @@ def attribute(b: StepBuilder, input: Any, name: str) -> Ref:
 
 
 def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
-    """The rule of unflatten: one dimension becomes several, of fixed sizes."""
+    """Convert a call of unflatten to a step that makes several dimensions of fixed sizes of one."""
     return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
 
 
@@ -159,7 +159,7 @@ _MOST_PIECES = 256
 
 
 def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
-    """Select these indices of a dimension, in this order: emit slices and join them."""
+    """Select the indices `places` of a dimension, in this order: emit steps that slice x and one that joins them."""
     pieces: list[list[int]] = []
     for place in places:
         if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):
@@ -194,7 +194,7 @@ def whole_numbers(value: Any) -> list[int] | None:
 
 
 def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
-    """The value of x[:, [2, 0]], an index with one list among slices; None for other indices."""
+    """Convert x[:, [2, 0]], an index that has one list among slices, to steps; None for other indices."""
     lists = [number for number, part in enumerate(parts) if whole_numbers(part) is not None]
     rest = [part for number, part in enumerate(parts) if number not in lists]
     if len(lists) != 1 or not all(isinstance(part, slice) or part is Ellipsis or part is None for part in rest):
@@ -210,7 +210,7 @@ def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
 
 
 def rot90(b: StepBuilder, input: Any, k: int = 1, dims: Any = (0, 1)) -> Ref:
-    """The rule of rot90: a transpose of two dimensions and a flip."""
+    """Convert a call of rot90 to steps: a transpose of two dimensions and a flip."""
     x, (first, second), (turns,) = b.tensor(input), b.ints(dims, 2, "dims"), b.ints(k, 1, "k")
     if turns % 4 == 0:
         return x

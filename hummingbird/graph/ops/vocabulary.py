@@ -48,7 +48,10 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
 
 
 def _named(space: Any) -> dict[str, Rule]:
-    """The rules of those names that torch, torch.nn.functional or Tensor has, with and without trailing underscore."""
+    """Map functions or methods of `space` to their rules, with and without trailing underscore.
+
+    space: torch, torch.nn.functional or Tensor.
+    """
     return {
         form: spelling.rule
         for spelling in SPELLINGS
@@ -85,14 +88,17 @@ KEYWORDS = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdi
 
 
 def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
-    """The rule of a module, and the attributes that it takes; a parametrized layer counts as its original type."""
+    """Return the rule of a module, and the attributes that are its arguments.
+
+    A parametrized layer counts as its original type.
+    """
     if type(module).__name__ in _IDENTITY_NAMES and _does_nothing(module):
         return net.identity, ""
     return _MODULES.get(nn.utils.parametrize.type_before_parametrizations(module))
 
 
 def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module returns its input unchanged; any library may have a class of this name."""
+    """Whether a module without weights returns a test input unchanged; any library may have such a class."""
     if [*module.children(), *module.parameters(), *module.buffers()]:
         return False
     x = torch.linspace(-3.0, 3.0, 120).reshape(2, 3, 4, 5)

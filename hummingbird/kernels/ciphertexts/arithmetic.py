@@ -32,13 +32,14 @@ _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q m
 
 
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """Combine ciphertexts linearly: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
+    """Compute linear combinations of ciphertexts: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
 
-    weights: float64 (G, rows, K), integers. index: int32 (G, places, K): the ciphertext of x that each term reads, -1
-    for none. x: int32 (inputs, ..., L, N), centred. out: where to write the result; its first two dimensions may be
-    strided, so that slices of places can be computed one after the other. Returns int32 (G rows, places, ..., L, N).
-    Uses torch.get_num_threads(). InputError for other types or shapes, for an index out of range, and for a row whose
-    sums could be inexact: ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit primes).
+    weights: float64 (G, rows, K), integers. index: int32 (G, places, K): the ciphertext of x that each term reads; -1
+    for a term that is 0. x: int32 (inputs, ..., L, N), centred. out: where to write the result; its first two
+    dimensions may be strided, so that slices of places can be computed one after the other. Returns int32 (G rows,
+    places, ..., L, N). Uses torch.get_num_threads(). InputError for other types or shapes, for an index out of range,
+    and for a row whose sums could be inexact: ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for
+    26-bit primes).
 
         linear(ring, torch.tensor([[[2.0, -1.0]]]).double(), torch.tensor([[[0, 1]]]).int(), x)[0, 0]  # 2 x[0] - x[1]
     """
@@ -77,7 +78,7 @@ def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) ->
 
 
 def _check_exact(ring: Ring, weights: Tensor) -> int:
-    """The bound of all sums; InputError if it exceeds the exact range."""
+    """Return the bound of all sums of a linear layer; InputError if float64 cannot hold such sums exactly."""
     if not weights.numel():
         return 0
     if not bool((weights == weights.round()).all()):  # NaN differs from itself; infinity fails below
@@ -98,10 +99,10 @@ def _check_exact(ring: Ring, weights: Tensor) -> int:
 
 
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
-    """Add x + factor y mod q, residue by residue.
+    """Add ciphertexts, x + factor y mod q, for each residue.
 
-    x, y: int32 (..., L, N), of one shape. factor: an int, |factor| <= 2^24. Returns int32 of that shape. InputError for
-    anything else.
+    x, y: int32 (..., L, N) of one shape, L primes and N coefficients. factor: an int, |factor| <= 2^24. Returns int32
+    of that shape. InputError for anything else.
     """
     ring.check(x, "kernels.add(x)")
     ring.check(y, "kernels.add(y)")
@@ -115,7 +116,7 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
 
 
 def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
-    """Add a constant to every `step`-th residue of part 0 of ciphertexts, modulo each prime, in place.
+    """Add a constant to every `step`-th residue of the first element of each ciphertext, modulo each prime, in place.
 
     x: int32 (rows, places, size, L, N), centred; its first two dimensions may be strided. constants: int32 (rows, L),
     centred, one for all ciphertexts of a row and each prime. step: 1 .. N. InputError for anything else.
@@ -136,10 +137,10 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
 
 
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """Multiply ciphertexts pairwise: part k is sum_i x_i y_{k-i} mod q.
+    """Multiply ciphertexts pairwise: element k of a product is sum_i x_i y_{k-i} mod q.
 
-    x: int32 (n, a, L, N), y: int32 (n, b, L, N), all parts transformed, 1 <= a, b and min(a, b) <= 8.
-    Returns int32 (n, a + b - 1, L, N). InputError for anything else.
+    x: int32 (n, a, L, N), y: int32 (n, b, L, N), with a and b ring elements, L primes and N NTT values; 1 <= a, b and
+    min(a, b) <= 8. Returns int32 (n, a + b - 1, L, N). InputError for anything else.
     """
     ring.check(x, "kernels.multiply(x)", 4)
     ring.check(y, "kernels.multiply(y)", 4)
@@ -153,16 +154,18 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def square(ring: Ring, x: Tensor) -> Tensor:
-    """Multiply ciphertexts by themselves: int32 (n, size, L, N), transformed, to (n, 2 size - 1, L, N)."""
+    """Multiply each ciphertext by itself: int32 (n, size, L, N), NTT values, to (n, 2 size - 1, L, N)."""
     return multiply(ring, x, x)
 
 
 def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
-    """Divide by the last prime p and drop it: (x - [x]_p) / p, the nearest integer, modulo each other prime.
+    """Divide ciphertexts by the last prime p, rounded to the nearest integer, and drop this prime (modulus switching).
 
-    x: int32 (n, size, L, N), L >= 2. form: "ntt" if all parts are transformed, "mixed" if part 0 is coefficients.
+    The result is (x - [x]_p) / p modulo each other prime, with [x]_p the centred residue modulo p.
+    x: int32 (n, size, L, N), L >= 2. form: "ntt" if all elements are NTT values, "mixed" if element 0 is coefficients.
     Returns int32 (n, size, L - 1, N) in the same form, over the ring `ring.take(L - 1)`. The rounding error is at most
-    1/2 in each coefficient of each part. Costs L transforms for each transformed part. InputError for anything else.
+    1/2 in each coefficient of each element. Costs L transforms for each one that is NTT values. InputError for anything
+    else.
     """
     ring.check(x, "kernels.switch(x)", 4)
     if form not in ("mixed", "ntt"):

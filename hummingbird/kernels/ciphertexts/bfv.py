@@ -26,10 +26,10 @@ MOST_TERMS = 1 << 12  # products in one sum: below 2^12 2^50 = 2^62
 
 
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor) -> Tensor:
-    """Encode ring elements mod 2^k, and add an error: round(Q x / 2^k) + error mod q, int32 (n, L, N), coefficients.
+    """Encode ring elements mod 2^k for encryption: round(Q x / 2^k) + error mod q, Q the product of all primes.
 
-    x: int64 (n, N); only the low k bits are used. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Constant time.
-    InputError for anything else.
+    x: int64 (n, N), of which only the low k bits are used. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Returns
+    coefficients, int32 (n, L, N). Constant time. InputError for anything else.
     """
     where = "kernels.encode"
     check_range(f"{where}(k)", k, 1, MOST_BITS)
@@ -49,16 +49,17 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor) -> Tensor:
 
 
 def centred_inverse(x: int, q: int) -> int:
-    """1 / x mod q, of absolute value below q/2."""
+    """Compute 1 / x mod q as a number of absolute value below q/2."""
     return (pow(x, -1, q) + q // 2) % q - q // 2
 
 
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Sum products: out[o] = sum of weights[p] x[i] mod q over all p with pairs[p] = (i, o), value by value.
+    """Sum products of weights and ciphertexts: out[o] = sum of weights[p] x[i] mod q over all p with pairs[p] = (i, o).
 
-    weights: int32 (P, L, N), x: int32 (inputs, parts, L, N), both transformed, |residue| <= 2^25. pairs: int64 (P, 2),
-    input and output of each weight, in any order; at most 4,096 for each output. Returns int32 (outputs, parts, L, N),
-    centred, 0 for an output without pair. Uses torch.get_num_threads(). InputError for anything else.
+    Products are taken value by value. weights: int32 (P, L, N), x: int32 (inputs, size, L, N), both NTT values,
+    |residue| <= 2^25. pairs: int64 (P, 2), input and output of each weight, in any order; at most 4,096 for each
+    output. Returns int32 (outputs, size, L, N), centred, 0 for an output without pair. Uses torch.get_num_threads().
+    InputError for anything else.
     """
     where = "kernels.accumulate"
     ring.check(weights, f"{where}(weights)", 3)

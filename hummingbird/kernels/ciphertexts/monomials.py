@@ -22,11 +22,11 @@ from hummingbird.kernels.registry import best
 
 
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Sum monomials times ciphertexts; output o sums the terms first[o] .. first[o + 1] - 1.
+    """Sum ciphertexts times monomials c X^e; output o sums the terms first[o] .. first[o + 1] - 1.
 
-    x: int32 (n, parts, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term the index of a
+    x: int32 (n, size, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term the index of a
     ciphertext of x, an exponent 0 .. 2N - 1 and an integer. first: int64 (outputs + 1,), ascending from 0 to T. Returns
-    int32 (outputs, parts, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
+    int32 (outputs, size, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
     anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its |factors|, plus q,
     must not exceed 2^53.
 
@@ -57,7 +57,7 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 
 def _check_between(where: str, tensor: Tensor, end: int) -> None:
-    """Raise InputError for values outside 0 .. end - 1."""
+    """Raise InputError for values outside 0 .. end - 1. where: the argument's name."""
     if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < end:
         what = f"values from {int(tensor.min())} to {int(tensor.max())}"
         raise InputError(what, where=where, hint=f"0 to {end - 1}")

@@ -22,17 +22,18 @@ FORMS = ("mixed", "ntt")
 
 
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt: c_0 = m + e - a s as coefficients, of form "mixed", int32 (n, L, N).
+    """Encrypt a message m with an error e under the secret s: c_0 = m + e - a s, as coefficients.
 
-    message, noise: int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both transformed; never use
-    an `a` twice. InputError for other types, shapes or devices.
+    message, noise: m and e, int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both NTT values;
+    never use an `a` twice. Returns int32 (n, L, N), the first element of ciphertexts of form "mixed" (module head); the
+    second is `a`. InputError for other types, shapes or devices.
     """
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt")
     return best(encrypt, *inputs)(ring, *inputs)
 
 
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt: c_0 = m + e - a s as values, of form "ntt"; arguments and result as for `encrypt`."""
+    """Encrypt as `encrypt`, with c_0 as NTT values: the first element of ciphertexts of form "ntt"."""
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt_ntt")
     return best(encrypt_ntt, *inputs)(ring, *inputs)
 
@@ -45,7 +46,10 @@ def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
 
 
 def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
-    """Check the four tensors as `encrypt` documents them, and return them contiguous."""
+    """Check message, noise, a and secret as `encrypt` documents them, and return them contiguous.
+
+    where: the function's name.
+    """
     ring.check(a, f"{where}(a)", 3)
     ring.check(secret, f"{where}(secret)", 2)
     _check_plain(ring, message, f"{where}(message)", a.shape[0])
@@ -58,10 +62,10 @@ def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 
 
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """Decrypt to the message with its error, as coefficients: int32 (n, L, N).
+    """Decrypt ciphertexts to the message plus its error, as coefficients: int32 (n, L, N).
 
-    c: int32 (n, parts, L, N), of form "mixed" (two parts) or "ntt". secret: int32 (L, N), transformed. InputError for
-    another form, type, shape or device.
+    c: int32 (n, size, L, N), of form "mixed" (two elements) or "ntt" (module head). secret: int32 (L, N), NTT values.
+    InputError for another form, type, shape or device.
     """
     where = "kernels.phase"
     ring.check(c, f"{where}(c)", 4)
@@ -79,10 +83,13 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """Compose residues to integers X: int32 (n, L, N), centred, to float64 (n, N), |X| < Q/2, Q the primes' product.
+    """Combine the residues of each integer X modulo all primes to X itself, as float64.
 
-    By centred mixed-radix digits, X = d_0 + q_0 (d_1 + q_1 (d_2 + ...)) (Garner 1959). Exact for |X| < 2^53, so for two
-    primes always; else with an error of at most 2^-52 L |X|, one rounding for each product and each sum.
+    x: int32 (n, L, N), centred residues modulo L primes. Returns float64 (n, N), |X| < Q/2, Q the product of the
+        primes.
+
+    Computed by centred mixed-radix digits, X = d_0 + q_0 (d_1 + q_1 (d_2 + ...)) (Garner 1959). Exact for |X| < 2^53,
+    so for two primes always; else with an error of at most 2^-52 L |X|, one rounding for each product and each sum.
     """
     ring.check(x, "kernels.compose(x)", 3)
     x = x.contiguous()
@@ -90,12 +97,12 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 
 def packed_bytes(shape: Sequence[int]) -> int:
-    """The size in bytes of packed residues of this shape."""
+    """Return the size in bytes of packed residues of this shape, (..., L, N)."""
     return torch.Size(shape).numel() * BITS // 8
 
 
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """Pack residues from 0 to q - 1 in 26 bits each: int32 (..., L, N) -> uint8 (13/4 of their number,).
+    """Pack residues from 0 to q - 1 in 26 bits each: int32 (..., L, N) to uint8, 13 bytes for every 4 residues.
 
     The format, for each polynomial modulo one prime: bits 0..15 of all N residues, two bytes each, low byte first; bits
     16..23, one byte each; bits 24 and 25, where byte i holds those of residues i, i + N/4, i + N/2, i + 3N/4, lowest
@@ -107,7 +114,7 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """Unpack residues of `pack`: uint8 (bytes,) to int32 of this shape, (..., L, N), centred.
+    """Unpack what `pack` packed: uint8 (bytes,) to centred residues, int32 of this shape, (..., L, N).
 
     The data may come from anybody: InputError for another number of bytes, and for a value that is not below its prime.
     """

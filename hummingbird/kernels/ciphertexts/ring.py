@@ -30,15 +30,15 @@ from hummingbird.kernels.registry import best
 
 @lru_cache(maxsize=256)
 def root(degree: int, q: int) -> int:
-    """zeta: the primitive 2N-th root of one mod q that is part of the format, see above."""
+    """Return zeta, a 2N-th root of one mod q, N the degree, whose powers below 2N are all different (module head)."""
     roots = (pow(x, (q - 1) // (2 * degree), q) for x in range(2, q))
     return next(zeta for zeta in roots if pow(zeta, degree, q) == q - 1)
 
 
 def exponents(degree: int, parts: int) -> Tensor:
-    """The exponents e of X^N + 1 = prod_i (X^{N/parts} - zeta^e_i), int64 (parts,).
+    """Compute the exponents e_i of the factors X^{N/parts} - zeta^e_i of X^N + 1: int64 (parts,).
 
-    A split of X^m - zeta^e gives the exponents e/2 and e/2 + N.
+    degree: N. zeta is the root of one of `root`. Splitting X^m - zeta^e in two gives the exponents e/2 and e/2 + N.
     """
     e = torch.tensor([degree])
     while e.numel() < parts:
@@ -47,7 +47,7 @@ def exponents(degree: int, parts: int) -> Tensor:
 
 
 def powers(degree: int, q: int) -> Tensor:
-    """zeta^i for 0 <= i < 2N, centred: int64 (2N,)."""
+    """Compute all powers zeta^i mod q, 0 <= i < 2N, of the root of one of `root`: int64 (2N,), centred."""
     out, factor = torch.ones(1, dtype=torch.int64), root(degree, q)
     while out.numel() < 2 * degree:
         out = torch.cat([out, out * factor % q])  # below 2^52
@@ -56,7 +56,7 @@ def powers(degree: int, q: int) -> Tensor:
 
 
 def centred(x: Tensor, q: int) -> Tensor:
-    """Reduce integers to residues in (-q/2, q/2), in the same type."""
+    """Reduce integers modulo q to residues between -q/2 and q/2, in the same type."""
     half = q // 2
     return torch.remainder(x + half, q) - half
 
@@ -80,7 +80,7 @@ class Ring:
 
     @staticmethod
     def of(degree: int, primes: Sequence[int]) -> Ring:
-        """The ring of this degree and these primes; InputError unless they are as `Ring` documents.
+        """Make the ring of this degree and these primes; InputError unless they are as `Ring` documents.
 
         Ring.of(2048, largest_primes(2048, 2)).ntt(torch.zeros(2, 2048, dtype=torch.int32))
         """
@@ -91,7 +91,7 @@ class Ring:
         return _checked(degree, tuple(primes))
 
     def take(self, count: int) -> Ring:
-        """The ring of the first `count` primes."""
+        """Return the ring of the same degree with only the first `count` primes."""
         if not 1 <= count <= len(self.primes):
             what = f"{count} of {len(self.primes)} primes"
             raise InputError(what, where="kernels.Ring.take(count)", hint="take at least one, at most all")
@@ -99,24 +99,34 @@ class Ring:
 
     @property
     def order(self) -> Tensor:
-        """The order of a transform's values: value p is the polynomial at zeta^order[p]; int64 (N,)."""
+        """Return the order of a transform's values: value p is the polynomial at zeta^order[p]; int64 (N,).
+
+        zeta is the root of one of `root`.
+        """
         return exponents(self.degree, self.degree)
 
     def ntt(self, x: Tensor) -> Tensor:
-        """Evaluate polynomials: int32 (..., L, N), |coefficients| <= 2^25, to centred values of the same shape.
+        """Evaluate polynomials by the number-theoretic transform, modulo each of the L primes.
 
-        InputError for another type or shape.
+        x: int32 (..., L, N), |coefficients| <= 2^25. Returns centred values of the same shape. InputError for another
+            type or shape.
         """
         self.check(x, "kernels.Ring.ntt(x)")
         return transform(self, x, False)
 
     def intt(self, x: Tensor) -> Tensor:
-        """Interpolate, the inverse of `ntt`: |values| <= 2^25 to centred coefficients. Raises as `ntt`."""
+        """Interpolate polynomials, the inverse of `ntt`: values of absolute value <= 2^25 to centred coefficients.
+
+        Raises as `ntt`.
+        """
         self.check(x, "kernels.Ring.intt(x)")
         return transform(self, x, True)
 
     def check(self, x: Tensor, where: str, dims: int | None = None) -> None:
-        """Raise InputError unless x is int32 (..., L, N), of `dims` dimensions unless None."""
+        """Raise InputError unless x is int32 (..., L, N) for this ring, with `dims` dimensions in all, if given.
+
+        where: the argument's name.
+        """
         shape = (len(self.primes), self.degree)
         right = isinstance(x, Tensor) and x.dtype == torch.int32 and x.shape[-2:] == shape
         if not right or dims not in (None, x.dim()):
@@ -147,7 +157,10 @@ def _is_prime(q: int) -> bool:
 
 @lru_cache(maxsize=64)
 def largest_primes(degree: int, count: int) -> tuple[int, ...]:
-    """The `count` largest primes below 2^26 that are 1 mod 2N, descending; InputError if there are fewer above 2^25."""
+    """Find the `count` largest primes below 2^26 that are 1 mod 2N, N the degree, in descending order.
+
+    InputError if there are fewer above 2^25.
+    """
     candidates = range((1 << BITS) - 2 * degree + 1, 1 << BITS - 1, -2 * degree)
     found: list[int] = []
     for q in candidates:
@@ -160,6 +173,6 @@ def largest_primes(degree: int, count: int) -> tuple[int, ...]:
 
 
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """Evaluate, or interpolate if `inverse`: `Ring.ntt` and `Ring.intt` of a checked x."""
+    """Evaluate the polynomials x, or interpolate them if `inverse`: `Ring.ntt` and `Ring.intt` after their checks."""
     x = x.contiguous()
     return best(transform, x)(ring, x, inverse)

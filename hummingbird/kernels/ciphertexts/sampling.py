@@ -30,7 +30,7 @@ def _check_count(n: int, where: str) -> None:
 
 
 def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
-    """Draw uniform residues: int32 (n, L, N), centred.
+    """Draw uniform centred residues modulo each of the ring's L primes q: int32 (n, L, N).
 
     First each residue takes the low 26 bits r of a 32-bit word; a value r >= q is drawn again, and r > q/2 stands for
     r - q. Residues to draw again take words in the order of their indices, until none is left. Not for secrets: the
@@ -51,7 +51,10 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 
 
 def ternary(stream: Stream, degree: int) -> Tensor:
-    """Draw from {-1, 0, 1}: int32 (degree,). A byte b gives b mod 3 - 1; 255 is drawn again as in `uniform`."""
+    """Draw uniform numbers from -1, 0 and 1: int32 (degree,).
+
+    A random byte b gives b mod 3 - 1; in place of 255, another byte is drawn, in the manner of `uniform`.
+    """
     _check_count(degree, "kernels.ternary(degree)")
     x = stream.bytes(degree)
     places = (x == 255).nonzero().view(-1)  # independent of the bytes that are kept
@@ -62,7 +65,10 @@ def ternary(stream: Stream, degree: int) -> Tensor:
 
 
 def noise(stream: Stream, n: int, degree: int) -> Tensor:
-    """Draw binomial errors: int32 (n, degree). Each is the number of ones among the low 42 bits of a word, less 21."""
+    """Draw errors with a binomial distribution: int32 (n, degree).
+
+    Each is the number of ones among the low 42 bits of a random word, less 21.
+    """
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
     words = stream.words(n, degree)
@@ -70,10 +76,10 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
 
 
 def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
-    """Draw uniform integers from -2^(bits-1) to 2^(bits-1) - 1, as residues: int32 (n, L, N), centred.
+    """Draw uniform integers of `bits` bits with sign, and return their centred residues: int32 (n, L, N).
 
-    bits: 1 or more. Each takes ceil(bits / 32) words of 32 bits; the stream has the highest words, which are signed, of
-    all integers first. Constant time.
+    The integers go from -2^(bits-1) to 2^(bits-1) - 1; bits: 1 or more. Each takes ceil(bits / 32) words of 32 bits;
+    the stream has the highest words, which are signed, of all integers first. Constant time.
     """
     where = "kernels.wide"
     _check_count(n, f"{where}(n)")

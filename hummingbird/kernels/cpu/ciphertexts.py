@@ -21,7 +21,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(ring_module.transform, "cpu")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """See `ring.transform`."""
+    """Implement `kernels.ciphertexts.ring.transform` in C++."""
     out, table, (primes, degree) = torch.empty_like(x), _table(ring), x.shape[-2:]
     arguments = (x.data_ptr(), x.numel() // (primes * degree), not inverse, torch.get_num_threads(), out.data_ptr())
     handle().hb_transform(table.data_ptr(), primes, degree, *arguments)
@@ -30,7 +30,10 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _factors(degree: int, q: int, inverse: bool) -> Tensor:
-    """Roots w of all splits X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w), or inverses, in the layout of csrc/ntt.h; (N,)."""
+    """Compute the numbers w of all splits X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w) of X^N + 1 mod q: (N,).
+
+    They have the layout of csrc/ntt.h. inverse: return 1/w mod q.
+    """
     table = powers(degree, q)
 
     def level(groups: int) -> Tensor:
@@ -46,7 +49,10 @@ def _factors(degree: int, q: int, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _table(ring: Ring) -> Tensor:
-    """Table for csrc/ntt.cpp: every prime itself, the factors, those of the inverse; float64 (L, 8 + 2 N)."""
+    """Make the table that csrc/ntt.cpp reads: of each prime, the prime, the factors, and those of the inverse.
+
+    float64 (L, 8 + 2 N).
+    """
     rows = []
     for q in ring.primes:
         head = torch.zeros(8, dtype=torch.float64)
@@ -57,7 +63,7 @@ def _table(ring: Ring) -> Tensor:
 
 @implements(arithmetic.linear, "cpu")
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
-    """See `arithmetic.linear`; out may be strided."""
+    """Implement `kernels.ciphertexts.arithmetic.linear` in C++; `out` may be strided."""
     lines, degree = x.shape[1:-1].numel(), ring.degree
     sizes = (*weights.shape, index.shape[1], x.shape[0], lines, len(ring.primes), degree, *out.stride()[:2])
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)  # struct Sizes of csrc/ciphertexts.cpp
@@ -71,12 +77,15 @@ def _primes(ring: Ring) -> ctypes.Array[ctypes.c_double]:
 
 @implements(arithmetic.add, "cpu")
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
-    """See `arithmetic.add`."""
+    """Implement `kernels.ciphertexts.arithmetic.add` in C++."""
     return _combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
 
 
 def _combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Sequence[int]) -> Tensor:
-    """Compute a x + b y mod q, a and b for each prime, |a x + b y| < 2^51: (..., L, N); x may have more primes."""
+    """Compute a x + b y mod q for each residue, with numbers a and b for each prime: int32 (..., L, N).
+
+    |a x + b y| must be below 2^51. x may have further primes, whose residues are ignored.
+    """
     out, count = torch.empty_like(y), len(ring.primes)
     sizes = y.shape[:-2].numel(), count, x.shape[-2], ring.degree
     factors = [(ctypes.c_double * count)(*values) for values in (a, b, ring.primes)]
@@ -87,14 +96,17 @@ def _combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Sequence[int
 
 @implements(arithmetic.shift, "cpu")
 def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
-    """See `arithmetic.shift`; constants are residues 0 .. q - 1, moduli int32 (L,)."""
+    """Implement `kernels.ciphertexts.arithmetic.shift` in C++.
+
+    constants: residues 0 .. q - 1. moduli: the primes, int32 (L,).
+    """
     sizes = (ctypes.c_int64 * 7)(*x.shape[:2], *x.stride()[:2], len(ring.primes), ring.degree, step)
     handle().hb_shift(x.data_ptr(), sizes, constants.data_ptr(), moduli.data_ptr(), torch.get_num_threads())
 
 
 @implements(arithmetic.multiply, "cpu")
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """See `arithmetic.multiply`."""
+    """Implement `kernels.ciphertexts.arithmetic.multiply` in C++."""
     a, b = x.shape[1], y.shape[1]
     out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
     sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
@@ -104,13 +116,19 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 @implements(arithmetic.switch, "cpu")
 def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
-    """See `arithmetic.switch`; the first `plain` parts are coefficients, `inverses` those of p modulo other primes."""
+    """Implement `kernels.ciphertexts.arithmetic.switch` in C++.
+
+    plain: number of the first elements that are coefficients. inverses: of the last prime modulo each other prime.
+    """
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
     return _combine(ring.take(len(inverses)), x, _spread(ring, x, plain), inverses, [-i for i in inverses])
 
 
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
-    """Convert [x]_p, the residues modulo the last prime, to residues modulo the other primes, in the same form."""
+    """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
+
+    plain: number of the first elements that are coefficients; the others are NTT values, and stay such.
+    """
     count = len(ring.primes) - 1
     dropped = x[:, :, count:].contiguous()
     if plain < x.shape[1]:
@@ -124,7 +142,7 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
 
 @implements(monomials.taps, "cpu")
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """See `monomials.taps`."""
+    """Implement `kernels.ciphertexts.monomials.taps` in C++."""
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct TapSizes of csrc/monomials.cpp
     terms, threads = [t.data_ptr() for t in (first, inputs, shifts, factors)], torch.get_num_threads()
@@ -134,13 +152,13 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 @implements(polynomials.encrypt, "cpu")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt` in C++."""
     return _encrypt(ring, message, noise, a, secret, False)
 
 
 @implements(polynomials.encrypt_ntt, "cpu")
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt_ntt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in C++."""
     return _encrypt(ring, message, noise, a, secret, True)
 
 
@@ -153,7 +171,7 @@ def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 
 @implements(polynomials.phase, "cpu")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """See `polynomials.phase`."""
+    """Implement `kernels.ciphertexts.polynomials.phase` in C++."""
     out = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32)
     inputs, settings = (c.data_ptr(), c.shape[1], secret.data_ptr()), (c.shape[0], form == "ntt")
     shape = (_table(ring).data_ptr(), len(ring.primes), ring.degree)
@@ -163,7 +181,7 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 @implements(polynomials.compose, "cpu")
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.compose`."""
+    """Implement `kernels.ciphertexts.polynomials.compose` in C++."""
     out = torch.empty(x.shape[0], ring.degree, dtype=torch.float64)
     table = torch.tensor([*ring.primes, *itertools.chain(*inverses(ring.primes))], dtype=torch.float64)
     handle().hb_compose(x.data_ptr(), *x.shape, table.data_ptr(), out.data_ptr())
@@ -172,7 +190,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.pack, "cpu")
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.pack`."""
+    """Implement `kernels.ciphertexts.polynomials.pack` in C++."""
     out, (primes, degree) = torch.empty(packed_bytes(x.shape), dtype=torch.uint8), x.shape[-2:]
     sizes = (x.numel() // (primes * degree), primes, degree)
     handle().hb_pack(x.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
@@ -181,7 +199,10 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.unpack, "cpu")
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
-    """See `polynomials.unpack`; the second result: all values are residues."""
+    """Implement `kernels.ciphertexts.polynomials.unpack` in C++.
+
+    The second result is True if all values are below their primes.
+    """
     out = torch.empty(tuple(shape), dtype=torch.int32)
     sizes = (out.numel() // (len(ring.primes) * ring.degree), len(ring.primes), ring.degree)
     right = handle().hb_unpack(data.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
@@ -190,7 +211,10 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
 
 @implements(sampling.uniform, "cpu")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert words x, int32 (n, L, N), to residues in place; returns the flat indices to draw again, int64."""
+    """Convert random words to residues in place, and return the indices of those to draw again, flat, int64.
+
+    x: int32 (n, L, N). moduli: the primes, int32 (L,).
+    """
     places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
     count = handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())
     return places[:count]
@@ -198,7 +222,7 @@ def uniform(x: Tensor, moduli: Tensor) -> Tensor:
 
 @implements(sampling.noise, "cpu")
 def noise(words: Tensor) -> Tensor:
-    """See `sampling.noise`; of words, int64 (n, degree)."""
+    """Implement `kernels.ciphertexts.sampling.noise` in C++. words: random, int64 (n, degree)."""
     out = torch.empty(words.shape, dtype=torch.int32)
     handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
     return out
@@ -206,7 +230,10 @@ def noise(words: Tensor) -> Tensor:
 
 @implements(sampling.wide, "cpu")
 def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
-    """See `sampling.wide`; words: int32 (digits, n, N), `spare`: bits of the first that are not used."""
+    """Implement `kernels.ciphertexts.sampling.wide` in C++.
+
+    words: random, int32 (digits, n, N), the highest first. spare: how many bits of the highest word are not used.
+    """
     (digits, n, degree), primes = words.shape, len(ring.primes)
     out = torch.empty(n, primes, degree, dtype=torch.int32)
     handle().hb_wide(words.data_ptr(), digits, spare, n, primes, degree, _primes(ring), out.data_ptr())
@@ -215,7 +242,10 @@ def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
 
 @implements(bfv.encode, "cpu")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
-    """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""
+    """Implement `kernels.ciphertexts.bfv.encode` in C++.
+
+    factor: Q mod 2^k, Q the product of the primes. inverses: 2^-k modulo each prime, centred.
+    """
     out, count = torch.empty(x.shape[0], len(ring.primes), ring.degree, dtype=torch.int32), len(ring.primes)
     sizes, factors = (x.shape[0], count, ring.degree, k, factor), (ctypes.c_double * count)(*inverses)
     handle().hb_encode(x.data_ptr(), error.data_ptr(), *sizes, factors, _primes(ring), out.data_ptr())
@@ -224,7 +254,10 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
 
 @implements(bfv.accumulate, "cpu")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """See `bfv.accumulate`; output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1]."""
+    """Implement `kernels.ciphertexts.bfv.accumulate` in C++, with the pairs in order of their outputs.
+
+    Output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1].
+    """
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct Sizes of csrc/bfv.cpp
     lists = [t.data_ptr() for t in (order, inputs, first)]

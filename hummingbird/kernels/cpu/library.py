@@ -106,32 +106,38 @@ _library = _load()
 
 
 def available() -> bool:
-    """Whether the shared library was found and loaded."""
+    """Whether the shared library of the C++ kernels was found and loaded."""
     return _library is not None
 
 
 def handle() -> Any:
-    """The shared library itself; its functions are `hb_...` of csrc/."""
+    """Return the loaded shared library; its functions are `hb_...` of csrc/."""
     return _library
 
 
 def isa() -> str:
-    """The instruction set in use, one of `ISAS`."""
+    """Return the instruction set in use, one of `ISAS`."""
     return ISAS[_library.hb_isa()]
 
 
 def set_isa(name: str) -> bool:
-    """Use one of `ISAS` from now on, in the whole process; False, and no change, if the processor lacks it."""
+    """Let the whole process use `name`, an instruction set of `ISAS`, from now on.
+
+    Returns False, and changes nothing, if the processor lacks it.
+    """
     return _library.hb_set_isa(ISAS.index(name)) == 0
 
 
 def gfni() -> bool:
-    """Whether products of bit matrices use the instruction for them (GFNI), with AVX2 or AVX-512."""
+    """Whether products of bit matrices use the processor's instruction for them (GFNI), with AVX2 or AVX-512."""
     return bool(_library.hb_gfni())
 
 
 def set_gfni(on: bool) -> bool:
-    """Use GFNI from now on, or not, in the whole process; False, and no change, if the processor lacks it."""
+    """Let the whole process use the instruction set GFNI from now on, or not.
+
+    Returns False, and changes nothing, if the processor lacks it.
+    """
     return bool(_library.hb_set_gfni(on) == 0)
 
 
@@ -141,7 +147,7 @@ def aes() -> bool:
 
 
 def xor_path() -> str:
-    """The implementation of an XOR of rows: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch"."""
+    """Name the implementation of an XOR of table rows: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch"."""
     if not available():
         return "torch"
     return isa() if isa() == "portable" else f"{isa()}+gfni" if gfni() else "avx2"

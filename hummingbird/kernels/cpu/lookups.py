@@ -20,7 +20,10 @@ from hummingbird.kernels.registry import implements
 
 @implements(dpf.check, "cpu")
 def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
-    """See `dpf.check`; for an invalid batch the reference runs, which knows the reasons."""
+    """Implement `kernels.lookups.dpf.check` in C++.
+
+    For invalid keys the version in plain torch runs, which knows what is wrong.
+    """
     named = int.from_bytes(keys[0, ROWS : ROWS + 8].numpy().tobytes(), "little") if rows is None else rows
     whose = -1 if party is None else party
     if 1 <= named <= MOST_ROWS and handle().hb_dpf_check(keys.data_ptr(), *keys.shape, named, whose):
@@ -30,7 +33,7 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
 
 @implements(dpf.expand, "cpu")
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """See `dpf.expand`."""
+    """Implement `kernels.lookups.dpf.expand` in C++."""
     out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
     handle().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
     return out
@@ -38,7 +41,7 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 @implements(dpf.generate, "cpu")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `dpf.generate`; prf is its number, random uint8 (B, 48)."""
+    """Implement `kernels.lookups.dpf.generate` in C++. prf: its number. random: uint8 (B, 48)."""
     first, second = (torch.empty((len(alphas), key_bytes(rows)), dtype=torch.uint8) for _ in range(2))
     signs, out = torch.empty_like(alphas), (first.data_ptr(), second.data_ptr())
     handle().hb_dpf_generate(
@@ -49,7 +52,10 @@ def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tenso
 
 @implements(RowStore, "cpu")
 class SlicedRows(RowStore):
-    """Rows bit-sliced: 64 bytes for 8 rows of 8 bytes, an even number of groups (csrc/slices.h has the layout)."""
+    """The rows of a lookup table on a CPU, stored bit by bit (csrc/slices.h has the layout).
+
+    8 rows of 8 bytes are a group of 64 bytes; the number of groups is even.
+    """
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         self._shape = rows, row_bytes
@@ -74,7 +80,11 @@ class SlicedRows(RowStore):
 
 
 def _answer(stores: Sequence[Any], data: Tensor, width: int, leaf: int) -> Tensor:
-    """Answer from stores of one shape. data: uint8 (T, B, size): keys, from leaf `leaf` on, or selection bits (-1)."""
+    """Answer keys, or selection bits, from tables of one shape, in C++.
+
+    data: uint8 (T, B, size), B for each of T tables: keys, from leaf `leaf` on, or with leaf -1 selection bits.
+    width: bits of the words that are summed; 0: XOR.
+    """
     rows, row_bytes = stores[0]._shape
     data = data.contiguous()
     out = torch.empty((*data.shape[:2], row_bytes), dtype=torch.uint8)

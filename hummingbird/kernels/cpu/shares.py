@@ -22,7 +22,7 @@ _PARTIES = 64  # at most; the same bound as a dealer's
 
 @implements(packing.to_planes, "cpu")
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """See `packing.to_planes`."""
+    """Implement `kernels.shares.packing.to_planes` in C++."""
     planes = torch.empty((count, bytes_of(x.numel())), dtype=torch.uint8)
     handle().hb_to_planes(x.data_ptr(), x.numel(), low, count, planes.data_ptr())
     return planes
@@ -30,7 +30,7 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 @implements(packing.from_bits, "cpu")
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """See `packing.from_bits`."""
+    """Implement `kernels.shares.packing.from_bits` in C++."""
     out = torch.empty(n, dtype=torch.int64)
     handle().hb_from_bits(plane.data_ptr(), n, out.data_ptr())
     return out
@@ -38,7 +38,7 @@ def from_bits(plane: Tensor, n: int) -> Tensor:
 
 @implements(packing.pack_bits, "cpu")
 def pack_bits(bits: Tensor) -> Tensor:
-    """See `packing.pack_bits`."""
+    """Implement `kernels.shares.packing.pack_bits` in C++."""
     out = torch.empty(bytes_of(bits.numel()), dtype=torch.uint8)
     handle().hb_pack_bits(bits.data_ptr(), bits.numel(), out.data_ptr())
     return out
@@ -46,7 +46,7 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 @implements(packing.pack_words, "cpu")
 def pack_words(x: Tensor, width: int) -> Tensor:
-    """See `packing.pack_words`."""
+    """Implement `kernels.shares.packing.pack_words` in C++."""
     out = torch.empty(bytes_of(x.numel() * width), dtype=torch.uint8)
     handle().hb_pack_words(x.data_ptr(), x.numel(), width, out.data_ptr())
     return out
@@ -54,13 +54,13 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "cpu")
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """See `packing.unpack_words`: the sum of one party's words."""
+    """Implement `kernels.shares.packing.unpack_words` in C++, by `open_words` with the words of a single party."""
     return open_words([data], n, width)
 
 
 @implements(opening.rescale, "cpu")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """See `opening.rescale`."""
+    """Implement `kernels.shares.opening.rescale` in C++."""
     z = torch.empty_like(opened)
     inputs = [t.data_ptr() for t in (opened, mask_high, mask_low)]
     handle().hb_rescale(opened.numel(), *inputs, shift, first, offset, z.data_ptr())
@@ -80,7 +80,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.select`."""
+    """Implement `kernels.shares.opening.select` in C++."""
     y, z = torch.empty_like(opened), torch.empty_like(opened)
     inputs = [t.data_ptr() for t in (opened, choice, bit, mask_high, mask_low, bit_high, bit_low)]
     handle().hb_select(opened.numel(), *inputs, shift, first, offset, y.data_ptr(), z.data_ptr())
@@ -89,7 +89,7 @@ def select(
 
 @implements(opening.mask_words, "cpu")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """See `opening.mask_words`."""
+    """Implement `kernels.shares.opening.mask_words` in C++."""
     out, (words, bits) = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8), _packed(mask)
     handle().hb_mask_words(share.data_ptr(), words.data_ptr(), bits, share.numel(), shift, width, out.data_ptr())
     return out
@@ -97,7 +97,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "cpu")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """See `opening.open_words`."""
+    """Implement `kernels.shares.opening.open_words` in C++."""
     out = torch.empty(n, dtype=torch.int64)
     pointers = (ctypes.c_void_p * len(frames))(*[frame.data_ptr() for frame in frames])
     handle().hb_open_words(pointers, len(frames), n, width, out.data_ptr())
@@ -106,7 +106,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "cpu")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """See `opening.step_table`."""
+    """Implement `kernels.shares.opening.step_table` in C++."""
     out = torch.empty(bytes_of(x.numel() << bits), dtype=torch.uint8)
     handle().hb_step_table(x.data_ptr(), x.numel(), bits, out.data_ptr())
     return out
@@ -114,7 +114,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "cpu")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """See `opening.lookup`."""
+    """Implement `kernels.shares.opening.lookup` in C++."""
     n, wanted = opened.numel(), sum(1 << row for row in rows)
     out = torch.empty((len(rows), bytes_of(n)), dtype=torch.uint8)
     handle().hb_lookup(opened.data_ptr(), n, table.data_ptr(), low, bits, wanted, out.data_ptr())
@@ -133,7 +133,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.lift`."""
+    """Implement `kernels.shares.opening.lift` in C++."""
     y, z = torch.empty_like(opened), torch.empty_like(opened) if carry is not None else plain(mask)
     words, bits = zip(*map(_packed, (mask, mask if carry is None else carry, bit, wrap, product)), strict=True)
     lists = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in words]), (ctypes.c_int * 5)(*bits)
@@ -143,7 +143,7 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """The memory of words, and the bits of a word; -32 for int32, which is signed."""
+    """Return the address of words in memory, and the bits of a word; -32 stands for int32, which has a sign."""
     found = stored(words)
     if isinstance(found, Packed):
         return found.data, found.width
@@ -158,7 +158,7 @@ def _aes_keys(*keys: Tensor) -> bool:
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """See `dealing.deal_masks`."""
+    """Implement `kernels.shares.dealing.deal_masks` in C++."""
     keys = torch.stack([share.key for share in fields[0]])
     widths = [*dealing.widths(k, ring, whole), *[1 << size for size in sizes]]
     out = [torch.empty(bytes_of(n * width), dtype=torch.uint8) for width in widths]
@@ -186,7 +186,10 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 @implements(products.matmul, "cpu", takes=_one_product)
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`: a 1 x 1 convolution, with the factor's columns as positions."""
+    """Implement `kernels.shares.products.matmul` in C++, as a 1 x 1 convolution.
+
+    The columns of the factor are the positions of the image.
+    """
     b = factor.code
     shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)
     out = conv2d(b[None, :, None], shares, (1, 1), (1, 1), 1, (1, b.shape[1]), bits)
@@ -203,7 +206,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; `size` is the height and width of the result."""
+    """Implement `kernels.shares.products.conv2d` in C++. size: height and width of the result."""
     weight = factor.code
     out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
     kernel = (weight.shape[0], *weight.shape[2:])

@@ -35,7 +35,11 @@ from hummingbird.kernels.shares import dealing
 
 @triton.jit
 def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
-    """Subtract the other parties' shares from a tile of values, and store it packed."""
+    """Subtract the other parties' shares from a tile of values, and store the difference, the correction, packed.
+
+    A tile is LANES x 16 elements (gpu/tiles.py). first: number of the first block of the shares in the parties' key
+    streams.
+    """
     drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
     for party in range(1, parties):
         value -= read(keys + 8 * party, first, lane, n, DRAWN, drawn)
@@ -44,7 +48,7 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
 
 @triton.jit
 def _others(keys, parties, block):
-    """The XOR of blocks of the other parties' key streams: (n, 16) uint32."""
+    """Compute the XOR of the other parties' key streams at these blocks: (n, 16) uint32."""
     words = tl.broadcast_to((block ^ block).to(tl.uint32)[:, None], (block.shape[0], 16))
     for party in range(1, parties):
         words ^= chacha_blocks(keys + 8 * party, block)
@@ -53,7 +57,7 @@ def _others(keys, parties, block):
 
 @triton.jit
 def _steps(place, first):
-    """32 entries of step tables from entry `first` on: ones from `place` on, zeros before."""
+    """Compute 32 entries of step tables, from entry `first` on: ones from entry `place` on, zeros before."""
     ahead = place - first
     full = tl.full((), 0xFFFFFFFF, tl.uint32)
     some = full << (ahead & 31).to(tl.uint32)
@@ -62,7 +66,10 @@ def _steps(place, first):
 
 @triton.jit
 def _table(place, keys, parties, first, lane, n, out, C: tl.constexpr):
-    """Store corrections of step tables of 2^C bits. out: int32, with memory for whole lanes."""
+    """Store corrections of a tile's step tables of 2^C bits, whose ones begin at `place`.
+
+    out: int32, with memory for whole lanes.
+    """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word holds several tables, a block those of several lanes
         own: tl.constexpr = 1 << (C - 1)  # words of a lane
@@ -130,7 +137,7 @@ def _deal_masks(
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """See `dealing.deal_masks`."""
+    """Implement `kernels.shares.dealing.deal_masks` in Triton."""
     keys = torch.stack([share.key for share in fields[0]])
     blocks = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     widths = [*dealing.widths(k, ring, whole), *[1 << c for c in sizes]]

@@ -29,7 +29,10 @@ _FEW = 6  # digits of a result, at most, whose sums fit the registers in tiles o
 
 
 def exact(bits: int, weight_bits: int, terms: int) -> bool:
-    """Whether all sums stay within int32, beyond which tensor cores may saturate."""
+    """Whether all sums of products of digits stay within int32, beyond which tensor cores may saturate.
+
+    bits: read bits of the result. terms: products in a sum.
+    """
     pairs = min(_of_weight(weight_bits), _of_result(bits))  # products of digits in one S_s, each at most 2^14
     return terms * pairs << 14 < 2**31
 
@@ -39,7 +42,10 @@ def _of_result(bits: int) -> int:
 
 
 def _of_weight(bits: int) -> int:
-    """The number of digits for |w| <= 2^(b-1): n digits hold up to 127 (256^n - 1) / 255 < 2^(8n-1); 8 hold all."""
+    """Return how many signed bytes hold a weight w, |w| <= 2^(bits-1).
+
+    n digits hold up to 127 (256^n - 1) / 255 < 2^(8n-1); 8 hold all.
+    """
     return min(8, bits // 8 + 1)
 
 
@@ -61,7 +67,10 @@ def _cut(
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Split x, (images, channels, plane) by its strides, into digits: out (DIGITS, images, plane, channels)."""
+    """Split x, (images, channels, plane) with any strides, into signed bytes: out (DIGITS, images, plane, channels).
+
+    plane: height times width.
+    """
     channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
     channel = tile % blocks * CHANNELS + tl.arange(0, CHANNELS)
@@ -116,7 +125,10 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     TERMS: tl.constexpr,
 ):
-    """out (images, groups * outputs, length): x (DIGITS, images, plane, channels), w (WEIGHT_DIGITS, .., terms)."""
+    """Multiply digits (module head) and sum them to a convolution's result, out (images, groups * outputs, length).
+
+    x: (DIGITS, images, plane, channels). w: (WEIGHT_DIGITS, .., terms). length: positions of an output image.
+    """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT
     start = tl.program_id(0).to(places.dtype) * PLACES  # 64-bit divisions would take more registers than the sums
@@ -171,7 +183,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; for bits and terms that `exact` allows."""
+    """Implement `kernels.shares.products.conv2d` in Triton on tensor cores, where `exact` allows it."""
     images, channels, height, width = x.shape
     outputs, inputs, kernel_h, kernel_w = factor.code.shape
     count = _of_result(bits)
@@ -212,9 +224,9 @@ def conv2d(
 
 
 def cut(x: Tensor, count: int, groups: int = 1) -> Tensor:
-    """Split shares (B, C, H, W), contiguous, into digits, channels last: int8 (count, B, H, W, groups * padded).
+    """Split shares (B, C, H, W), contiguous, into signed bytes, channels last: int8 (count, B, H, W, groups * padded).
 
-    Each group's channels are padded with zeros to a multiple of _UNIT.
+    padded: the channels of a group, filled up with zeros to a multiple of _UNIT.
     """
     images, channels, height, width = x.shape
     inputs = channels // groups
@@ -238,6 +250,9 @@ def _padding(inputs: int) -> int:
 
 
 def _weight_digits(factor: Factor) -> Tensor:
-    """Split weights (O, C // groups, kh, kw) into digits, channels last: int8 (digits, O, kh, kw, padded)."""
+    """Split weights (O, C // groups, kh, kw) into signed bytes, channels last: int8 (digits, O, kh, kw, padded).
+
+    padded: the channels, filled up with zeros to a multiple of _UNIT.
+    """
     last = F.pad(factor.code.permute(0, 2, 3, 1), (0, _padding(factor.code.shape[1])))
     return torch.stack([part.to(torch.int8) for part in balanced(last, 8, _of_weight(factor.bits))])

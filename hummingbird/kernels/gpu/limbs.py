@@ -21,7 +21,10 @@ _COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def count(bits: int, weight_bits: int, terms: int) -> int:
-    """The least number of limbs with which sums of `terms` products are exact; 0 if more than 8 were needed."""
+    """Return the least number of limbs of the shares with which sums of `terms` products are exact; 0 if more than 8.
+
+    bits: read bits of the result.
+    """
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above
             return limbs
@@ -29,7 +32,10 @@ def count(bits: int, weight_bits: int, terms: int) -> int:
 
 
 def balanced(x: Tensor, width: int, limbs: int) -> list[Tensor]:
-    """Split x into signed limbs d_i of `width` bits: x = sum_i d_i 2^(width i) mod 2^(width limbs), int64 as x."""
+    """Split x into limbs d_i, numbers of `width` bits with sign: x = sum_i d_i 2^(width i) mod 2^(width limbs).
+
+    limbs: how many. Each limb has the type and shape of x, int64.
+    """
     out = []
     for _ in range(limbs):
         out.append((x << (64 - width)) >> (64 - width))
@@ -46,7 +52,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; for bits and terms that `count` allows."""
+    """Implement `kernels.shares.products.conv2d` by float64 products in plain torch, where `count` is not 0."""
     outputs, inputs, *kernel = factor.code.shape
     terms, places = factor.code[0].numel(), size[0] * size[1]
     limbs = count(bits, factor.bits, terms)

@@ -50,7 +50,7 @@ def _chacha12(k0, k1, k2, k3, counter, public, inside):
 
 @triton.jit
 def _node(at, inside):
-    """A node: the four words of its seed, and a word with all bits equal to the control bit."""
+    """Load a node of a key's tree: the four words of its seed, and a word whose bits all equal its control bit."""
     k0, k1 = _word(at + 0, inside), _word(at + 1, inside)
     k2, k3 = _word(at + 2, inside), _word(at + 3, inside)
     return k0 & 0xFFFFFFFE, k1, k2, k3, (k0 ^ k0) - (k0 & 1)
@@ -65,7 +65,7 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
 # Words are read one by one, so kernels specialized for addresses that are multiples of 16 bytes would not be faster.
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """Compute the children of `total` nodes, n of each key."""
+    """Compute the children of `total` nodes of the keys' trees, n nodes of each key (kernels/lookups/dpf.py)."""
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -85,7 +85,10 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
 
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "finals"])
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
-    """Compute the leaves of `total` nodes, n of each key; the grid's second dimension is the half of the leaf."""
+    """Compute the leaves below `total` nodes of the keys' trees, n nodes of each key (kernels/lookups/dpf.py).
+
+    The second dimension of the grid of programs says which half of a leaf a program computes.
+    """
     index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -112,7 +115,7 @@ def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
 
 
 def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tensor:
-    """Compute selection bits as `dpf.expand`, uint8 (B, 128 * leaves) on a device, from keys on the CPU.
+    """Compute selection bits as `kernels.lookups.dpf.expand`, uint8 (B, 128 * leaves) on a GPU, from keys on the CPU.
 
     InputError for keys of another PRF than chacha12. Needs 16 bytes of memory a leaf besides the result.
     """
@@ -161,7 +164,7 @@ _PIECE, _PIECES = 1 << 23, 32  # rows of one sum at most; sums side by side, to 
 
 
 def prepare(data: Tensor) -> Tensor:
-    """Convert rows for `select_sum`: uint8 (rows, row_bytes) -> int8 of the same shape, less 128, on their device."""
+    """Convert rows for `select_sum`: uint8 (rows, row_bytes) to int8, each byte less 128, on the rows' device."""
     return (data ^ 0x80).view(torch.int8)
 
 
@@ -186,10 +189,10 @@ def _sums(
 
 
 def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
-    """Sum the rows that bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+    """Sum, for each query, the rows that its bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
 
-    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: of `prepare`, on the same device.
-    width: 8, 16, 32 or 64, whole words in a row. InputError for anything else.
+    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: from `prepare`, on the same device.
+    width: 8, 16, 32 or 64; a row is a whole number of words. InputError for anything else.
     """
     where = "kernels.gpu.select_sum"
     if bits.dtype != torch.uint8 or bits.dim() != 2 or table.dtype != torch.int8 or table.dim() != 2:
@@ -220,7 +223,7 @@ _ROOM = 3 * _MOST_BITS  # bytes of GPU memory for answering, besides the table
 
 @implements(RowStore, "gpu")
 class SignedRows(RowStore):
-    """A table's rows as signed bytes on a GPU; keys, rows to write and answers are on the CPU."""
+    """The rows of a lookup table on a GPU, as signed bytes; keys, rows to write and answers are on the CPU."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         _check_room(rows * row_bytes + _ROOM, device)
@@ -261,7 +264,7 @@ class SignedRows(RowStore):
 
 
 def _check_room(needed: int, device: torch.device) -> None:
-    """Raise EnvironmentProblem if a GPU has less free memory than this number of bytes."""
+    """Raise EnvironmentProblem if a GPU has less than `needed` bytes of free memory."""
     if device.type != "cuda":
         return  # the CPU, with Triton's interpreter
     left = torch.cuda.mem_get_info(device)[0]

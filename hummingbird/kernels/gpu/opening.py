@@ -61,7 +61,7 @@ def _mask_words(
 
 @triton.jit
 def _sum(frames, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """A tile of opened words: the sum of all frames mod 2^WIDTH, uint64."""
+    """Compute a tile of opened words: the sum of all parties' packed words `frames` mod 2^WIDTH, uint64."""
     total = tl.zeros((LANES, 16), tl.uint64)
     for party in tl.static_range(len(frames)):
         total += unpacked(frames[party], n, WIDTH, LANES)
@@ -77,7 +77,10 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
-    """Read entries v and `other` of each element's drawn table of 2^C bits: two planes, 16 bits a lane in uint32."""
+    """Read entries v and `other` of each element's step table of 2^C bits, a share that is drawn from a key stream.
+
+    Returns two planes of a tile, 16 bits of each lane in uint32 (gpu/tiles.py).
+    """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
         own: tl.constexpr = 1 << (C - 1)  # words of a lane
@@ -212,7 +215,7 @@ def _lift(
 
 
 def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """An operand for `tiles.read`: its tensor, the number of its first block, its form and its width."""
+    """Describe words for `tiles.read`: their tensor, the number of the first block, their form and their width."""
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):
@@ -221,7 +224,7 @@ def operand(words: Words) -> tuple[Tensor, int, int, int]:
 
 
 def aligned(data: Tensor) -> Tensor:
-    """A packed stream at an address that is a multiple of 8, as `tiles.unpacked` needs: the stream itself or a copy."""
+    """Return a packed stream at an address that is a multiple of 8, as `tiles.unpacked` needs: itself or a copy."""
     return data.clone() if data.data_ptr() % 8 else data
 
 
@@ -231,7 +234,7 @@ def _contiguous(*tensors: Tensor) -> bool:
 
 @implements(opening.mask_words, "gpu", takes=_contiguous)
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """See `opening.mask_words`."""
+    """Implement `kernels.shares.opening.mask_words` in Triton."""
     n, size = share.numel(), sizes("mask_words", share.device)
     out, (source, first, form, mask_width) = room(n, width, share.device), operand(mask)
     if out.numel():
@@ -245,7 +248,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "gpu", takes=_contiguous)
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """See `opening.open_words`."""
+    """Implement `kernels.shares.opening.open_words` in Triton."""
     device = frames[0].device
     out, size = torch.empty(n, dtype=torch.int64, device=device), sizes("open_words", device)
     if n:
@@ -256,7 +259,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "gpu", takes=_contiguous)
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """See `packing.unpack_words`: the sum of one party's words."""
+    """Implement `kernels.shares.packing.unpack_words` in Triton, by `open_words` with the words of a single party."""
     return open_words([data], n, width)
 
 
@@ -264,7 +267,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.compare_opened`."""
+    """Implement `kernels.shares.opening.compare_opened` in Triton."""
     device = frames[0].device
     opened = torch.empty(n, dtype=torch.int64, device=device)
     out = torch.empty((2, bytes_of(n)), dtype=torch.uint8, device=device)
@@ -293,7 +296,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.lift`."""
+    """Implement `kernels.shares.opening.lift` in Triton."""
     y, size = torch.empty_like(opened), sizes("lift", opened.device)
     z = torch.empty_like(opened) if carry is not None else plain(mask)
     operands = [operand(words) for words in (mask, mask if carry is None else carry, bit, wrap, product)]

@@ -27,14 +27,17 @@ TENSOR_CORES = (8, 0)  # the least compute capability with products of bytes in 
 
 
 def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) -> str:
-    """Choose a method of WAYS for products of `terms` terms, by the bits of the result and of the weights."""
+    """Choose a method of WAYS for sums of `terms` products, by the bits of the result and of the weights.
+
+    capability: the GPU's compute capability.
+    """
     if capability >= TENSOR_CORES and digits.exact(bits, weight_bits, terms):
         return "digits"
     return "limbs" if limbs.count(bits, weight_bits, terms) else "reference"
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Whether groups have several input channels: with one, no matrix product is needed."""
+    """Whether the groups of a convolution have several input channels: with one, it needs no matrix product."""
     return bool(x.numel() and weight.numel()) and weight.shape[1] > 1
 
 
@@ -48,7 +51,10 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`; `size` is the height and width of the result."""
+    """Implement `kernels.shares.products.conv2d` on a GPU, by the method that `way` chooses.
+
+    size: height and width of the result.
+    """
     chosen = way(bits, factor.bits, factor.code[0].numel(), torch.cuda.get_device_capability(x.device))
     with torch.cuda.device_of(x):  # Triton starts kernels on the thread's device
         return WAYS[chosen](x, factor, stride, dilation, groups, size, bits)
@@ -60,12 +66,12 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 @implements(products.matmul, "gpu", takes=_one_product)
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`: a 1 x 1 convolution, with a's rows as images."""
+    """Implement `kernels.shares.products.matmul` on a GPU, as a 1 x 1 convolution with a's rows as images."""
     terms, columns = factor.code.shape
     out = conv2d(a.view(-1, terms, 1, 1), factor.made(_turned), (1, 1), (1, 1), 1, (1, 1), bits)
     return out.view(*a.shape[:-1], columns)
 
 
 def _turned(factor: Factor) -> Factor:
-    """Convert a matrix to the weight of a convolution: its columns become outputs."""
+    """Convert a matrix to the weight of a convolution, whose outputs are the matrix's columns."""
     return Factor(factor.code.t()[:, :, None, None], factor.bits)

@@ -58,14 +58,14 @@ _tried: dict[str, Sizes] = {}  # the sizes that `tune` is trying
 
 @functools.cache
 def stored() -> dict[str, dict[str, Sizes]]:
-    """The sizes in the file, by GPU and kernel."""
+    """Read the tile sizes in sizes.json, by GPU and kernel."""
     found: dict[str, dict[str, Sizes]] = records.read(FILE.read_bytes(), _CARDS, name="sizes", where=str(FILE))
     return found
 
 
 @functools.cache
 def card(index: int) -> str:
-    """CUDA's name of a GPU."""
+    """Return the name that CUDA has for GPU number `index`."""
     return torch.cuda.get_device_name(index)
 
 
@@ -74,12 +74,12 @@ def _card_of(device: torch.device) -> str:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU; for another device, as with Triton's interpreter, that of an H100."""
+    """Return the compute capability of a GPU; for another device, as with Triton's interpreter, that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 def sizes(kernel: str, device: torch.device) -> Sizes:
-    """A kernel's sizes on a device."""
+    """Return a kernel's tile sizes on a device: those in sizes.json, else the defaults."""
     if kernel in _tried:
         return _tried[kernel]
     found: Any = stored().get(_card_of(device), {}) if device.type == "cuda" else {}
@@ -89,7 +89,7 @@ def sizes(kernel: str, device: torch.device) -> Sizes:
 
 @contextlib.contextmanager
 def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
-    """Use these sizes for a kernel inside the block."""
+    """Use these tile sizes for a kernel inside the block."""
     _tried[kernel] = candidate
     try:
         yield
@@ -98,7 +98,7 @@ def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
 
 
 def candidates(kernel: str) -> Iterator[Sizes]:
-    """All sizes that `tune` tries for a kernel."""
+    """Yield all tile sizes that `tune` tries for a kernel."""
     names = DEFAULTS[kernel]
     for values in itertools.product(*(_CHOICES[name] for name in names)):
         candidate = dict(zip(names, values, strict=True))
@@ -109,7 +109,7 @@ def candidates(kernel: str) -> Iterator[Sizes]:
 def tune(
     runs: Mapping[str, Callable[[], object]], seconds: Callable[[Callable[[], object]], float]
 ) -> dict[str, Sizes]:
-    """Search for the fastest sizes of kernels, by name; takes minutes on a GPU.
+    """Search for the fastest tile sizes of kernels, and return them by kernel; takes minutes on a GPU.
 
     runs: kernel -> a function that launches it once or a few times. seconds: measures the time of such a function.
     Sizes that do not fit the GPU are skipped. InputError for a kernel without sizes.
@@ -134,7 +134,7 @@ def _too_large() -> tuple[type[Exception], ...]:
 
 
 def keep(name: str, found: Mapping[str, Sizes]) -> None:
-    """Write the result of `tune` for a GPU to the file; the sizes of other GPUs and kernels stay."""
+    """Write the tile sizes that `tune` found for the GPU `name` to sizes.json; those of other GPUs and kernels stay."""
     cards = {**stored(), name: {**stored().get(name, {}), **found}}
     disk.save(FILE, [f"{json.dumps(cards, indent=1, sort_keys=True)}\n".encode()])
     stored.cache_clear()

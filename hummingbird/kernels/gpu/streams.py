@@ -31,7 +31,7 @@ def _quarter(a, b, c, d):
 
 @triton.jit
 def double_round(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15):
-    """Two of ChaCha's rounds: columns, then diagonals."""
+    """Apply two of ChaCha's rounds to the 16 words of states: one to the columns, one to the diagonals."""
     x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
     x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
     x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
@@ -84,7 +84,7 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
 
 @implements(streams.chacha20, "gpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """See `streams.chacha20`."""
+    """Implement `kernels.streams.chacha20` in Triton."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device

@@ -22,13 +22,13 @@ TENSOR, DRAWN, PACKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def tile(LANES: tl.constexpr):
-    """The numbers of a program's lanes."""
+    """Return the numbers of the lanes, of 16 elements each, that this program computes."""
     return tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
 
 
 @triton.jit
 def rows(column):
-    """Join 16 columns to a tile (n, 16), every row in one thread."""
+    """Join a tuple of 16 columns to a tile (n, 16), each row in one thread."""
     # Joined from the top bit of the column's number down: the last join interleaves neighbours.
     a = tl.join(tl.join(column[0], column[8]), tl.join(column[4], column[12]))
     b = tl.join(tl.join(column[1], column[9]), tl.join(column[5], column[13]))
@@ -39,7 +39,7 @@ def rows(column):
 
 @triton.jit
 def columns(row):
-    """Split a tile (n, 16) into its 16 columns."""
+    """Split a tile (n, 16) into a tuple of its 16 columns."""
     even, odd = tl.split(row.reshape(row.shape[0], 2, 2, 2, 2))
     e0, e2 = tl.split(even)
     e1, e3 = tl.split(odd)
@@ -60,7 +60,7 @@ def columns(row):
 
 @triton.jit
 def chacha_blocks(key, block):
-    """Compute blocks of a key stream by their numbers, (n,) int64: (n, 16) uint32, every row in one thread."""
+    """Compute blocks of a ChaCha20 key stream by their numbers, (n,) int64: (n, 16) uint32, each row in one thread."""
     zero = (block ^ block).to(tl.uint32)
     counter = block.to(tl.uint32)
     k0, k1 = zero + tl.load(key + 0).to(tl.uint32, bitcast=True), zero + tl.load(key + 1).to(tl.uint32, bitcast=True)
@@ -81,13 +81,13 @@ def chacha_blocks(key, block):
 
 @triton.jit
 def low_bits(WIDTH: tl.constexpr):
-    """A constant with the lowest bits set, uint64."""
+    """Return the number whose lowest WIDTH bits are set, uint64."""
     return tl.full((), (1 << WIDTH) - 1, tl.uint64)
 
 
 @triton.jit
 def _behind(data, size, BYTES: tl.constexpr):
-    """The bytes of a stream of `size` bytes behind its last whole word of BYTES bytes, uint64."""
+    """Load the last bytes of a stream of `size` bytes, those after its last whole word of BYTES bytes: uint64."""
     rest = tl.full((), 0, tl.uint64)
     for byte in tl.static_range(BYTES - 1):
         found = tl.load(data + size // BYTES * BYTES + byte, mask=byte < size % BYTES, other=0)
@@ -97,7 +97,7 @@ def _behind(data, size, BYTES: tl.constexpr):
 
 @triton.jit
 def _stream(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Load a tile of a stream of n packed words: the 16 WIDTH bits of each lane, in words uint64 (LANES,)."""
+    """Load a tile of a stream of n packed words: the 16 WIDTH bits of each lane, in several words uint64 (LANES,)."""
     BYTES: tl.constexpr = 4 if WIDTH % 4 else 8
     kind: tl.constexpr = tl.uint32 if WIDTH % 4 else tl.uint64
     size: tl.constexpr = 2 * LANES * WIDTH // BYTES  # of the tile, in loads
@@ -130,7 +130,7 @@ def _stream(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def unpacked(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Unpack a tile of n unsigned words of WIDTH bits: uint64 (LANES, 16); elements behind the last are undefined.
+    """Unpack a tile of n unsigned words of WIDTH bits: uint64 (LANES, 16); elements after the last are undefined.
 
     `data` begins at a multiple of 8 bytes. A lane's bits begin at a multiple of 8 bytes if 4 divides WIDTH, else of 2.
     They are loaded 8 or 4 bytes at a time, each once. If each element loaded its own bytes, `lift` had three times the
@@ -168,7 +168,10 @@ def _drawn(key, first, lane, WIDTH: tl.constexpr):
 
 @triton.jit
 def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
-    """Read a tile of an operand, uint64 (lanes, 16). WIDTH: the bits of a packed word; for a drawn one 32 or 64."""
+    """Read a tile of an operand in one of the forms of the module head: uint64 (lanes, 16).
+
+    WIDTH: the bits of a packed word; for a drawn word 32 or 64. first: number of the first block, if it is drawn.
+    """
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = element < n
     if FORM == TENSOR:
@@ -182,7 +185,7 @@ def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def halves(data, lane, n):
-    """Read a tile of n packed bits in memory: 16 bits a lane in uint32."""
+    """Load a tile of n packed bits: 16 bits of each lane, in uint32."""
     byte = lane * 2
     size = (n + 7) // 8
     low = tl.load(data + byte, mask=byte < size, other=0).to(tl.uint32)
@@ -192,19 +195,22 @@ def halves(data, lane, n):
 
 @triton.jit
 def spread(bits):
-    """Spread the low 16 bits of each lane to elements: uint32 (lanes,) to uint64 (lanes, 16)."""
+    """Spread the low 16 bits of each lane to its elements: uint32 (lanes,) to uint64 (lanes, 16)."""
     return (bits[:, None] >> tl.arange(0, 16)[None, :].to(tl.uint32) & 1).to(tl.uint64)
 
 
 @triton.jit
 def gathered(bits):
-    """Gather one bit, 0 or 1, of each element: uint32 (lanes, 16) to 16 bits a lane in uint32 (lanes,)."""
+    """Gather one bit, 0 or 1, of each element: uint32 (lanes, 16) to uint32 (lanes,), with 16 bits of each lane."""
     return tl.sum(bits << tl.arange(0, 16)[None, :].to(tl.uint32), axis=1)
 
 
 @triton.jit
 def drawn_planes(key, first, second, lane):
-    """Draw tiles of two planes, by their first blocks: 16 bits a lane in uint32 each; a multiple of 32 lanes."""
+    """Draw a tile of two planes of random bits, which begin at blocks `first` and `second` of a key stream.
+
+    Returns 16 bits of each lane in uint32, twice; the number of lanes is a multiple of 32.
+    """
     lanes: tl.constexpr = lane.shape[0]
     blocks: tl.constexpr = lanes // 32
     here = tl.min(lane, axis=0) // 32 + tl.arange(0, blocks)
@@ -217,7 +223,7 @@ def drawn_planes(key, first, second, lane):
 
 @triton.jit
 def keep_plane(out, lane, bits, n):
-    """Store a tile of a plane of packed bits: 16 bits a lane in uint32."""
+    """Store a tile of packed bits, 16 bits of each lane in uint32. n: elements in all tiles."""
     byte = lane * 2
     size = (n + 7) // 8
     tl.store(out + byte, bits.to(tl.uint8), mask=byte < size)
@@ -226,9 +232,11 @@ def keep_plane(out, lane, bits, n):
 
 @triton.jit
 def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
-    """Store the low WIDTH bits of a tile, uint64 (lanes, 16), as one stream. out: int16, with memory for whole lanes.
+    """Store the low WIDTH bits of each element of a tile, uint64 (lanes, 16), as one packed stream.
 
-    A lane's 16 WIDTH bits are stored 64, 32 or 16 at a time: the largest unit at whose multiples all lanes begin.
+    out: int16, with memory for whole lanes. n: elements in all tiles. A lane's 16 WIDTH bits are stored 64, 32 or 16 at
+    a
+    time: the largest unit at whose multiples all lanes begin.
     """
     if WIDTH > 0:
         BITS: tl.constexpr = 16 if WIDTH % 2 else 32 if WIDTH % 4 else 64
@@ -247,15 +255,15 @@ def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
 
 
 def grid(n: int, lanes: int) -> tuple[int]:
-    """The grid of programs for n elements."""
+    """Return the grid of programs, each of which computes `lanes` x 16 elements, for n elements."""
     return (triton.cdiv(n, 16 * lanes),)
 
 
 def room(n: int, width: int, device: torch.device) -> Tensor:
-    """Allocate memory for n packed words, and for the rest of the last lane: int16; see `packed_part`."""
+    """Allocate memory for n packed words, filled up to a whole number of lanes: int16; see `packed_part`."""
     return torch.empty(triton.cdiv(n, 16) * width, dtype=torch.int16, device=device)
 
 
 def packed_part(room: Tensor, n: int, width: int) -> Tensor:
-    """The part of a `room` that n packed words take: uint8 (ceil(n width / 8),)."""
+    """Return the part of the memory `room` that n packed words take: uint8 (ceil(n width / 8),)."""
     return room.view(torch.uint8)[: bytes_of(n * width)]

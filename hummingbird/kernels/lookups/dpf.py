@@ -40,25 +40,25 @@ _RANDOM = 3 * BLOCK  # random bytes for a pair of keys: two roots, the public ke
 
 
 def key_bytes(rows: int) -> int:
-    """The size of a key for a table of this many rows: 346 bytes for 2^20."""
+    """Return the size in bytes of a key for a table of this many rows: 346 for 2^20."""
     return HEAD + depth(rows) * LEVEL + LEAF_BYTES
 
 
 def leaves_of(rows: int) -> int:
-    """The number of leaves, of 1024 rows each."""
+    """Return the number of leaves, of 1024 rows each, of a table of this many rows."""
     return -(-rows // LEAF_ROWS)
 
 
 def depth(rows: int) -> int:
-    """The number of levels of the tree above the leaves."""
+    """Return the number of levels of a key's tree above the leaves, for a table of this many rows."""
     return (leaves_of(rows) - 1).bit_length()
 
 
 def check(keys: Tensor, where: str, rows: int | None = None, party: int | None = None) -> int:
-    """Check a batch of keys, and return the number of rows of its table; InputError for an invalid batch.
+    """Check a batch of keys, and return the number of rows of their table; InputError for an invalid batch.
 
     keys: uint8 (B, key_bytes), B >= 1, on the CPU, all for one table. rows, party: the expected ones; None: any. A key
-    that passes is safe to expand; its maker can still have it select any rows.
+    that passes is safe to expand; whoever made it can still have it select any rows.
     """
     if not isinstance(keys, Tensor) or keys.dtype != torch.uint8 or keys.dim() != 2 or keys.device.type != "cpu":
         got = f"{keys.dtype} {tuple(keys.shape)} on {keys.device}" if isinstance(keys, Tensor) else type(keys).__name__
@@ -72,11 +72,11 @@ def check(keys: Tensor, where: str, rows: int | None = None, party: int | None =
 
 
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """Compute the selection bits of leaves first .. first + leaves - 1: uint8 (B, 128 * leaves), packed.
+    """Compute the selection bits of leaves first .. first + leaves - 1 from keys: uint8 (B, 128 * leaves), packed.
 
-    keys: uint8 (B, key_bytes), see `check`; PRFs and parties may be mixed. The bits at and above `rows` are random and
-    the same at both parties. InputError for bad keys and for leaves outside the table, of which there are ceil(rows /
-    1024). One thread.
+    keys: uint8 (B, key_bytes), as `check` accepts them; PRFs and parties may be mixed. Bits beyond the table's last row
+        are random and the same at both parties. InputError for bad keys and for leaves outside the table, which has
+        ceil(rows / 1024). One thread.
 
         expand(keys, 0, leaves_of(rows))
     """
@@ -89,10 +89,10 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 
 def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split checked keys for an expansion, uint8 each.
+    """Split checked keys into the parts that an expansion reads, all uint8.
 
-    Returns the roots (B, 16), the PRFs' public keys (B, 16), the corrections of both children at each level (B, depth,
-    32), and the corrections of leaves (B, 128).
+    Returns the roots (B, 16), the public keys of the PRF (B, 16), the corrections of both children at each level (B,
+    depth, 32), and the corrections of leaves (B, 128).
     """
     levels = keys[:, HEAD:-LEAF_BYTES].reshape(len(keys), -1, LEVEL)
     both = levels[..., :BLOCK].repeat(1, 1, 2)
@@ -102,8 +102,9 @@ def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Generate keys of parties 0 and 1, uint8 (B, key_bytes) each, and s = t_0[alpha] - t_1[alpha], int64 (B,) of +-1.
+    """Generate a pair of keys, for parties 0 and 1, that hides each index alpha: uint8 (B, key_bytes) each.
 
+    The third result is t_0[alpha] - t_1[alpha], the difference of the parties' bits there: int64 (B,), 1 or -1.
     alphas: int64 (B,) on the CPU, 0 <= alpha < rows. prf: "aes" or "chacha12". draw: n -> n uniform, secret bytes,
     uint8 (n,); it is called once, after all checks. No branch and no memory address depends on an alpha. InputError for
     anything else; its message contains no alpha.
@@ -125,5 +126,5 @@ def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor])
 
 
 def header(rows: int, prf: int) -> bytes:
-    """The first 16 bytes of party 0's key."""
+    """Return the first 16 bytes of party 0's key, as the format has them (module head). prf: its number."""
     return MAGIC + bytes([VERSION, prf, 0, 0, 0]) + rows.to_bytes(8, "little")

@@ -28,9 +28,9 @@ WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class RowStore(ABC):
-    """The rows of a table in the layout of one backend's kernels, zeros at first.
+    """The rows of a lookup table in the layout of one backend's kernels; all rows are zeros at first.
 
-    `Table` has checked all arguments and made them contiguous.
+    `Table` calls it, after it has checked all arguments and made them contiguous.
     """
 
     nbytes: int
@@ -40,7 +40,7 @@ class RowStore(ABC):
 
     @abstractmethod
     def write(self, start: int, data: Tensor) -> None:
-        """Write rows from `start` on: uint8 (n, row_bytes)."""
+        """Write n rows, uint8 (n, row_bytes), from row `start` on."""
 
     @abstractmethod
     def replace(self, index: Tensor, rows: Tensor) -> None:
@@ -48,23 +48,35 @@ class RowStore(ABC):
 
     @abstractmethod
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
-        """Answer keys, uint8 (B, key_bytes), whose leaf `leaf` begins at row 0: uint8 (B, row_bytes); width 0: XOR."""
+        """Combine the rows that each key selects: keys uint8 (B, key_bytes) to answers uint8 (B, row_bytes).
+
+        width: bits of the words that are summed; 0: XOR. leaf: the leaf of the keys' tree at which row 0 is.
+        """
 
     @abstractmethod
     def select(self, bits: Tensor, width: int) -> Tensor:
-        """Answer selection bits, uint8 (B, ceil(rows / 8)): uint8 (B, row_bytes); width 0: XOR."""
+        """Combine the rows that bits select: uint8 (B, ceil(rows / 8)) to answers uint8 (B, row_bytes).
+
+        width: bits of the words that are summed; 0: XOR.
+        """
 
     def accept(self, keys: Tensor, width: int) -> None:  # noqa: B027 - most take all
-        """Raise InputError for keys, or a width, for which this backend has no kernel."""
+        """Raise InputError for keys, or a width, that this backend cannot answer.
+
+        width: bits of the words that are summed; 0: XOR.
+        """
 
     @classmethod
     def answer_each(cls, stores: Sequence[RowStore], keys: Tensor, width: int) -> Tensor:
-        """Answer the keys of each store, uint8 (T, B, key_bytes): uint8 (T, B, row_bytes)."""
+        """Answer keys from several stores, B for each: uint8 (T, B, key_bytes) to (T, B, row_bytes).
+
+        width: bits of the words that are summed; 0: XOR.
+        """
         return torch.stack([store.answer(own, width, 0) for store, own in zip(stores, keys, strict=True)])
 
 
 class Table:
-    """A table of rows in the layout of the kernels; zeros at first.
+    """A table of rows, from which queries are answered (module head); all rows are zeros at first.
 
     rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", with ceil(row_bytes / 8) * 8 bytes a row, for rows
     rounded up to 16; or "cuda", "cuda:1", with row_bytes bytes a row, for sums by ChaCha12 keys only. Keys, rows and
@@ -87,7 +99,7 @@ class Table:
 
     @classmethod
     def prepare(cls, data: Tensor) -> Table:
-        """Make a table of these rows, uint8 (rows, row_bytes)."""
+        """Make a table with these rows, uint8 (rows, row_bytes), on the CPU."""
         if not isinstance(data, Tensor) or data.dim() != 2:
             raise InputError("expected rows uint8 (rows, row_bytes)", where="kernels.rows.Table.prepare(data)")
         table = cls(*data.shape)
@@ -96,11 +108,11 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """The table's memory in bytes."""
+        """Return the memory of the table in bytes."""
         return self._store.nbytes
 
     def fill(self, start: int, data: Tensor) -> None:
-        """Write the rows from `start` on: uint8 (n, row_bytes). Fastest if `start` is a multiple of 8."""
+        """Write n rows, uint8 (n, row_bytes), from row `start` on; fastest if `start` is a multiple of 8."""
         where = "kernels.rows.Table.fill"
         self._check_rows(data, f"{where}(data)")
         if not isinstance(start, int) or not 0 <= start <= self.rows - len(data):
@@ -111,7 +123,7 @@ class Table:
     def update(self, index: Tensor, rows: Tensor) -> None:
         """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); the last one wins for equal indices.
 
-        Writes one bit in each of 8 row_bytes bytes for a row.
+        For each row it writes one bit in each of 8 row_bytes bytes.
         """
         where = "kernels.rows.Table.update"
         self._check_rows(rows, f"{where}(rows)")
@@ -123,19 +135,26 @@ class Table:
         self._store.replace(index.contiguous(), rows.contiguous())
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Raise InputError for checked keys, or a width (0: XOR), that this table's device cannot answer."""
+        """Raise InputError for checked keys, or a width, that this table's device cannot answer.
+
+        width: bits of the words that are summed; 0: XOR.
+        """
         self._store.accept(keys, width)
 
     def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
-        """XOR the rows that each key selects: keys uint8 (B, key_bytes) of `dpf` -> uint8 (B, row_bytes).
+        """XOR, for each key, the rows that it selects: uint8 (B, row_bytes).
 
-        first_leaf: None if the keys are for this table; else this table is a part of the keys' table, from leaf
-        `first_leaf` on, 1024 rows each. The table is read once for the batch, on torch.get_num_threads() threads.
+        keys: uint8 (B, key_bytes), from `dpf.generate`. first_leaf: None if the keys are for this table; else this
+        table is a part of the keys' table, from leaf `first_leaf` on, 1024 rows each. The table is read once for the
+        batch, on torch.get_num_threads() threads.
         """
         return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
 
     def answer_sum(self, keys: Tensor, width: int, first_leaf: int | None = None) -> Tensor:
-        """Sum the rows that each key selects, as words of 8, 16, 32 or 64 bits, mod 2^width; else as `answer`."""
+        """Sum the rows that each key selects, as words of `width` bits, mod 2^width; the rest as in `answer`.
+
+        width: 8, 16, 32 or 64.
+        """
         self._check_width(width, "kernels.rows.Table.answer_sum(width)")
         return self._answer(keys, width, first_leaf, "kernels.rows.Table.answer_sum")
 
@@ -164,7 +183,7 @@ class Table:
 
 
 def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
-    """Make the store of a table on a device; InputError if the device is not there."""
+    """Make the empty rows of a table on a device; InputError if the device is not there."""
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
     try:
@@ -178,7 +197,7 @@ def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
 def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
     """Answer keys from several small tables of one shape, in one call.
 
-    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: of `answer_sum`; 0: XOR. Returns uint8
+    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: as for `answer_sum`; 0: XOR. Returns uint8
     (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes or devices.
     """
     where, first = "kernels.rows.answer_each", tables[0]
@@ -196,13 +215,19 @@ def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
 
 
 def select_xor(bits: Tensor, table: Table) -> Tensor:
-    """Answer selection bits, as `Table.answer`: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored."""
+    """XOR, for each query, the rows that its bits select: uint8 (B, row_bytes).
+
+    bits: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored.
+    """
     _check_bits(bits, table, "kernels.rows.select_xor(bits)")
     return table._store.select(bits, 0)
 
 
 def select_sum(bits: Tensor, table: Table, width: int) -> Tensor:
-    """Answer selection bits, as `Table.answer_sum`."""
+    """Sum the rows that bits select, as words of `width` bits (`Table.answer_sum`).
+
+    bits: as for `select_xor`.
+    """
     _check_bits(bits, table, "kernels.rows.select_sum(bits)")
     table._check_width(width, "kernels.rows.select_sum(width)")
     return table._store.select(bits, width)

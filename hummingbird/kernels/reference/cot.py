@@ -16,14 +16,14 @@ from hummingbird.kernels.shares.packing import from_bits
 
 @implements(cot.receive, "reference")
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """See `cot.receive`."""
+    """Implement `kernels.cot.receive` in plain torch."""
     streams = _streams(leaves, block, blocks)
     return _sum([streams[:, x] for x in range(LEAVES)]), _rows(_columns(streams))
 
 
 @implements(cot.send, "reference")
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """See `cot.send`."""
+    """Implement `kernels.cot.send` in plain torch."""
     columns = _columns(_streams(leaves, block, corrections.shape[1] // 16))
     bits = (delta[:, None] >> torch.arange(64) & 1).to(torch.uint8).view(TREES, 4, 1)
     return _rows(columns ^ (corrections[:, None] & -bits))
@@ -31,12 +31,12 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 @implements(cot.choose, "reference")
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """See `cot.choose`."""
+    """Implement `kernels.cot.choose` in plain torch."""
     return labels ^ (-from_bits(bits, len(labels))[:, None] & delta)
 
 
 def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
-    """AES-CTR from this block on under every leaf: uint8 (32, 16, 16 blocks)."""
+    """Compute the key stream of AES under every leaf, from block number `block` on: uint8 (32, 16, 16 blocks)."""
     counters = torch.stack([torch.arange(block, block + blocks), torch.zeros(blocks, dtype=torch.int64)], 1)
     data, out = counters.numpy().tobytes(), torch.empty((TREES * LEAVES, 16 * blocks), dtype=torch.uint8)
     for key, stream in zip(leaves.reshape(-1, 16).numpy(), out.numpy(), strict=True):
@@ -45,7 +45,7 @@ def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
 
 
 def _columns(streams: Tensor) -> Tensor:
-    """Column b of a tree is the sum of the streams whose number has bit b: uint8 (32, 4, 16 blocks)."""
+    """Sum, for each of a tree's four columns b, the streams whose number has bit b: uint8 (32, 4, 16 blocks)."""
     return torch.stack([_sum([streams[:, x] for x in range(LEAVES) if x >> b & 1]) for b in range(4)], 1)
 
 
@@ -54,7 +54,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 def _rows(columns: Tensor) -> Tensor:
-    """Row i has bit i of every column: int64 (128 blocks, 2)."""
+    """Transpose bits, so that row i has bit i of every column: int64 (128 blocks, 2)."""
     places = torch.arange(8, dtype=torch.uint8)
     bits = (columns.reshape(BLOCK, -1, 1) >> places & 1).view(BLOCK, -1)  # by column, then by transfer
     return (bits.T.reshape(-1, 16, 8) << places).sum(2, dtype=torch.uint8).view(torch.int64)

@@ -16,12 +16,12 @@ from hummingbird.kernels.registry import implements
 
 
 def sigma(x: Tensor) -> Tensor:
-    """Map blocks (l|r) to (l ^ r|l): int64 (..., 2), the low word r first."""
+    """Map blocks with the halves (l|r) to (l ^ r|l), as the hash needs it: int64 (..., 2), the low word r first."""
     return torch.stack([x[..., 1], x[..., 0] ^ x[..., 1]], dim=-1)
 
 
 class Hash:
-    """The hash H of one tile, a function of a number and of blocks, int64 (..., 2)."""
+    """The hash H of one tile, which maps a number and labels, int64 (..., 2), to blocks of that shape."""
 
     def __init__(self, key: bytes, tile: int) -> None:
         self._key, self._tile = int.from_bytes(key, "little"), tile
@@ -34,12 +34,12 @@ class Hash:
 
 
 def colour(x: Tensor) -> Tensor:
-    """The lowest bit of blocks: int64 (..., 2) -> (..., 1)."""
+    """Return the colour of labels, their lowest bit: int64 (..., 2) to (..., 1)."""
     return x[..., :1] & 1
 
 
 def _weights(circuit: Circuit) -> list[int]:
-    """The weight z_i of each wire that has rows."""
+    """Return the weight z_i that each wire with rows has in the result (kernels/garble.py)."""
     if circuit.kind == "relu":
         return [1 << i for i in range(circuit.width - 1)]
     return [*(1 << i for i in range(circuit.width - 1)), -1 << (circuit.width - 1)]
@@ -48,9 +48,10 @@ def _weights(circuit: Circuit) -> list[int]:
 def _garble(
     circuit: Circuit, hash_of: Hash, delta: Tensor, labels: Tensor, own: Tensor, first: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Compute the gates' blocks, the rows' words, and the offsets, of one tile of m instances.
+    """Garble one tile of m instances: compute the gates' blocks, the rows' words, and the offsets.
 
-    labels, own: int64 (m, w, 2). first: bit 0 of the garbler's shares, int64 (m, 1); None for the garbler "model".
+    labels, own: int64 (m, w, 2), labels of 0 of the evaluator's and of the garbler's bits. first: bit 0 of the
+    garbler's shares, int64 (m, 1); None for the garbler "model".
     """
     blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
     for i in range(circuit.width):
@@ -72,7 +73,10 @@ def _garble(
 
 
 def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Compute the words of the rows, and the offsets. wires: labels of 0 of x_i, int64 (m, 2)."""
+    """Compute the words of the rows, and the offsets (kernels/garble.py).
+
+    wires: labels of 0 of each x_i, int64 (m, 2).
+    """
     words, offset, positive = [], torch.zeros(len(wires[0]), dtype=torch.int64), wires[-1] ^ delta
     for i, weight in enumerate(_weights(circuit)):
         rows = []
@@ -90,7 +94,7 @@ def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -
 def _evaluate(
     circuit: Circuit, hash_of: Hash, labels: Tensor, own: Tensor, blocks: Iterator[Tensor], words: Tensor
 ) -> Tensor:
-    """Evaluate one tile of m instances. blocks: int64 (m, 2) each. words: int64 (circuit.words, m)."""
+    """Evaluate one tile of m instances: int64 (m,). blocks: int64 (m, 2) each. words: int64 (circuit.words, m)."""
     carry, wires = torch.zeros_like(labels[:, 0]), []
     for i in range(circuit.width):
         a, b = labels[:, i] ^ carry, own[:, i] ^ carry
@@ -114,7 +118,7 @@ def _evaluate(
 
 
 def _spans(n: int) -> list[slice]:
-    """The instances of each tile."""
+    """Return the slice of the instances in each tile."""
     return [slice(TILE * i, min(TILE * (i + 1), n)) for i in range(tiles(n))]
 
 
@@ -124,7 +128,7 @@ def _joined(circuit: Circuit, blocks: list[Tensor], words: list[Tensor]) -> Tens
 
 
 def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Tensor]:
-    """The blocks and the words of one tile of m instances."""
+    """Split a tile's tables into the gates' blocks and the rows' words, for m instances."""
     size = LABEL_BYTES * circuit.blocks * m
     blocks = tables[:size].clone().view(torch.int64).view(circuit.blocks, m, 2)
     words = unpack_words(tables[size:], circuit.words * m, circuit.ring).view(circuit.words, m)
@@ -135,7 +139,7 @@ def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Te
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """See `garble.garble`."""
+    """Implement `kernels.garble.garble` in plain torch."""
     own = (shares[:, None] >> torch.arange(circuit.width) & 1)[:, :, None] * delta
     tables = [torch.empty(0, dtype=torch.uint8)]
     for number, span in enumerate(_spans(len(labels)), tile):
@@ -149,7 +153,7 @@ def garble(
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """See `garble.garble_model`."""
+    """Implement `kernels.garble.garble_model` in plain torch."""
     tables, offsets = [torch.empty(0, dtype=torch.uint8)], [torch.empty(0, dtype=torch.int64)]
     for number, span in enumerate(_spans(len(labels)), tile):
         blocks, words, offset = _garble(circuit, Hash(key, number), delta, labels[span], own[span], None)
@@ -160,13 +164,13 @@ def garble_model(
 
 @implements(kernels.evaluate, "reference")
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """See `garble.evaluate`."""
+    """Implement `kernels.garble.evaluate` in plain torch."""
     return evaluate_model(circuit, key, tile, labels, torch.zeros_like(labels), tables)
 
 
 @implements(kernels.evaluate_model, "reference")
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """See `garble.evaluate_model`."""
+    """Implement `kernels.garble.evaluate_model` in plain torch."""
     results, start = [torch.empty(0, dtype=torch.int64)], 0
     for number, span in enumerate(_spans(len(labels)), tile):
         m = len(labels[span])

@@ -14,7 +14,7 @@ _SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 @implements(simulation.twin_relu, "reference")
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor | None]:
-    """See `simulation.twin_relu`."""
+    """Implement `kernels.simulation.twin_relu` in plain torch."""
     real = v if v.dtype == torch.float64 else v.float()
     turns, size = torch.round(real * 2.0 ** (_SCALE - cut.k)), 2.0 ** (cut.k - _SCALE)
     near = real - turns * size
@@ -38,7 +38,10 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor
 
 
 def drawn(count: int, key: int, m: int, draws: int, device: torch.device) -> Tensor:
-    """The sums u of elements 0 .. count - 1: int64 (count,), mod 2^64."""
+    """Draw the noise u of elements 0 .. count - 1, each a sum of `draws` uniform numbers below 2^m: int64 (count,).
+
+    Sums are mod 2^64. kernels/simulation.py says how the numbers follow from `key`.
+    """
     bits = 16 if m <= 16 else 32
     u = torch.zeros(count, dtype=torch.int64, device=device)
     groups = torch.arange(-(-count * bits // 64), device=device)
@@ -56,10 +59,10 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _right(x: Tensor, shift: int) -> Tensor:
-    """A logical shift."""
+    """Shift int64 x right as an unsigned number: zeros come in from the left, not copies of the sign."""
     return x >> shift & (1 << 64 - shift) - 1
 
 
 def _signed(x: int) -> int:
-    """The int64 that is x mod 2^64."""
+    """Return the int64 that equals x mod 2^64."""
     return (x + (1 << 63) & WORD) - (1 << 63)

@@ -23,7 +23,7 @@ QUARTERS = (
 
 @implements(streams.chacha20, "reference")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """See `streams.chacha20`; int32 additions wrap."""
+    """Implement `kernels.streams.chacha20` in plain torch, whose int32 additions wrap as ChaCha's do."""
     counter = torch.arange(first, first + blocks, device=key.device).to(torch.int32)  # keeps the low 32 bits
     constants = [torch.full_like(counter, word) for word in CONSTANTS]
     start = [*constants, *key[:, None].expand(-1, blocks), counter, *[torch.zeros_like(counter)] * 3]
@@ -31,7 +31,7 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def rounds(start: list[Tensor], count: int) -> list[Tensor]:
-    """ChaCha's block function: `count` rounds on the state `start`, plus `start` itself.
+    """Apply ChaCha's block function to many states: `count` rounds on `start`, then add `start` itself.
 
     start: the 16 words of many states, int32 of one shape. count: even; 20 for ChaCha20, 12 for ChaCha12.
     """
@@ -53,13 +53,13 @@ def rounds(start: list[Tensor], count: int) -> list[Tensor]:
 
 @implements(streams.aes128, "reference")
 def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
-    """See `streams.aes128`."""
+    """Implement `kernels.streams.aes128` by OpenSSL."""
     counter = modes.CTR((4 * first).to_bytes(16, "big"))
     return encrypted_zeros(Cipher(algorithms.AES(key.numpy().tobytes()), counter).encryptor(), 64 * blocks)
 
 
 def encrypted_zeros(encrypt: CipherContext, size: int) -> Tensor:
-    """The first `size` bytes, a multiple of 64, of a cipher's key stream: uint8 (size,)."""
+    """Compute the first `size` bytes, a multiple of 64, of the key stream of a cipher: uint8 (size,)."""
     out = torch.empty(size + 15, dtype=torch.uint8)  # update_into wants a block of slack
     view = out.numpy().data
     for start in range(0, size, _PIECE):

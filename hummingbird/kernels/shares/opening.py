@@ -36,10 +36,11 @@ def _size(x: Tensor) -> int:
 
 
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Shift an opened value right and subtract the mask: this party's share z, int64 (n,).
+    """Shift an opened value right and subtract the shifted mask: int64 (n,), this party's share of the result.
 
     opened: int64 (n,), public. mask_high, mask_low: int64 (n,), this party's shares of the shifted mask, for a set and
-    a clear top bit of `opened`. 0 <= shift <= 62. first: True at exactly one party. 0 <= offset < 2^63, public.
+    a clear top bit of `opened`. 0 <= shift <= 62. first: True at exactly one party. offset: the public number that was
+    added before the opening, 0 <= offset < 2^63.
     """
     function, n = "kernels.rescale", _size(opened)
     for name, tensor in (("opened", opened), ("mask_high", mask_high), ("mask_low", mask_low)):
@@ -61,11 +62,11 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of y = b z and of z, from the opened value and c = b xor r.
+    """Compute this party's shares of y = b z and of z, from an opened value and the masked bit c = b xor r.
 
-    opened, mask_high, mask_low, shift, first, offset: as for `rescale`. choice: uint8 (ceil(n/8),), public, packed c.
-    bit: int64 (n,), a share of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask, for a set and a
-    clear top bit of `opened`. Returns (y, z): int64 (n,) each.
+    opened, mask_high, mask_low, shift, first, offset: as for `rescale`, whose result is z. choice: uint8 (ceil(n/8),),
+    public, packed c. bit: int64 (n,), a share of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask,
+    for a set and a clear top bit of `opened`. Returns (y, z): int64 (n,) each.
     """
     function, n = "kernels.select", _size(opened)
     words = {"opened": opened, "bit": bit, "mask_high": mask_high, "mask_low": mask_low}
@@ -79,7 +80,7 @@ def select(
 
 
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Round a share to a coarser scale, add a mask and pack it: the message that a party opens.
+    """Make the message by which a party opens a masked share: round it to a coarser scale, add the mask, and pack it.
 
     share: int64 (n,). mask: int64 (n,), or int32 (n,) for a width of at most 32. 0 <= shift <= 62. Returns
     round(share / 2^shift) + mask mod 2^width, packed: uint8 (ceil(n width / 8),).
@@ -93,7 +94,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Sum packed words of all parties mod 2^width: a list of uint8 (ceil(n width / 8),) -> int64 (n,), unsigned."""
+    """Sum all parties' packed words mod 2^width: a list of uint8 (ceil(n width / 8),) to int64 (n,), unsigned."""
     check_range("kernels.open_words(width)", width, 0, 64)
     check_range("kernels.open_words(n)", n, 0, 2**56)
     if not frames:
@@ -104,7 +105,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Compute a table of a step for each element: bit v of table i is [x_i mod 2^bits <= v].
+    """Compute a step table for each element x_i: bit v of table i says whether x_i mod 2^bits <= v.
 
     x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),), the tables of 2^bits bits one after the other.
 
@@ -116,7 +117,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Read step tables, or shares of them, at v, bits low .. low + bits - 1 of opened words.
+    """Read step tables, or XOR shares of them, at v, the bits low .. low + bits - 1 of opened words.
 
     opened: int64 (n,), public. table: uint8 (ceil(n 2^bits / 8),), a result of `step_table` for numbers L, or an XOR
     share of one. 1 <= bits <= 8, low + bits <= 64. rows: which results to return, ascending: 0 is [L < v], 1 is
@@ -143,12 +144,13 @@ def compare_opened(
     m: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Open masked words and compare them with the mask by one step table.
+    """Open masked words, and compare them with the mask by one step table (mpc/protocols/masked.py has the equations).
 
     frames: all parties' packed words, uint8 (ceil(n k / 8),) each. table: this party's XOR share of the step tables of
-    lambda >> m, uint8 (ceil(n 2^(k - m) / 8),). choice_bits, wrap_bits: its XOR shares of r_b and r_s, uint8
-    (ceil(n/8),). 1 <= k - m <= 8, k <= 64. first: True at exactly one party. Returns the opened words, as
-    `open_words`, and this party's XOR shares of c_b and c_s, uint8 (2, ceil(n/8)), packed.
+    lambda >> m, uint8 (ceil(n 2^(k - m) / 8),), lambda being the mask. choice_bits, wrap_bits: its XOR shares of the
+    random bits r_b and r_s, uint8 (ceil(n/8),). 1 <= k - m <= 8, k <= 64. first: True at exactly one party. Returns the
+    opened words, as `open_words`, and this party's XOR shares of the masked results c_b = b xor r_b and c_s = s xor
+    r_s, uint8 (2, ceil(n/8)), packed.
     """
     function = "kernels.compare_opened"
     check_range(f"{function}(k)", k, 1, 64)
@@ -176,15 +178,16 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k.
+    """Compute this party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k (mpc/protocols/masked.py).
 
-    opened: int64 (n,), public, z + lambda mod 2^k, unsigned. choice: uint8 (2, ceil(n/8)), public, packed c_b and c_s.
+    opened: int64 (n,), public, z + lambda mod 2^k, unsigned, lambda being the mask. choice: uint8 (2, ceil(n/8)),
+    public, packed c_b = b xor r_b and c_s = s xor r_s.
     mask: (n,), this party's mask, a summand of lambda; only the low k bits are used. carry, bit, wrap, product: (n,),
     its shares of the masks' carry, r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32 bits of the
     results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
-    first: True at exactly one party. Returns (y, z): int64 (n,) each.
-    carry None: `mask` is this party's share of z itself, int64, and is returned as z. With z' in [-2^(k-1), 2^(k-1))
-    the value of z that the opening determines, y is b z' + c_b (z - z').
+    first: True at exactly one party. Returns (y, z): int64 (n,) each. carry None: `mask` is this party's share of z
+        itself, int64, and is returned as z. With z' in [-2^(k-1), 2^(k-1)) the value of z that the opening determines,
+        y is b z' + c_b (z - z').
     """
     function, n = "kernels.lift", _size(opened)
     check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)

@@ -15,12 +15,12 @@ from hummingbird.kernels.registry import best
 
 
 def bytes_of(bits: int) -> int:
-    """The number of bytes for `bits` bits."""
+    """Return the number of bytes that hold `bits` bits."""
     return (bits + 7) // 8
 
 
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Extract a window of bits of every element: row j holds bit low + j of all elements.
+    """Extract bits low .. low + count - 1 of every element: row j holds bit low + j of all elements.
 
     x: int64 (n,), ring elements. 0 <= low, 0 <= count, low + count <= 64. Returns uint8 (count, ceil(n/8)), packed.
 
@@ -33,7 +33,7 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """Unpack bits into ring elements 0 and 1; the spare bits are not read.
+    """Unpack bits to int64 numbers 0 and 1; the spare bits of the last byte are not read.
 
     plane: uint8 (ceil(n/8),), packed. Returns int64 (n,).
 
@@ -68,7 +68,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """Unpack the words of `pack_words`, unsigned: uint8 (ceil(n width / 8),) -> int64 (n,)."""
+    """Unpack what `pack_words` packed, as unsigned numbers: uint8 (ceil(n width / 8),) to int64 (n,)."""
     check_range("kernels.unpack_words(width)", width, 0, 64)
     check_range("kernels.unpack_words(n)", n, 0, 2**56)
     check_tensor("kernels.unpack_words(data)", data, torch.uint8, data, bytes_of(n * width))

@@ -23,10 +23,10 @@ _Made = TypeVar("_Made")
 
 
 class Factor:
-    """A public factor of many products, with values that backends compute from it once.
+    """A public factor of many products, which keeps what backends compute from it.
 
-    code: int64, a weight in the layout of `matmul` or `conv2d`; it must not change any more. bits: a b with
-    -2^(b-1) <= code < 2^(b-1); None: the least one, found by a pass over `code`; 64 holds always.
+    code: int64, a weight in the layout of `matmul` or `conv2d`; it must not change any more. bits: the range of the
+    weight, -2^(bits-1) <= code < 2^(bits-1); None: the least such number, found by a pass over `code`; 64 holds always.
     """
 
     def __init__(self, code: Tensor, bits: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Factor:
         self._made: dict[Any, Any] = {}
 
     def made(self, make: Callable[[Factor], _Made]) -> _Made:
-        """make(self), computed at the first call and kept; `make` must be a function of a module, not a lambda."""
+        """Return make(self), computed at the first call and kept; `make` must be a function of a module, no lambda."""
         if make not in self._made:
             self._made[make] = make(self)
         made: _Made = self._made[make]
@@ -81,7 +81,7 @@ def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
 def conv2d(
     x: Tensor, weight: Tensor | Factor, stride: Sequence[int], dilation: Sequence[int], groups: int, bits: int = 64
 ) -> Tensor:
-    """Convolve without padding mod 2^bits: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
+    """Convolve without padding, mod 2^bits: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
 
     Returns int64 (B, O, oh, ow), whose low `bits` bits are those of the convolution; the bits above are undefined.
     InputError for other types or devices, for channels that do not fit, and for a kernel larger than the input.

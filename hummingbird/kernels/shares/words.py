@@ -24,7 +24,10 @@ from hummingbird.kernels.shares.packing import bytes_of, unpack_words
 
 @dataclass(frozen=True)
 class Packed:
-    """Unsigned words of `width` bits, packed as `pack_words` does. data: uint8 (ceil(n width / 8),)."""
+    """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms of operands (module head).
+
+    data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the unpacked tensor.
+    """
 
     data: Tensor
     shape: tuple[int, ...]
@@ -33,20 +36,20 @@ class Packed:
 
     @property
     def device(self) -> torch.device:
-        """The device of the data."""
+        """Return the device of the data."""
         return self.data.device
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of the packed data."""
+        """Return the size in bytes of the packed data."""
         return self.data.nbytes
 
     def to(self, device: torch.device) -> Packed:
-        """The same words on a device."""
+        """Return the same words on another device."""
         return replace(self, data=self.data.to(device))
 
     def tensor(self) -> Tensor:
-        """Unpack all words."""
+        """Unpack all words to a tensor."""
         return unpack_words(self.data, math.prod(self.shape), self.width).view(self.shape)
 
 
@@ -54,25 +57,28 @@ Words: TypeAlias = Tensor | Drawn | Packed
 
 
 def stored(words: Words) -> Tensor | Packed:
-    """Store words in memory: drawn ones are computed, and stay packed if their stream is."""
+    """Store words in memory: drawn words are computed, and stay packed if their key stream holds packed words."""
     if not isinstance(words, Drawn):
         return words
     return words.tensor() if words.width is None else Packed(words.octets(), words.shape, words.width)
 
 
 def plain(words: Words) -> Tensor:
-    """The tensor that the words stand for."""
+    """Return words, in whatever form they are, as a tensor."""
     found = stored(words)
     return found if isinstance(found, Tensor) else found.tensor()
 
 
 def anchor(words: Words) -> Tensor:
-    """The tensor behind the words, by which `registry.best` chooses a kernel."""
+    """Return the tensor in which words are stored, or their key stream's key; `registry.best` chooses by it."""
     return words if isinstance(words, Tensor) else words.key if isinstance(words, Drawn) else words.data
 
 
 def check_words(where: str, words: Words, like: Tensor, n: int, octets: bool = False) -> None:
-    """Check for n words, int64 or int32, or n bytes (octets), on the device of `like`; InputError for other words."""
+    """Raise InputError unless `words` are n words, int64 or int32, or n bytes if `octets`, on the device of `like`.
+
+    where: the argument's name.
+    """
     dtypes = (torch.uint8,) if octets else (torch.int64, torch.int32)
     if not isinstance(words, Words):
         raise InputError(f"expected a tensor, got {type(words).__name__}", where=where, hint="pass a torch.Tensor")

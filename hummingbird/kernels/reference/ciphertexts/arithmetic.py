@@ -23,9 +23,9 @@ _FEW_ROWS = 8  # up to here rows of several places are joined; from about 16 row
 
 @implements(arithmetic.linear, "reference")
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
-    """See `arithmetic.linear`; a few places and columns at a time, so that all buffers stay in the cache.
+    """Implement `kernels.ciphertexts.arithmetic.linear` in plain torch, a few places and columns at a time.
 
-    out may be strided. steps: the number of steps of `_reduce` that the largest sum needs.
+    So all buffers stay in the cache. out may be strided. steps: of `_reduce`, as many as the largest sum needs.
     """
     (groups, rows, terms), places = weights.shape, index.shape[1]
     numbers = _CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS
@@ -60,11 +60,12 @@ _Piece = tuple[slice, slice, Tensor, Tensor]
 
 
 def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
-    """Split the work: groups, their places, matrices (g, n rows, u), and the ciphertexts they read, (g, u, p).
+    """Split the work of a linear layer into matrix products that fit the cache.
 
-    Either up to `most` places are columns side by side (n = 1); or n places that read mostly the same ciphertexts are
-    rows one below the other (p = 1): for a convolution with few filters, whose matrix is so small that reading the
-    columns would take most of the time.
+    Yields groups, their places, matrices (g, n rows, u), and the ciphertexts that they multiply, (g, u, p). Either up
+    to `most` places are columns side by side (n = 1); or n places that read mostly the same ciphertexts are rows one
+    below the other (p = 1): for a convolution with few filters, whose matrix is so small that reading the columns would
+    take most of the time.
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -84,9 +85,10 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
 
 
 def _runs(index: Tensor) -> list[int]:
-    """Split places (places, K) into runs of up to 4; each place shares at least half of its inputs with earlier ones.
+    """Split places into runs of up to 4, in which each place shares at least half of its inputs with earlier ones.
 
-    A run of 4 reads at most 2.5 K ciphertexts, so it has at most 2.5 times as many products.
+    index: the inputs of each place, (places, K). A run of 4 reads at most 2.5 K ciphertexts, so it has at most 2.5
+        times as many products.
     """
     runs: list[int] = []
     seen: set[int] = set()
@@ -102,7 +104,10 @@ def _runs(index: Tensor) -> list[int]:
 
 
 def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix of n places at once, (1, n rows, u), of weights (rows, K); and the ciphertexts it reads (1, u, 1)."""
+    """Make the matrix that computes n places at once, (1, n rows, u), and the u ciphertexts that it reads, (1, u, 1).
+
+    weights: (rows, K). index: the inputs of each place, (n, K).
+    """
     used, position = index.reshape(-1).unique(return_inverse=True)
     places, terms = index.shape
     matrix = weights.new_zeros(places, weights.shape[0], used.numel())
@@ -112,7 +117,10 @@ def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
-    """Reduce `sums` modulo the prime, centred, in place: float64 integers, < 2^51 for one step, <= 2^53 - q for two."""
+    """Reduce `sums`, float64 integers, to centred residues modulo the prime, in place.
+
+    steps: 1 for sums below 2^51, 2 up to 2^53 - q. spare: memory of the shape of `sums`.
+    """
     for _ in range(steps):
         torch.mul(sums, 1.0 / prime, out=spare).round_()
         sums.sub_(spare, alpha=prime)
@@ -122,10 +130,11 @@ def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
 
 
 def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
-    """Apply a function to the float64 residues modulo each prime (n, ..., N), a few ciphertexts at a time.
+    """Apply a function to ciphertexts, as float64 residues modulo one prime after the other, a few at a time.
 
-    function: (number of the prime, output, residues of each tensor). It writes `sizes` parts for each ciphertext, in
-    the range that `_reduce` allows with `steps`, and may overwrite the residues.
+    tensors: int32 (n, ..., L, N). function: (number of the prime, output, residues (n, ..., N) of each tensor). It
+    writes `sizes` ring elements for each ciphertext, in the range that `_reduce` allows with `steps`, and may overwrite
+    the residues.
     """
     like, count = tensors[0], tensors[0].shape[0]
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
@@ -151,7 +160,7 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
 
 @implements(arithmetic.add, "reference")
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
-    """See `arithmetic.add`."""
+    """Implement `kernels.ciphertexts.arithmetic.add` in plain torch."""
     flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
     left, right = x.view(flat), y.view(flat)  # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
     sums = _by_residue(ring, 1, 1, lambda _, out, a, b: torch.add(a, b, alpha=factor, out=out), left, right)
@@ -160,7 +169,10 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
 
 @implements(arithmetic.shift, "reference")
 def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
-    """See `arithmetic.shift`; constants are residues 0 .. q - 1, moduli int32 (L,)."""
+    """Implement `kernels.ciphertexts.arithmetic.shift` in plain torch.
+
+    constants: residues 0 .. q - 1. moduli: the primes, int32 (L,).
+    """
     moduli, part = moduli[:, None], x[:, :, 0, :, ::step]
     count = max(1, (_CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS) // part[0, 0].numel())
     for row, constant in zip(part, constants[..., None], strict=True):
@@ -171,7 +183,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -
 
 @implements(arithmetic.multiply, "reference")
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """See `arithmetic.multiply`."""
+    """Implement `kernels.ciphertexts.arithmetic.multiply` in plain torch."""
     a, b = x.shape[1], y.shape[1]
     steps = 1 if min(a, b) <= 2 else 2  # two products of residues are below q^2 / 2 < 2^51
     if x is y:
@@ -180,7 +192,10 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
-    """Write products of x (n, a, N) and y (n, b, N) to `out`: sums of at most 8 products below q^2 / 4; < 2^53 - q."""
+    """Write the products of x (n, a, N) and y (n, b, N), as polynomials in the secret, to `out` (n, a + b - 1, N).
+
+    All are residues of one prime q. Each is a sum of at most 8 products below q^2 / 4, and so below 2^53 - q.
+    """
     a, b = x.shape[1], y.shape[1]
     torch.mul(x[:, :1], y, out=out[:, :b])
     torch.mul(x[:, 1:], y[:, b - 1 :], out=out[:, b:])
@@ -190,14 +205,20 @@ def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
 
 @implements(arithmetic.switch, "reference")
 def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
-    """See `arithmetic.switch`; the first `plain` parts are coefficients, `inverses` those of p modulo other primes."""
+    """Implement `kernels.ciphertexts.arithmetic.switch` in plain torch.
+
+    plain: number of the first elements that are coefficients. inverses: of the last prime modulo each other prime.
+    """
     head, spread = ring.take(len(inverses)), _spread(ring, x, plain)  # |spread| <= (p - 1) / 2 < 2^25
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
     return _by_residue(head, x.shape[1], 1, lambda i, out, a, b: torch.mul(a.sub_(b), inverses[i], out=out), x, spread)
 
 
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
-    """Convert [x]_p, the residues modulo the last prime, to residues modulo the other primes, in the same form."""
+    """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
+
+    plain: number of the first elements that are coefficients; the others are NTT values, and stay such.
+    """
     (n, size, _, degree), count = x.shape, len(ring.primes) - 1
     dropped = x[:, :, count]
     spread = x.new_empty(n, size, count, degree)
@@ -212,7 +233,7 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
 
 @implements(monomials.taps, "reference")
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """See `monomials.taps`; |sum| < 2^53, which int64 holds."""
+    """Implement `kernels.ciphertexts.monomials.taps` in plain torch; int64 holds all sums, which are below 2^53."""
     ends, degree = first.tolist(), ring.degree
     out = torch.zeros(len(ends) - 1, *x.shape[1:], dtype=torch.int64, device=x.device)
     for sums, start, stop in zip(out, ends[:-1], ends[1:], strict=True):
@@ -229,7 +250,10 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 @implements(bfv.encode, "reference")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
-    """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""
+    """Implement `kernels.ciphertexts.bfv.encode` in plain torch.
+
+    factor: Q mod 2^k, Q the product of the primes. inverses: 2^-k modulo each prime, centred.
+    """
     v = (x * factor) << (64 - k) >> (64 - k)  # mod 2^64, then the low k bits with their sign
     residues = [centred(error - v * inverse, q) for q, inverse in zip(ring.primes, inverses, strict=True)]  # below 2^57
     return torch.stack(residues, 1).int()
@@ -237,7 +261,10 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
 
 @implements(bfv.accumulate, "reference")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """See `bfv.accumulate`; output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1]."""
+    """Implement `kernels.ciphertexts.bfv.accumulate` in plain torch, with the pairs in order of their outputs.
+
+    Output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1].
+    """
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32, device=x.device)
     for number, (start, end) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
         total = torch.zeros(x.shape[1:], dtype=torch.int64, device=x.device)

@@ -17,7 +17,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(polynomials.encrypt, "reference")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
         plain = space.keep(message[piece] + noise[piece])
@@ -30,7 +30,7 @@ def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tenso
 
 @implements(polynomials.encrypt_ntt, "reference")
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """See `polynomials.encrypt_ntt`."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
         plain = space.keep(message[piece] + noise[piece])
@@ -43,7 +43,7 @@ def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: T
 
 @implements(polynomials.phase, "reference")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """See `polynomials.phase`."""
+    """Implement `kernels.ciphertexts.polynomials.phase` in plain torch."""
     out, s = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32, device=c.device), secret.double()
     for piece, space in pieces(ring.degree, c.shape[0], c.device):
         for i, q in enumerate(ring.primes):
@@ -62,7 +62,7 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 @implements(polynomials.compose, "reference")
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.compose`."""
+    """Implement `kernels.ciphertexts.polynomials.compose` in plain torch."""
     digits = list(x.double().unbind(1))
     for k, factors in enumerate(inverses(ring.primes)):
         later = zip(digits[k + 1 :], factors, ring.primes[k + 1 :], strict=True)
@@ -78,7 +78,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """The inverse of every prime modulo each later prime, centred."""
+    """Compute the inverse of every prime modulo each later prime, centred."""
     rows = []
     for k, earlier in enumerate(primes):
         found = [(pow(earlier, -1, q), q) for q in primes[k + 1 :]]
@@ -88,19 +88,22 @@ def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
 
 @lru_cache(maxsize=64)
 def moduli(ring: Ring, device: str = "cpu") -> Tensor:
-    """The primes, int32 (L, 1)."""
+    """Return the ring's primes as a tensor, int32 (L, 1)."""
     return torch.tensor(ring.primes, dtype=torch.int32).view(-1, 1).to(device)
 
 
 def _planes(ring: Ring, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three parts of each packed polynomial: int16 (rows, N), uint8 (rows, N), uint8 (rows, N/4)."""
+    """View packed polynomials as the three parts of the format of `pack`.
+
+    Returns bits 0 to 15, int16 (rows, N), bits 16 to 23, uint8 (rows, N), and bits 24 and 25, uint8 (rows, N/4).
+    """
     low, middle, top = data.view(-1, 13 * ring.degree // 4).tensor_split((2 * ring.degree, 3 * ring.degree), 1)
     return low.view(torch.int16), middle, top
 
 
 @implements(polynomials.pack, "reference")
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """See `polynomials.pack`."""
+    """Implement `kernels.ciphertexts.polynomials.pack` in plain torch."""
     out = torch.empty(packed_bytes(x.shape), dtype=torch.uint8, device=x.device)
     low, middle, top = _planes(ring, out)
     v = (x + (x >> 31 & moduli(ring, str(x.device)))).view(-1, ring.degree)
@@ -113,7 +116,10 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.unpack, "reference")
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
-    """See `polynomials.unpack`; the second result: all values are residues."""
+    """Implement `kernels.ciphertexts.polynomials.unpack` in plain torch.
+
+    The second result is True if all values are below their primes.
+    """
     low, middle, top = _planes(ring, data.clone() if data.storage_offset() % 2 else data)
     x = low.int().bitwise_and_(0xFFFF).add_(middle, alpha=1 << 16)
     for j, quarter in enumerate(x.chunk(4, 1)):

@@ -32,9 +32,10 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """The matrices of each step: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k; or inverses, the last step's first.
+    """Compute the matrices of the transform's steps, or of the inverse, which begins with the last step.
 
-    Each step has a pair: the matrix, and the matrix divided by q.
+    A step has a pair of float64 (G, K, K), entry [g, i, k] = c_{g,i}^k (module head): the matrix, and the matrix
+    divided by q.
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
@@ -51,9 +52,9 @@ def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Te
 
 
 class Workspace:
-    """Buffers for a few polynomials, modulo one prime at a time: float64 (N, columns), one polynomial for each column.
+    """Buffers in which a few polynomials modulo one prime are transformed: float64 (N, columns), one for each column.
 
-    Each thread keeps one: fresh memory would cost more than the transforms.
+    Each thread keeps one workspace: fresh memory would cost more than the transforms.
     """
 
     def __init__(self, degree: int, columns: int, device: torch.device) -> None:
@@ -61,11 +62,11 @@ class Workspace:
         self._a, self._b, self._kept = torch.empty(3, degree, columns, dtype=torch.float64, device=device)
 
     def _other(self, x: Tensor) -> Tensor:
-        """The working buffer that does not hold x."""
+        """Return that one of the two working buffers that does not hold x."""
         return self._a if x is self._b else self._b
 
     def load(self, x: Tensor) -> Tensor:
-        """Copy x, int32 (columns, N), any strides, to a buffer that the next `load` or transform overwrites."""
+        """Copy x, int32 (columns, N) with any strides, to a buffer that the next `load` or transform overwrites."""
         return self._a.copy_(x.t())
 
     def keep(self, x: Tensor) -> Tensor:
@@ -73,15 +74,15 @@ class Workspace:
         return self._kept.copy_(x if x.is_floating_point() else x.t())
 
     def beside(self, values: Tensor, x: Tensor) -> Tensor:
-        """Copy x as `load` does, to the buffer that does not hold `values`."""
+        """Copy x, as `load` does, but to the working buffer that does not hold `values`."""
         return self._other(values).copy_(x.t())
 
     def store(self, x: Tensor, out: Tensor) -> None:
-        """Copy residues (N, columns) to `out`, int32 (columns, N), any strides."""
+        """Copy residues (N, columns) to `out`, int32 (columns, N) with any strides."""
         out.copy_(x.t())
 
     def reduce(self, x: Tensor, q: int) -> Tensor:
-        """Reduce x modulo q, in place, or in another buffer if x is kept: float64 integers |x| < 2^53 - q.
+        """Reduce x, float64 integers with |x| < 2^53 - q, modulo q in place; a kept x goes to another buffer.
 
         x/q has an error below |x/q| 2^-52, one rounding of 1/q and one of the product: |result| <= q/2 + 2. For
         |x| < 2^51 the result is centred: q is odd, so x/q is at least 1/2q away from a half, more than the error.
@@ -90,13 +91,13 @@ class Workspace:
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """Transform x of `load` or `keep`, |x| <= 2^25, to values or coefficients, |result| <= q/2 + 16.
+        """Transform polynomials modulo q to their values, or back if `inverse`: |result| <= q/2 + 16.
 
-        The result is in a buffer that the next `load` or transform may overwrite. A step is M x - q n with n = (M/q) x
-        rounded, so that memory is touched three times and not five. The sums of M x are below
-        8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26 - 2047: they are exact in any order, before and after q n is
-        subtracted. The sums of (M/q) x are below 2^27 and have up to 10 errors of 2^-53 of that, 2^-22: 16 after the
-        product with q.
+        x: from `load` or `keep`, |x| <= 2^25. The result is in a buffer that the next `load` or transform may
+            overwrite. A step multiplies by a matrix M, M x - q n with n = (M/q) x rounded, so that memory is touched
+            three times and not five. The sums of M x are below 8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26 - 2047:
+            they are exact in any order, before and after q n is subtracted. The sums of (M/q) x are below 2^27 and have
+            up to 10 errors of 2^-53 of that, 2^-22: 16 after the product with q.
         """
         degree, columns, device = self.key
         for matrix, scaled in _matrices(degree, q, inverse, str(device)):
@@ -118,7 +119,7 @@ _kept = threading.local()
 
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Split `count` polynomials into pieces that fit this thread's workspace."""
+    """Split `count` polynomials into pieces that fit this thread's workspace; yield each piece with the workspace."""
     size = max(_COLUMNS, (_CPU_PIECE if device.type == "cpu" else _GPU_PIECE) // degree)
     for start in range(0, count, size):
         key = (degree, min(size, count - start), device)
@@ -129,7 +130,7 @@ def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slic
 
 @implements(declared.transform, "reference")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """See `ring.transform`."""
+    """Implement `kernels.ciphertexts.ring.transform` in plain torch."""
     rows = x.view(-1, len(ring.primes), ring.degree)
     out = torch.empty_like(rows)
     for piece, space in pieces(ring.degree, rows.shape[0], x.device):
@@ -140,9 +141,9 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 
 def carry(x: Tensor, last: int, ring: Ring) -> Tensor:
-    """Convert values modulo the prime `last` to values of the same centred coefficients modulo the ring's primes.
+    """Convert NTT values modulo the prime `last` to NTT values, modulo the ring's primes, of the same coefficients.
 
-    int32 (n, N) to (n, L, N); |coefficient| < 2^25, which transforms allow.
+    int32 (n, N) to (n, L, N). The coefficients are centred integers below 2^25, which transforms allow.
     """
     out = x.new_empty(x.shape[0], len(ring.primes), ring.degree)
     for piece, space in pieces(ring.degree, x.shape[0], x.device):

@@ -15,7 +15,10 @@ _AT_ONCE = 1 << 15  # elements at a time on a CPU: their memory fits the second-
 
 @implements(sampling.uniform, "reference")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert words x, int32 (n, L, N), to residues in place; returns the flat indices to draw again, int64."""
+    """Convert random words to residues in place, and return the indices of those to draw again, flat, int64.
+
+    x: int32 (n, L, N). moduli: the primes, int32 (L,).
+    """
     (primes, degree), moduli = x.shape[1:], moduli.view(-1, 1)
     half, apart = moduli // 2, degree // 8
     step = max(1, 4 * _AT_ONCE // (primes * degree)) if x.is_cpu else max(1, len(x))
@@ -34,7 +37,10 @@ def uniform(x: Tensor, moduli: Tensor) -> Tensor:
 
 @implements(sampling.noise, "reference")
 def noise(words: Tensor) -> Tensor:
-    """See `sampling.noise`; works in place on words, int64 (n, degree)."""
+    """Implement `kernels.ciphertexts.sampling.noise` in plain torch.
+
+    words: random, int64 (n, degree); they are overwritten.
+    """
     out = torch.empty(words.shape, dtype=torch.int32, device=words.device)
     step = _AT_ONCE if words.is_cpu else max(1, words.numel())
     for x, counts in zip(words.view(-1).split(step), out.view(-1).split(step), strict=True):
@@ -55,7 +61,10 @@ def noise(words: Tensor) -> Tensor:
 
 @implements(sampling.wide, "reference")
 def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
-    """See `sampling.wide`; words: int32 (digits, n, N), `spare`: bits of the first that are not used."""
+    """Implement `kernels.ciphertexts.sampling.wide` in plain torch.
+
+    words: random, int32 (digits, n, N), the highest first. spare: how many bits of the highest word are not used.
+    """
     residues = []
     for q in ring.primes:
         total = centred(words[0].long() >> spare, q)

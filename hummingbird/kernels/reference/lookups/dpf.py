@@ -35,7 +35,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(dpf.check, "reference")
 def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
-    """See `dpf.check`; says what is wrong with which key."""
+    """Implement `kernels.lookups.dpf.check` in plain torch; the error says what is wrong with which key."""
     size, data = keys.shape[1], keys.numpy()
 
     def refuse(wrong: Any, what: str, hint: str = "") -> None:
@@ -74,7 +74,7 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
 
 @implements(dpf.expand, "reference")
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """See `dpf.expand`; level by level."""
+    """Implement `kernels.lookups.dpf.expand` in plain torch, one level of the trees after the other."""
     out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
     for prf in PRFS.values() if leaves else ():
         chosen = keys[:, NUMBER] == prf
@@ -102,13 +102,13 @@ def _seeds(nodes: Tensor) -> Tensor:
 
 
 def _masks(nodes: Tensor) -> Tensor:
-    """255 where the control bit is set, else 0: uint8 (..., 1)."""
+    """Return 255 where the control bit of a node is set, else 0: uint8 (..., 1)."""
     return (nodes[..., :1] & 1) * 255
 
 
 @implements(dpf.generate, "reference")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `dpf.generate`; prf is its number, random uint8 (B, 48)."""
+    """Implement `kernels.lookups.dpf.generate` in plain torch. prf: its number. random: uint8 (B, 48)."""
     batch, levels = len(alphas), depth(rows)
     public = random[:, 2 * BLOCK :].clone()
     if prf == CHACHA12:

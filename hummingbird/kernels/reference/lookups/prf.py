@@ -26,12 +26,15 @@ _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 
 
 def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """Compute H(0) and H(1) of every seed: uint8 (B, n, 32). public: uint8 (B, 16). seeds: uint8 (B, n, 16)."""
+    """Compute the two children, H(0) and H(1), of every seed: uint8 (B, n, 32).
+
+    prf: its number. public: the keys' public part, uint8 (B, 16). seeds: uint8 (B, n, 16). H: module head.
+    """
     return _aes(public, seeds, 0, 2) if prf == AES else _chacha12(public, seeds, 0)[:, :, : 2 * BLOCK]
 
 
 def leaf(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """Compute H(2) .. H(9) of every seed: uint8 (B, n, 128). Arguments as in `children`."""
+    """Compute the leaf, H(2) .. H(9), of every seed: uint8 (B, n, 128). Arguments as in `children`."""
     if prf == AES:
         return _aes(public, seeds, 2, 8)
     return torch.cat([_chacha12(public, seeds, counter) for counter in (1, 2)], dim=2)
@@ -56,5 +59,5 @@ def _chacha12(public: Tensor, seeds: Tensor, counter: int) -> Tensor:
 
 
 def _words(octets: Tensor) -> Tensor:
-    """View bytes as int32, on a copy: a view of a batch of one may have strides that are no multiple of a word."""
+    """View a copy of bytes as int32; a copy, as a batch of one may have strides that are no multiple of a word."""
     return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)

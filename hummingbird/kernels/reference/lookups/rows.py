@@ -20,7 +20,7 @@ _PIECE = 4096  # rows at a time: sums of 4096 < 2^24 bits are exact in float32
 
 @implements(RowStore, "reference")
 class PlainRows(RowStore):
-    """Rows as bytes, one after the other."""
+    """The rows of a lookup table as plain bytes, one row after the other."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         self._data = zeros(rows * row_bytes).view(rows, row_bytes)
@@ -41,9 +41,10 @@ class PlainRows(RowStore):
 
 
 def select(bits: Tensor, data: Tensor, width: int) -> Tensor:
-    """Combine the rows that bits select: their XOR for width 0, else the sum of words of `width` bits.
+    """Combine, for each query, the rows that its bits select: their XOR for width 0, else their sum.
 
-    bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: uint8 (rows, row_bytes). Returns uint8 (B, row_bytes).
+    A sum is of words of `width` bits. bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: uint8 (rows, row_bytes).
+    Returns uint8 (B, row_bytes).
     """
     total = torch.zeros((len(bits), data.shape[1] * 8 // (width or 1)), dtype=torch.int64)
     for start in range(0, len(data), _PIECE):
@@ -63,7 +64,10 @@ def _unpack(data: Tensor) -> Tensor:
 
 
 def zeros(size: int) -> Tensor:
-    """Allocate zeros, uint8 (size,), aligned to 64; on large pages if there are any, which halve the cache misses."""
+    """Allocate zeros, uint8 (size,), at an address that is a multiple of 64.
+
+    The memory is on large pages if there are any, which halve the cache misses.
+    """
     try:
         if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
             return torch.zeros(size, dtype=torch.uint8)

@@ -31,7 +31,7 @@ from hummingbird.kernels.shares.words import Words, plain
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """See `dealing.deal_masks`."""
+    """Implement `kernels.shares.dealing.deal_masks` in plain torch."""
     mask, *bits = ([plain(share) for share in shares] for shares in fields[:3])
     choice, wrap = (reduce(torch.bitwise_xor, shares) for shares in bits)
     values, out = dealing.mask_values(mask, choice, wrap, n, k, m, sizes, whole), []
@@ -48,7 +48,7 @@ def deal_masks(
 
 @implements(opening.rescale, "reference")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """See `opening.rescale`."""
+    """Implement `kernels.shares.opening.rescale` in plain torch."""
     mask = torch.where(opened < 0, mask_high, mask_low)
     return logical_shift(opened, shift) - (offset >> shift) - mask if first else -mask
 
@@ -66,7 +66,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.select`."""
+    """Implement `kernels.shares.opening.select` in plain torch."""
     z = rescale(opened, mask_high, mask_low, shift, first, offset)
     value = logical_shift(opened, shift) - (offset >> shift)
     rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
@@ -75,13 +75,13 @@ def select(
 
 @implements(opening.mask_words, "reference")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """See `opening.mask_words`."""
+    """Implement `kernels.shares.opening.mask_words` in plain torch."""
     return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """See `opening.open_words`."""
+    """Implement `kernels.shares.opening.open_words` in plain torch."""
     total = unpack_words(frames[0], n, width)
     for frame in frames[1:]:
         total += unpack_words(frame, n, width)
@@ -90,7 +90,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "reference")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """See `opening.step_table`."""
+    """Implement `kernels.shares.opening.step_table` in plain torch."""
     step = x & low_bits(bits)
     if bits < 3:
         return pack_words(torch.full_like(step, -1) << step, 1 << bits)
@@ -100,9 +100,10 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "reference")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """See `opening.lookup`; T is the step table of L, v bits low..low+bits-1 of an opened word.
+    """Implement `kernels.shares.opening.lookup` in plain torch.
 
-    Row 0 is [L < v] = T[v - 1], row 1 [L <= v] = T[v]; 2 and 3 are the same for v with its top bit flipped.
+    With T the step table of L, and v bits low..low+bits-1 of an opened word, row 0 is [L < v] = T[v - 1], row 1
+    [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
     """
     v = (opened >> low) & low_bits(bits)
     start = torch.arange(opened.numel(), device=opened.device) << bits
@@ -120,7 +121,10 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.compare_opened`: other operations in a row; b = [L < X] xor s xor [X < h]."""
+    """Implement `kernels.shares.opening.compare_opened` in plain torch, by `open_words` and `lookup`.
+
+    The comparison's result is b = [L < X] xor s xor [X < h], in the letters of mpc/protocols/masked.py.
+    """
     opened = opening.open_words(frames, n, k)
     less, wrap = opening.lookup(opened, plain(table), m, k - m, (0, 3))
     if first:
@@ -140,7 +144,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `opening.lift`; protocols/masked.py has the equations."""
+    """Implement `kernels.shares.opening.lift` in plain torch; mpc/protocols/masked.py has the equations."""
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)

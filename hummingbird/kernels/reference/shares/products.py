@@ -22,7 +22,7 @@ _COLUMN_BYTES = 4 << 20  # size of the unfolded columns that are built at a time
 
 @implements(products.matmul, "reference")
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """See `products.matmul`."""
+    """Implement `kernels.shares.products.matmul` in plain torch."""
     return _product(a, factor.code)
 
 
@@ -31,7 +31,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply int64 matrices mod 2^64 by float64 products of 16-bit limbs.
+    """Multiply int64 matrices mod 2^64, by float64 products of limbs of 16 bits.
 
     Exact: limbs are below 2^16, so a sum of k products, and every partial sum in any order, is below k 2^32 <= 2^53 for
     k <= 2^21. Raises InputError for larger k.
@@ -59,7 +59,7 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """See `products.conv2d`: columns by strides, one matrix product per group."""
+    """Implement `kernels.shares.products.conv2d` in plain torch: unfolded columns, one matrix product per group."""
     weight = factor.code
     batch, channels = x.shape[:2]
     outputs, inputs, kh, kw = weight.shape
@@ -83,7 +83,10 @@ def conv2d(
 def columns(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
 ) -> Tensor:
-    """Unfold: the inputs of every output position as columns, (groups, terms, images * positions), of x's type."""
+    """Unfold x for a convolution: the inputs of each output position are a column, (groups, terms, images * positions).
+
+    size: height and width of the result.
+    """
     images, channels = x.shape[:2]
     sb, sc, sh, sw = x.stride()
     view = x.as_strided(
@@ -94,7 +97,10 @@ def columns(
 
 
 def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:
-    """A convolution with one input channel per group: a sum of shifted, scaled copies, without unfolding."""
+    """Compute a convolution with one input channel per group, as a sum of shifted, scaled copies of x.
+
+    oh, ow: height and width of the result.
+    """
     channels, outputs = x.shape[1], weight.shape[0]
     x = x.repeat_interleave(outputs // channels, dim=1) if outputs != channels else x
     out = torch.zeros(x.shape[0], outputs, oh, ow, dtype=torch.int64, device=x.device)
