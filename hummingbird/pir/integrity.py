@@ -96,11 +96,10 @@ class Owner:
         return Source(facts, source.version, records)
 
     def update(self, facts: Facts, state: State, indices: Tensor, rows: Tensor) -> bytes:
-        """Make a signed update of some rows, for both servers. The update applies to this state only, so it cannot be
-        replayed.
+        """Make a signed update of some rows, for both servers.
 
-        indices: int64 (n,), distinct. rows: (n, dim) of the table's type. Raises InputError if they exceed one message
-        of 4 MiB.
+        The update applies to this state only, so it cannot be replayed. indices: int64 (n,), distinct. rows: (n, dim)
+        of the table's type. Raises InputError if they exceed one message of 4 MiB.
         """
         if rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
             hint = "rows as in the table"

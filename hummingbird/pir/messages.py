@@ -122,8 +122,9 @@ def _unpack_state(part: Tensor) -> State:
 
 
 def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -> bytes:
-    """Pack an answer to a query. records: uint8 (B, record_bytes). signature: the server's, or None for no
-    signature.
+    """Pack an answer to a query. records: uint8 (B, record_bytes).
+
+    signature: the server's, or None for no signature.
     """
     tail = [] if signature is None else [as_bytes(signature)]
     return pack_tensors([_pack_state(state), records, *tail])

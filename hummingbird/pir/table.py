@@ -126,8 +126,8 @@ class State:
 
 @dataclass(frozen=True)
 class Source:
-    """A table to serve: its facts, its version, and its records, uint8 (rows, record_bytes), in memory or a mapped
-    file.
+    """A table to serve: its facts, its version, and its records, uint8 (rows, record_bytes),
+    in memory or a mapped file.
     """
 
     facts: Facts
@@ -136,8 +136,8 @@ class Source:
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
-        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag; on the CPU it shares their
-        memory.
+        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag;
+        on the CPU it shares their memory.
         """
         weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta or weight.layout != torch.strided:
@@ -150,10 +150,10 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], tensor: str | None = None) -> Source:
-        """Map the table in a .npy or .safetensors file into memory. tensor: the table's name, if the file holds
-        several.
+        """Map the table in a .npy or .safetensors file into memory.
 
-        Raises InputError for a file that cannot be read or is no table.
+        tensor: the table's name, if the file holds several. Raises InputError for a file that cannot be read or is no
+        table.
         """
         path = Path(path)
         try:

@@ -144,8 +144,8 @@ class Plan:
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
-        """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts); -1 stands for
-        zeros.
+        """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts);
+        -1 stands for zeros.
         """
         return [self._layout(code, code is self.hot) for code in self.codes]
 

@@ -103,8 +103,8 @@ class BucketRows:
         return [self._records[places].flatten(2) for places in self._plan.layouts()]
 
     def spread(self, indices: Tensor, records: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Change rows of the whole table; returns for every code the rows of its table that change, and their new
-        records.
+        """Change rows of the whole table; returns for every code the rows of its table that change,
+        and their new records.
         """
         self._records[indices] = records
         return [(own, self._records[rows].flatten(1)) for own, rows in self._plan.touched(indices)]

@@ -282,8 +282,8 @@ class Journal:
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a new file in which the first `count` updates are merged; updates may be added to the old one
-        meanwhile.
+        """Write a new file in which the first `count` updates are merged;
+        updates may be added to the old one meanwhile.
 
         states: of the served tables after those updates. Returns the positions of the new file's entries of merged
         rows, for `adopt`. Raises OSError.

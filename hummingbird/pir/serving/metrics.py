@@ -48,8 +48,8 @@ class Metrics:
                 self._waited += latency * count
 
     def read(self) -> dict[str, Any]:
-        """Return all counters, for JSON; `latency_ms` maps upper bounds of latency, in milliseconds, to numbers of
-        keys.
+        """Return all counters, for JSON; `latency_ms` maps upper bounds of latency, in milliseconds,
+        to numbers of keys.
         """
         with self._lock:
             queries, passes = sum(self._latency), sum(self._sizes.values())

@@ -107,8 +107,8 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Take a message of a `Client` in this process; returns a function that answers, as `TableServer.begin`
-        says.
+        """Take a message of a `Client` in this process; returns a function that answers,
+        as `TableServer.begin` says.
         """
         if method == "Describe":
             return self.describe

@@ -97,8 +97,8 @@ class Batcher:
                         job.result.set_exception(error)
 
     def _collect(self) -> list[_Job]:
-        """Wait for the queries of the next pass, all for one decoder, and return them; an empty list ends the
-        thread.
+        """Wait for the queries of the next pass, all for one decoder, and return them;
+        an empty list ends the thread.
         """
         with self._changed:
             while not self._jobs:

@@ -21,8 +21,8 @@ from hummingbird.pir.table import Source, leaf_digests
 
 
 class Shard(Protocol):
-    """Interface of a table's records, all or some, that are ready for queries, in memory of a device or of
-    processes.
+    """Interface of a table's records, all or some, that are ready for queries,
+    in memory of a device or of processes.
     """
 
     digests: list[bytes]  # of the leaves, as they were loaded

@@ -156,10 +156,9 @@ class Updates:
             yield digest, message, indices, records
 
     def _make(self, digest: bytes, message: bytes, indices: Tensor, records: Tensor) -> None:
-        """Make an update that applies to the current state, in the journal and in all tables. The caller holds the
-        lock.
+        """Make an update that applies to the current state, in the journal and in all tables.
 
-        digest: SHA-256 of the message.
+        The caller holds the lock. digest: SHA-256 of the message.
         """
         if self._journal is not None:
             self._journal.append(message)
