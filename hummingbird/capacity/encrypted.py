@@ -63,7 +63,7 @@ def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
     A residue is a ciphertext's coefficient modulo one prime. sent: residues that the client sends. products: of a
     residue and a weight. made: residues that operations other than linear layers make. answered: residues that are
     masked and divided by primes. returned: residues sent to the client. plain: values that the client packs and
-    unpacks. turns: 1.
+    unpacks. turns: 1, for what a round costs by itself.
     """
     public, program = plan.public, plan.programs[number]
     turn, forms, degree = public.turns[number], program.forms(), public.parameters.degree

@@ -112,7 +112,9 @@ def shared(service: Service, system: System) -> Resource | None:
 
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
-    """Bound the rate at which steps of a phase that may run at the same time use a core or link."""
+    """Compute the largest rate at which steps of a phase use a core or link,
+    if all run at once that are not ordered.
+    """
     before: dict[str, set[str]] = {}
     for step in phase.steps:
         before[step.name] = set(step.after).union(*(before[name] for name in step.after))

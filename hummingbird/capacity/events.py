@@ -238,7 +238,7 @@ class _Replica:
 
 
 class _Run:
-    """One run of the simulation: it follows requests through its replicas."""
+    """One run of the simulation: it follows every request, through a slot and its tokens, to its end on a replica."""
 
     def __init__(
         self, service: Service, system: System, load: Load, factors: Draws, run: int, told: Callable[[int], None] | None

@@ -44,8 +44,8 @@ from hummingbird.serving.plan import input_bits, result_bits
 
 
 class _Again(Zeros):
-    """A dealer that deals zeros, the first slice's for every further slice,
-    so that making them adds no time to a party.
+    """A dealer that deals zeros, and the first slice's again for every further slice:
+    making them takes a party no time.
     """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:

@@ -149,7 +149,9 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """Return a sentence with the command that measures rows of a kind; its first word is a section of `calibrate`."""
+    """Return a sentence with the command that measures rows of a kind;
+    the kind's first word is a section of `calibrate`.
+    """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 

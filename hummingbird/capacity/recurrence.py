@@ -213,7 +213,7 @@ class _Open:
 
 
 class _Users(_Open):
-    """Gives requests the times at which users ask, who wait for their answers and think.
+    """Gives requests the times at which users ask; users wait for each answer, and think before they ask again.
 
     The next request of each run is that of the user who asks first.
     """
@@ -296,7 +296,9 @@ def pieces_of(system: System, load: Load) -> int:
 
 
 def _window(system: System) -> int:
-    """Count the refill ends that a piece's state holds: those of all tokens in store, and those of all workers."""
+    """Count the refill ends in the state of a piece of a run: those of all tokens in store,
+    and those of all workers.
+    """
     return system.store // system.per_refill + 1 + system.workers
 
 
@@ -333,7 +335,7 @@ class _Pieces:
         return np.pad(values, ((0, 0), (0, added)), mode=mode).reshape(self.rows, self.length)  # type: ignore[call-overload]
 
     def _before(self) -> tuple[Ints, Ints]:
-        """Count the refills begun and the tokens taken before each piece; they do not depend on any time."""
+        """Count the refills begun and the tokens taken before each piece of a run; they do not depend on any time."""
         system = self.system
         needs = self.need if system.store else -(-self.need // system.per_refill)
         sums = needs.sum(1).reshape(self.runs, self.each)

@@ -279,7 +279,7 @@ HOURS_PER_MONTH = 730.0
 
 
 class HostCost(NamedTuple):
-    """Money per hour for cores, for bytes sent and for bytes stored; and money for 1,000 images."""
+    """Money for a service: per hour for cores, for bytes sent and for bytes stored; and in all for 1,000 images."""
 
     cores: float
     sent: float

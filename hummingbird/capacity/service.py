@@ -30,9 +30,7 @@ Resource = tuple[str, str]  # "cores", "up" or "down", and the host's role
 
 
 class Flow(NamedTuple):
-    """A consumer of cores or links, which are shared: it uses all its `resources` at the same rate, of at most
-    `cap`.
-    """
+    """A consumer of shared cores or links: it uses all its `resources` at the same rate, of at most `cap`."""
 
     resources: tuple[Resource, ...]
     cap: float
@@ -147,7 +145,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Compute:
-    """Work of core-seconds on a host, on at most `width` of its cores at a time."""
+    """Work of a step: core-seconds on a host, on at most `width` of its cores at a time."""
 
     host: str = field(_ROLE)
     core_seconds: float = field(_NUMBER)
@@ -160,7 +158,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Send:
-    """Work of sending bytes from one host, over its link up, to another host, over its link down."""
+    """Work of a step: bytes sent from one host, over its link up, to another host, over its link down."""
 
     source: str = field(_ROLE)
     target: str = field(_ROLE)
@@ -175,7 +173,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Work of waiting for `rounds` messages, one after another, each of which takes half a round-trip time."""
+    """Work of a step: `rounds` messages that wait for one another, each for half a round-trip time."""
 
     rounds: float
 

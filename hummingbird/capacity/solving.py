@@ -288,7 +288,7 @@ def _run_of(trial: Trial) -> Result:
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """Return the error for a goal that no value meets. trial: the one with the most helpful value."""
+    """Return the error for a goal that no value meets. trial: that of the value which helps most."""
     what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"

@@ -69,7 +69,7 @@ class System:
 
     @property
     def at_once(self) -> int:
-        """Most refills at a time: the workers, or the refills for which the store has room, if these are fewer."""
+        """Most refills that can run at a time: one for each worker, or fewer if the store has room for fewer."""
         return min(self.workers, self.store // self.per_refill)
 
     def check_tokens(self, need: Ints) -> None:

@@ -50,7 +50,7 @@ class Workers:
         return place, self.free[rows, place]
 
     def take(self, rows: Ints, until: Floats) -> None:
-        """Occupy the first free place of each row until these times."""
+        """Occupy, in each of these rows, the place that becomes free first, until these times."""
         self.free[rows, self.first(rows)[0]] = until
 
 
@@ -72,7 +72,7 @@ class NoTokens:
     def ends(self, before: int = 0) -> Floats:
         """Return the times at which refills ended, (rows, before + refills), ascending; inf for none.
 
-        before: number of earlier refills to include, of those under way at the start.
+        before: number of refills from before the start whose ends come first.
         """
         return np.empty((0, 0))
 

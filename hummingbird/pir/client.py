@@ -95,12 +95,11 @@ class Client:
         return self._owner is not None
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Look up the rows with these indices, int32 or int64 (n,); returns (n,
-        dim) of the table's type, on their device.
+        """Look up the rows with these indices, int32 or int64 (n,), on the device of the indices.
 
-        This takes one round trip for every few thousand indices; for each index about 370 bytes go to each server, and
-        a record comes back. Raises InputError for an index outside of the table, before anything is sent; PeerError,
-        AgreementError, and IntegrityError if a server lied.
+        Returns (n, dim) of the table's type. This takes one round trip for every few thousand indices; for each index
+        about 370 bytes go to each server, and a record comes back. Raises InputError for an index outside of the table,
+        before anything is sent; PeerError, AgreementError, and IntegrityError if a server lied.
         """
         return self.read(indices)[1]
 

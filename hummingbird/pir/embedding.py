@@ -176,7 +176,7 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """Raise InputError for a call that torch would refuse, before anything is sent."""
+        """Raise InputError, before anything is sent, for arguments of a call that torch's EmbeddingBag would refuse."""
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
             raise InputError("input is (B, n) without offsets, or (n,) with offsets", where=where)

@@ -106,9 +106,9 @@ class Pair:
         disconnect(self.links)
 
     def _agree(self) -> tuple[Facts, State]:
-        """Ask both servers for the facts and the state of their table, and wait until they agree.
+        """Ask both servers for the facts and the state of their table, and wait until the states agree.
 
-        Raises AgreementError if they still differ after the time of `settling`.
+        Raises AgreementError if the states still differ after the time of `settling`, or the facts differ.
         """
         settling = self.settling()
         while True:

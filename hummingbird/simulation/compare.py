@@ -22,9 +22,9 @@ from hummingbird.mpc.protocols.law import UNIT, Law
 class Compare:
     """Simulates comparisons on real tensors as a protocol computes them: bit z, which is a ReLU, and z.
 
-    z is v after the protocol's roundings, and bit is the sign bit that the protocol decides for it. seed: of the keys
-    of the random numbers; None: take each key from torch's own generator (the CPU's). clamp: in training, move values
-    into the range that the window surely holds.
+    z is v after the protocol's roundings, and bit is 1 where the protocol decides that v is not negative. seed: of the
+    keys of the random numbers; None: take each key from torch's own generator (the CPU's). clamp: in training, move
+    values into the range that the window surely holds.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
@@ -141,7 +141,7 @@ def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
 
 
 class _Compare(torch.autograd.Function):
-    """Autograd function that computes a ReLU bit z and, with `both`, z.
+    """Autograd function that computes a ReLU, bit z, and with `both` also z (`Compare`).
 
     The gradient passes where the value passed, as if nothing were rounded.
     """

@@ -68,7 +68,7 @@ class CutSimulator(nn.Module):
     def forward(self, x: Tensor, low: Mapping[int, Tensor] | None = None) -> Any:
         """Run the net on real images; returns its result, float32.
 
-        low: maps the number of a layer that cuts low bits off to these bits, int64 (B, *shape); None: random ones.
+        low: maps the number of a step that cuts low bits off to these bits, int64 (B, *shape); None: random ones.
         Raises InputError for images beyond the windows' `input_range`.
         """
         plain = self.planned(tuple(x.shape[1:]))
@@ -88,9 +88,9 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def uniform_low(plan: Plan, images: int, generator: torch.Generator | None) -> dict[int, Tensor]:
-    """Draw the low bits of uniform shares for every layer that cuts them off.
+    """Draw the low bits of uniform shares for every step that cuts them off.
 
-    Returns for each such layer's number int64 (images, *shape).
+    Returns for each such step's number int64 (images, *shape).
     """
 
     def share(number: int, step: Step) -> Tensor:

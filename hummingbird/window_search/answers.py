@@ -229,12 +229,12 @@ Single = Values | Classes | ThresholdScore | Numbers
 
 
 class Answers:
-    """Judges outputs of a net with one result or several, by the kinds of answers in the module head.
+    """Judges the outputs of a net with windows, which has one result or several, against the exact net's or labels.
 
     outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: name, and shape
     for one input, of each result. labels: (N, ...), for the first result whose shape they fit; None: no labels.
-    accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS`; None: determined by
-    labels and outputs.
+    accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS` (module head); None:
+    determined by labels and outputs.
     Raises InputError for labels that fit no result, and with `accurate` if all answers are the same.
     """
 

@@ -167,8 +167,9 @@ def holds(score: Score, other: Score) -> bool:
 
 @dataclass
 class Budgeted:
-    """One search for windows within a budget, by the steps in the module head.
+    """One search for the windows with the best score within a budget.
 
+    It measures the loss of each group's windows, and tries the assignments with the least sums in full (module head).
     choices: the windows of each group that are worth a trial. exact: the score without windows. accepts: whether the
     net can run windows. The other arguments are those of `search_bits`.
     """
@@ -244,7 +245,9 @@ class Budgeted:
     # ------------------
 
     def best_uniform(self) -> Found | None:
-        """Find the best uniform window, by right answers, then by the finer score; None if the budget allows none."""
+        """Find the best window for all layers alike, by right answers, then by the finer score;
+        None if the budget allows none.
+        """
         windows = [*self._uniforms()]
         ranks = [self.questions.coarse(each) for each in windows]
         best: Found | None = None

@@ -18,7 +18,8 @@ from hummingbird.window_search.journal import Journal
 class Score(NamedTuple):
     """A score of windows, both parts from 0 to 1; higher is better.
 
-    answers: the share of answers that are right, or kept. fine: the finer score, by which windows are ranked.
+    answers: the share of answers that are right, or equal to the exact net's. fine: a finer score, which changes before
+    any answer does, and by which windows are ranked.
     """
 
     answers: float

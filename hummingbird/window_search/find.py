@@ -197,7 +197,7 @@ def _verified(
 
 
 def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
-    """Return the best uniform window; ConfigError if the budget allows none."""
+    """Return the best uniform window, one for all layers; ConfigError if the budget allows none."""
     if found is None:
         what = f"no uniform window meets a budget of {float(budget):g} {objective.unit}"
         raise ConfigError(what, where="budget", hint="allow a larger budget")
@@ -205,7 +205,7 @@ def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
 
 
 def _uniform(found: Found) -> dict[str, int | float]:
-    """Return, for the provenance, the best uniform window and its score."""
+    """Return, for the provenance, the best uniform window, one for all layers, and its score."""
     window = next(iter(found.windows.values()))
     return {"k": window.k, "m": window.m, "accuracy": found.score.answers, "score": found.score.fine}
 
@@ -213,7 +213,7 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """Return, for the provenance, q of every group, and bytes of all parties and the score, with q and without."""
+    """Return, for the provenance, q of every group, and bytes of all parties and the score, with q and with q = 0."""
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
         "bytes_in_all": in_all(found.windows) / 8,

@@ -174,7 +174,9 @@ def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers
 
 
 def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, BitConfig]]:
-    """Return names and windows for the table's rows, without eco's if the shares have too few bits for them."""
+    """Return names and windows for the rows of the result's table,
+    without eco's if the shares have too few bits for them.
+    """
     yield "exact", BitConfig()
     if budget != "eco":
         try:

@@ -39,9 +39,10 @@ class Prepared:
     """The windows found for a trained net, with accuracy and cost of private inference with them; `str` makes a table.
 
     bits: for `convert_model(net, bits=prepared.bits)`. layers: the comparing layers, each with the `largest` |x| seen,
-    in ring units (2^16 is one). choices: "exact", "eco", the best uniform window, and last the windows found. images:
-    how many images chose the windows, and how many others measured. accuracy_plain: accuracy of the net itself, None
-    without labels. answers: how answers are judged.
+    in ring units (2^16 is one). choices: "exact", "eco" (windows that hold all values seen), the best uniform window
+    (one for all layers), and last the windows found. images: how many images chose the windows, and how many others
+    measured.
+    accuracy_plain: accuracy of the net itself, None without labels. answers: how answers are judged.
     """
 
     bits: BitConfig

@@ -51,9 +51,10 @@ class ComparingLayer:
             raise InputError(f"a highest k of {self.limit!r}", where=self.name, hint="an integer from 2 to 64")
 
     def upper(self, level: int, headroom: float) -> int:
-        """Return k, the upper end of the layer's window [k:m), at a level (module head), limited by the layer's shares.
+        """Return k, the upper end of the layer's window [k:m), at a level; the layer's shares limit it.
 
-        headroom: as for `search_bits`.
+        At level 0 the window holds the largest |x| seen and `headroom` more, a fraction of it; at level 1 the largest
+        |x|; each further level has one bit less.
         """
         if level == 0:
             return min(floor(self.largest * (1 + headroom)).bit_length() + 1, self.limit)
@@ -63,8 +64,8 @@ class ComparingLayer:
 class GroupWindows(NamedTuple):
     """A choice of windows for a group, one for every layer.
 
-    level, m: the level and the common lower end; windows without bits have level 0 and m = 64. tops: k of every layer,
-    before windows are widened upwards.
+    level: how far k goes down (`ComparingLayer.upper`). m: the common lower end of the windows [k:m); windows without
+    bits have level 0 and m = 64. tops: k of every layer, before windows are widened upwards.
     """
 
     windows: tuple[BitWindow, ...]
@@ -75,7 +76,10 @@ class GroupWindows(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """A group of layers that drop the same low bits. Raises ConfigError for an empty group."""
+    """A group of layers whose windows [k:m) share m: they drop the same low bits.
+
+    Raises ConfigError for an empty group.
+    """
 
     name: str
     layers: tuple[ComparingLayer, ...]
@@ -85,8 +89,9 @@ class Group:
             raise ConfigError("an empty group", where=self.name, hint="leave it out, or give it a layer")
 
     def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return pairs of a level and the k of every layer, each combination at its lowest level only; level 0
-        first.
+        """Return pairs (level, k of every layer), each combination of k at its lowest level only; level 0 first.
+
+        A level says how far k goes down (`ComparingLayer.upper`): 0 to 1 + reach.
         """
         levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
         found = {tops: level for level, tops in reversed([*enumerate(levels)])}
@@ -109,7 +114,8 @@ class Group:
         return tuple(BitWindow(top, m) for top in wide)
 
     def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[GroupWindows]:
-        """Return all windows of the group that are worth a trial, each at its lowest level only (module head).
+        """Return all windows of the group that are worth a trial, each at its lowest level only
+        (`ComparingLayer.upper`).
 
         They are the windows without bits, and all m that leave the widest window at least `least` bits; with `widths`,
         only those whose widest window has one of these widths. reach: how many bits k may go below the range seen.

@@ -32,10 +32,11 @@ Windows = Mapping[str, BitWindow]
 
 @dataclass
 class Rounding:
-    """One search for q (module head), starting from windows without q.
+    """One search for q, the number of fraction bits that the results of each group's layers drop, to send fewer bytes.
 
-    found: those windows; it becomes the best windows so far. in_all: windows -> bits of all parties and the dealer.
-    accepts: whether the net can run windows. held: windows with q must not be worse than this score.
+    It starts from `found`, windows without q, which then becomes the best windows so far. in_all: windows -> bits of
+    all parties and the dealer. accepts: whether the net can run windows. held: windows with q must not be worse than
+    this score.
     """
 
     groups: Sequence[Group]
@@ -62,7 +63,7 @@ class Rounding:
         return self.found
 
     def _worth_it(self, group: Group) -> list[int]:
-        """Return the values of q to try for a group, its steps, 0 first.
+        """Return a group's steps: the values of q (dropped fraction bits) to try for it, ascending from 0.
 
         Each sends fewer bits in all than those before, and has no higher price.
         """
@@ -131,13 +132,15 @@ class Rounding:
 
 
 def without_q(config: BitConfig) -> BitConfig:
-    """Return the same windows with q = 0."""
+    """Return the same windows with q = 0, so that no fraction bits of results are dropped."""
     layers = {name: replace(w, q=0) for name, w in config.layers.items()}
     return BitConfig(replace(config.default, q=0), layers, rows=config.rows)
 
 
 def check_knobs(knobs: object) -> None:
-    """Raise ConfigError unless `knobs` is one of `KNOBS`, or None."""
+    """Raise ConfigError unless `knobs`, the parts of windows that are searched beside k and m,
+    is one of `KNOBS`, or None.
+    """
     if knobs is not None and knobs not in KNOBS:
         hint = 'knobs="q": windows get q as well; k and m are always chosen'
         raise ConfigError(f"unknown knob {knobs!r}", where="knobs", hint=hint)
@@ -147,7 +150,7 @@ KNOBS = ("q",)
 
 
 def _with(window: BitWindow, q: int) -> BitWindow:
-    """Return the window with this q; a window without bits stays as it is."""
+    """Return the window with this q (dropped fraction bits); a window without bits stays as it is."""
     return replace(window, q=q) if window.w else window
 
 

@@ -183,9 +183,9 @@ class Study:
     protocol, parties: those of private inference.
     seed, runs: seed of the protocol's random numbers, and number of seeds in a full score.
     batch: images at a time.
-    cut: search windows of `hummingbird.hybrid`, scored by its integers (simulation/cut.py); leave protocol and parties
-        at their defaults. A search then needs a budget of bits.
-    progress: called with (images done, of all) while magnitudes are measured.
+    cut: search windows of `hummingbird.hybrid`, scored by the integers of that inference (simulation/cut.py); leave
+        protocol and parties at their defaults. A search then needs a budget of bits.
+    progress: called with (images done, of all) while the largest |x| of each layer is measured.
 
     `input_range`: the largest |x| in the images. Cost: two passes of the exact net.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
@@ -383,7 +383,7 @@ class Study:
 
 
 def open_study(net: nn.Module, images: Tensor, labels: Tensor | None, **options: Any) -> Study:
-    """Make a `Study` with these options, with a progress bar while magnitudes are measured."""
+    """Make a `Study` with these options, with a progress bar while the largest |x| of each layer is measured."""
     with tqdm(total=len(images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
         return Study(net, images, labels, **options, progress=lambda done, _: _advance(bar, done))
 
@@ -408,7 +408,7 @@ def find_windows(
 
 
 def shown(objective: str, price: float) -> str:
-    """Format a price in the form of a budget."""
+    """Format a price as text, as a budget of this objective is written: 8.00/64, 120.00kB, 0.05s."""
     return {"bits": f"{64 * price:.2f}/64", "bytes": f"{price / 1e3:,.2f}kB", "seconds": f"{price:.4g}s"}[objective]
 
 

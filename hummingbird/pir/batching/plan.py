@@ -62,8 +62,9 @@ class PlanFile:
 class Plan:
     """A public plan for the lookups of an inference, which the client and both servers share (module head).
 
-    full, hot: codes of the full and of the hot table. hot_rows: numbers of the rows in the hot table, int64 (H,).
-    companions: for each row the C rows that are stored with it, int64 (rows, C), -1 for none.
+    full: the code of the whole table. hot: the code of the hot table, a small second table of the rows most often
+    wanted; None: there is none. hot_rows: numbers of the rows in it, int64 (H,). companions: for each row the C rows
+    that are stored in its record too, int64 (rows, C), -1 for none; None: no companions.
     Raises ConfigError if these do not fit each other.
 
         hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
@@ -127,14 +128,14 @@ class Plan:
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
     def facts(self, code: BatchCode, table: Facts) -> Facts:
-        """Return the facts of one bucket of a code.
+        """Return the facts (size and type) of one bucket of a code, as the code's server reports them.
 
         table: the facts of the whole table.
         """
         return replace(table, rows=code.bucket_rows, dim=self.parts * table.dim, parts=self.parts)
 
     def table(self, bucket: Facts) -> Facts:
-        """Return the facts of the whole table, computed from those of one bucket of any code.
+        """Return the facts (size and type) of the whole table, computed from those of one bucket of any code.
 
         Raises AgreementError for a bucket of another plan.
         """
@@ -204,9 +205,10 @@ class Plan:
         return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
 
     def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
-        """List for each wanted row the other wanted rows in its record, as pairs (position in the record, number).
+        """List, for each wanted row, the other wanted rows that are its companions and so arrive in its record.
 
-        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`.
+        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. A pair has the
+        position in the record, and that index.
         """
         if self.companions is None:
             return [[] for _ in distinct]

@@ -35,7 +35,7 @@ With --owner, who has that key may change rows (pir-owner). Every update is in t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `main`."""
+    """Add the options of the program `pir-server` to its parser."""
     parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
     parser.add_argument("--tensor", metavar="NAME", help="name of the table, if a .safetensors file holds several")
     parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")

@@ -121,7 +121,7 @@ class Entries:
         return at
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes. Raises OSError."""
+        """Truncate the file to its first `size` bytes. Raises OSError."""
         self._file.cut(size)
 
     def close(self) -> None:
@@ -386,7 +386,7 @@ class Journal:
 
 
 def _told(header: bytes) -> str:
-    """Describe a header's table and states in words."""
+    """Describe the table and the states in a journal's header in words, for an error."""
     try:
         found = records.read(header, Header, name="header", most=MOST)
         states = ", ".join(f"version {state.version} {state.digest.hex()[:8]}" for state in found.states)

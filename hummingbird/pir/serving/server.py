@@ -170,11 +170,11 @@ class Server:
         self._state = state
 
     def fail(self) -> None:
-        """Refuse all queries from now on, because the table is partly changed."""
+        """Refuse all queries from now on, because an update has changed a part of the table only."""
         self._failed = True
 
     def check(self) -> None:
-        """Raise PeerError if a worker process has ended, or the table is partly changed."""
+        """Raise PeerError if a worker process has ended, or an update has changed a part of the table only."""
         self._shard.check()
         if self._failed:
             raise PeerError("an update was made in part", where=self.name, hint="start this server again")

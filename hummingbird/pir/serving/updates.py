@@ -46,7 +46,7 @@ class Served(Protocol):
         """Set the table's state. The caller holds `lock`."""
 
     def fail(self) -> None:
-        """Refuse all queries from now on, because the table is partly changed."""
+        """Refuse all queries from now on, because an update has changed a part of the table only."""
 
 
 Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
@@ -79,7 +79,7 @@ class Updates:
 
     @property
     def state(self) -> State:
-        """The state to which the next update applies."""
+        """The state (version and digest) to which the next update applies."""
         return self._tables[-1].state
 
     @property
@@ -89,7 +89,7 @@ class Updates:
             return 0 if self._journal is None else self._journal.size
 
     def recover(self, path: Path) -> None:
-        """Make the updates in a journal again, and add new updates to it from now on.
+        """Make the updates in a journal file again, and add new updates to it from now on.
 
         Raises the errors of `Journal`, and InputError for an update that does not fit.
         """
@@ -182,7 +182,7 @@ class Updates:
             return self._journal.update(version - first)
 
     def close(self) -> None:
-        """Close the journal; may be called twice."""
+        """Wait for a merge of the journal, and close the file; may be called twice."""
         if self._merging is not None:
             self._merging.join()
         if self._journal is not None:
