@@ -93,8 +93,9 @@ class Machine:
         then()
 
     def _share(self, replica: int) -> None:
-        """Compute the shares of cores and links of a replica's running steps,
-        and schedule the end of the first step to end.
+        """Compute how fast each running step of a replica proceeds, as steps share cores and links.
+
+        Then schedule the end of the first step to end.
         """
         running = self._running[replica]
         self._shared[replica] += 1
@@ -120,9 +121,10 @@ class Machine:
         return rates
 
     def _end(self, replica: int, step: _Running, shared: int) -> None:
-        """End a step at the time that was scheduled for it, unless its replica's shares were computed again since then.
+        """End a step at the time that was scheduled for it, unless the speeds of its replica's steps have changed since
+        then.
 
-        Then another end is scheduled. shared: how often the shares had been computed when this end was scheduled.
+        In that case another end is scheduled. shared: how often speeds had been computed when this end was scheduled.
         """
         if shared == self._shared[replica]:
             self._running[replica].remove(step)
@@ -225,8 +227,9 @@ _ROUNDING = 1e-6
 
 
 class _Replica:
-    """The state of a replica: requests waiting for a slot, groups waiting for tokens,
-    free slots and workers, and the store.
+    """The state of a replica, a copy of the service.
+
+    It has the requests that wait for a slot, the groups that wait for tokens, free slots and workers, and the store.
     """
 
     def __init__(self, system: System, number: int, refill: Floats | None) -> None:
@@ -359,9 +362,10 @@ class _Run:
             self._hand_out(here)
 
     def _make(self, here: _Replica, group: Group, refill: int, left: int) -> None:
-        """Run a group's refills one after another, then its online phase, where tokens are made on demand.
+        """Run a group's refills (which make its tokens) one after another, then its online phase.
 
-        refill: number of the next refill. left: number of refills still to run.
+        This is done if tokens are made on demand. refill: number of the next refill. left: number of refills still to
+        run.
         """
         if not left:
             self._go(here, group)
@@ -369,7 +373,10 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Hand tokens to the groups that wait for them, in order, while the store has enough; then begin refills."""
+        """Hand tokens to the groups that wait for them, in order, while the store has enough.
+
+        Then begin the refills, which make tokens, for which there is room.
+        """
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need
             here.room += 0 if self.system.kept else need

@@ -19,9 +19,9 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 
 
 class Limit(NamedTuple):
-    """An upper bound on requests per second, and its cause in words.
+    """An upper bound on the requests per second that a service can serve, and its cause in words.
 
-    resource: the core or link that sets it, or None.
+    resource: the core or link that sets the bound, or None.
     """
 
     rate: float
@@ -35,7 +35,10 @@ def mean_seconds(service: Service, phase: Phase) -> float:
 
 
 def refills_per_request(service: Service) -> float:
-    """Return the mean number of refills for a request; with tokens made on demand each batch takes a whole number."""
+    """Return the mean number of refills, runs that make tokens, for a request.
+
+    With tokens made on demand each batch takes a whole number of refills.
+    """
     if service.refill is None:
         return 0.0
     share = service.request_tokens / service.refill_tokens

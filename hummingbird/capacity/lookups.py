@@ -70,7 +70,7 @@ def pir(
 
 
 def _transit(cost: Price) -> Phase:
-    """Return the transit phase: keys go up to both servers, then records come down."""
+    """Return the transit phase, a request's way there and back: keys go up to both servers, then records come down."""
     up = [WorkStep(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
     there = WorkStep("there", Rounds(1), tuple(step.name for step in up))
     down = [WorkStep(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]

@@ -273,7 +273,7 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
 
 def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:
     """Return the transit phase: the client sends shares of a slice's inputs,
-    then the parties send shares of its results.
+    and the parties send shares of its results.
 
     The messages follow one another on the client's link. None for a net with public inputs, which cannot be served
     (serving/plan.py).

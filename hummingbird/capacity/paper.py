@@ -95,7 +95,7 @@ def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
 
 
 def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:
-    """Make the phases of a refill and of a request, in this order."""
+    """Make the phases of a refill (work in advance) and of a request, in this order."""
     garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
     width = {"client": threads.client, "server": threads.gc}
     of = net.sg if kind == "sg" else net.cg
@@ -176,7 +176,7 @@ def faster(at: Service, times: Mapping[str, float]) -> Service:
 
 
 def sent(at: Service) -> tuple[float, float]:
-    """Count the bytes up and down the client's link for a refill and a request together."""
+    """Count the bytes up and down the client's link, for a refill (work in advance) and a request together."""
     works = [step.work for phase in at.phases().values() for step in phase.steps]
     sends = [work for work in works if isinstance(work, Send)]
     return sum(s.bytes for s in sends if s.source == "client"), sum(s.bytes for s in sends if s.target == "client")

@@ -366,8 +366,9 @@ class _Pieces:
         return None
 
     def _simulate(self, rows: Ints, state: Floats) -> Floats:
-        """Simulate these pieces, each from its state (times at which slots and refills end);
-        returns their states at the end.
+        """Simulate these pieces of runs, each from its state; returns their states at the end.
+
+        A state has the times at which slots become free and refills end.
         """
         slots, system = self.system.slots, self.system
         start = Start(state[:, :slots], state[:, slots:], self.begun[rows], self.taken[rows], rows // self.each)
@@ -392,8 +393,10 @@ class _Pieces:
         return LoadOutcome(arrived, began, went, left, fate, tokens, self._refilled())
 
     def _refilled(self) -> Floats:
-        """Merge the times at which refills ended in each piece, with refills under way between pieces,
-        into those of every run.
+        """Return the times at which refills, which make tokens, ended in every run.
+
+        They are merged from the pieces of a run, and from the refills under way where one piece ends and the next
+        begins.
         """
         if not self.system.store:
             return np.empty((0, 0))

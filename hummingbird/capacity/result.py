@@ -93,7 +93,9 @@ class Result:
 
     @cached_property
     def means(self) -> dict[str, Interval]:
-        """Mean seconds of the latency and of its parts: wait for a slot, blocked for tokens, transit, online phase."""
+        """Mean seconds of the latency and its parts: wait for a slot, blocked in it for tokens,
+        transit, online phase.
+        """
         o = self.outcome
         parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
         if self.service.transit is not None:
@@ -121,8 +123,8 @@ class Result:
 
     @cached_property
     def levels(self) -> dict[str, float]:
-        """Means over time of the requests that wait for a slot, are in a slot, and are blocked in a slot; and of the
-        tokens in the stores.
+        """Means over time, by name: requests that wait for a slot, are in a slot,
+        and are blocked in a slot; tokens in store.
         """
         o, system = self.outcome, self.system
         waited = np.where(np.isnan(o.began), o.left, o.began)
@@ -142,7 +144,7 @@ class Result:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Shares of the counted requests that were served, were rejected, or gave up."""
+        """The fractions of the counted requests that were served, were rejected, or gave up."""
         fate = self.outcome.fate[:, self.cut :]
         names = {"served": 0, "rejected": REJECTED, "gave up": GAVE_UP}
         return {name: float((fate == number).mean()) for name, number in names.items()}
@@ -156,9 +158,9 @@ class Result:
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
-        """The share of the slots in use, and of each core and link that requests and their refills use.
+        """The fraction of the slots in use, and of each core and link that requests and their refills use.
 
-        A share is at most 1; `overcommitted` names cores and links with more demand.
+        A fraction is at most 1; `overcommitted` names cores and links with more demand.
         """
         return {name: min(1.0, part) for name, part in self._demand.items()}
 
@@ -194,7 +196,7 @@ class Result:
 
     @cached_property
     def _parts(self) -> Floats:
-        """The share 1 / (size of its batch) of every request, (runs, requests).
+        """The fraction 1 / (size of its batch) of every request, (runs, requests).
 
         Requests that began at one time are assumed to be in as few batches as can hold them.
         """
@@ -223,8 +225,8 @@ class Result:
         return means | {f"p{100 * q:g}": self.quantile(q) for q in known}
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures for JSON: seconds, requests per second, shares;
-        None for a figure that is unknown or infinite.
+        """Return all figures for JSON: seconds, requests per second, fractions;
+        None for an unknown or infinite figure.
         """
         found = {
             "engine": self.engine,

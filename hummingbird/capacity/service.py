@@ -92,8 +92,9 @@ _LINK = records.through(
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a host, in money: for a core for an hour, for 10^9 bytes sent,
-    for 10^9 bytes stored for 730 hours, a month.
+    """Prices of a host, in money: for an hour of a core, for 10^9 bytes sent, and for 10^9 bytes stored for a month.
+
+    A month has 730 hours.
     """
 
     core_hour: float = field(_NUMBER, missing=True, default=0.0)
@@ -107,8 +108,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: cores, bytes of its store of tokens, bits per second of its link up and down (inf:
-    no limit), and prices.
+    """A machine, with its cores and prices, and a store of tokens.
+
+    store: bytes. up, down: bits per second of its link; inf: no limit.
     """
 
     cores: int = field(_NUMBER, missing=True, default=1)

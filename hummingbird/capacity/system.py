@@ -167,8 +167,9 @@ class Load:
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Compute the seconds of transit, there and back, of every arrival with all its requests at once, (runs,
-    requests).
+    """Compute the seconds that each arrival spends on its way there and back, with all its requests at once.
+
+    The result is (runs, requests).
     """
     found, places = np.unique(load.sizes(), return_inverse=True)
     return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)

@@ -55,7 +55,7 @@ class Workers:
 
 
 class NoTokens:
-    """The supply of tokens of requests that need none; the base class of the other supplies."""
+    """The supply of tokens (used up by requests) if requests need none; the base class of the other supplies."""
 
     ahead = False  # made before a request needs them
 
@@ -70,19 +70,22 @@ class NoTokens:
         """Take `need` tokens in each of these rows; their places in the store are free from the times `at` on."""
 
     def ends(self, before: int = 0) -> Floats:
-        """Return the times at which refills ended, (rows, before + refills), ascending; inf for none.
+        """Return the times at which refills, which make tokens, ended, (rows, before + refills),
+        ascending; inf for none.
 
         before: number of refills from before the start whose ends come first.
         """
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
-        """Return the last `count` ends of the refills begun so far, (rows, count)."""
+        """Return when the last `count` refills (which make tokens) begun so far end, (rows, count)."""
         return np.empty((0, 0))
 
 
 class OnDemandRefill(NoTokens):
-    """The supply of tokens made on demand: each request's refills run one after another in its slot."""
+    """The supply of tokens made on demand: the refills that make a request's tokens run one after another in its
+    slot.
+    """
 
     def __init__(self, system: System, seconds: Floats, start: Start) -> None:
         self.per_refill = system.per_refill
@@ -104,7 +107,7 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """The supply of tokens from a store that workers keep full. Tokens are counted as integers, without rounding."""
+    """The supply of tokens from a store that workers keep full by refills. Tokens are counted as integers."""
 
     ahead = True
 

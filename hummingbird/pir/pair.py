@@ -86,7 +86,9 @@ class Pair:
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """Return a new deadline for `wait`: until then, different states may mean an update in progress."""
+        """Return a new deadline for `wait`: until then, different states of the servers may mean an update in
+        progress.
+        """
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
     def wait(self, settling: Retry, zero: State, one: State) -> None:

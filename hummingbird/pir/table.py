@@ -192,7 +192,7 @@ class Source:
 
 
 def leaf_digests(records: np.ndarray) -> list[bytes]:
-    """Compute a digest of each leaf, a block of 1024 records; the first record must begin a leaf."""
+    """Compute a digest of each leaf, a block of 1024 records; the first record must be the first of a leaf."""
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
 
 

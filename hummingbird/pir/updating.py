@@ -90,8 +90,8 @@ class Updater:
         return last - first
 
     def check(self, indices: Tensor, rows: Tensor) -> None:
-        """Raise InputError unless indices, int64 (n,), are distinct rows of the table, and rows, (n,
-        dim), are of its type.
+        """Raise InputError unless rows, (n, dim), are of the table's type, and indices, int64 (n,),
+        are distinct rows of it.
         """
         where, facts = "pir.Updater(rows)", self.facts
         flat = indices.dtype == torch.int64 and indices.dim() == 1 and bool(indices.numel())

@@ -61,11 +61,10 @@ def least_sums(
     count: int,
     accepts: Callable[[tuple[int, ...]], bool] = lambda places: True,
 ) -> list[tuple[int, ...]]:
-    """Find the `count` assignments with the least sums of losses, among those with prices within the budget; least
-    first.
+    """Find the assignments with the least sums of losses whose prices are within the budget, the least first.
 
-    tables: the choices of each group. An assignment has an index into every table. There may be fewer; of equal sums
-    any may be among them. accepts: whether an assignment is allowed.
+    tables: the choices of each group; an assignment has an index into every table. count: how many to find; there may
+    be fewer, and of equal sums any may be among them. accepts: whether an assignment is allowed.
     """
     cheapest = [min(item.price for item in table) for table in tables]
     rest = [*accumulate(reversed(cheapest), initial=Fraction(0))][::-1]

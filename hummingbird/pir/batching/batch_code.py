@@ -117,9 +117,9 @@ class BatchCode:
         return torch.cat(parts)
 
     def schedule(self, wanted: Tensor) -> Schedule:
-        """Assign keys to the wanted rows, int64 (N,); earlier rows come first, and equal rows share a key.
+        """Assign keys to the wanted rows, int64 (N,), in buckets that store them; equal rows share a key.
 
-        As many rows as possible get a key. Raises InputError for a row that is not in the table.
+        As many rows as possible get a key, earlier rows first. Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.rows)))
         assignment = Assignment(self, distinct)

@@ -145,8 +145,9 @@ class Plan:
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
-        """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts);
-        -1 stands for zeros.
+        """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts), with companions.
+
+        The number -1 stands for a place of zeros.
         """
         return [self._layout(code, code is self.hot) for code in self.codes]
 
@@ -171,16 +172,19 @@ class Plan:
         return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
 
     def _records(self, rows: Tensor) -> Tensor:
-        """Append its companions to each of the rows (*): returns row numbers (*, parts), -1 for a place of zeros."""
+        """Append the companions of each of these rows (*), which its record holds too; returns row numbers (*, parts).
+
+        The number -1 stands for a place of zeros.
+        """
         if self.companions is None:
             return rows[..., None]
         beside = torch.where(rows[..., None] < 0, -1, self.companions[rows])
         return torch.cat([rows[..., None], beside], -1)
 
     def look_up(self, wanted: Tensor) -> Lookup:
-        """Assign keys to the wanted rows, int64 (N,); earlier rows come first, and equal rows share a key.
+        """Assign keys of the hot or the full table to the wanted rows, int64 (N,); equal rows share a key.
 
-        Raises InputError for a row that is not in the table.
+        Earlier rows come first. Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.full.rows)))
         number = {row: place for place, row in enumerate(distinct)}
@@ -242,7 +246,7 @@ def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
 
 
 class _Placing:
-    """Assigns rows to keys of both tables of a plan: to the hot table first, then to the full table."""
+    """Assigns wanted rows to keys of both tables of a plan: to the hot table's first, then to the full table's."""
 
     def __init__(self, plan: Plan, distinct: list[int]) -> None:
         hot = [(number, plan.where_hot[row]) for number, row in enumerate(distinct) if row in plan.where_hot]

@@ -132,7 +132,7 @@ class Server:
         return self.describe()
 
     def offer(self, message: bytes) -> bytes:
-        """Check and hold an owner's signed update until `switch` names it; returns the unchanged description.
+        """Check an owner's signed update, and hold it until `switch` names it; returns the unchanged description.
 
         Raises as `update`.
         """
