@@ -278,8 +278,7 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """Compute the square of each choice's loss: the sum of the squares of the losses of its lower and its upper
-        end.
+        """Compute the square of each choice's loss, as the sum of squares for its lower and its upper end.
 
         The lower end is measured with all upper bits, the upper end with all lower bits. For windows without bits, or
         if the net cannot run an end alone, the choice itself is measured.

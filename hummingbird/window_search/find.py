@@ -50,8 +50,7 @@ def search_bits(
     """Find windows for every layer of `groups`.
 
     evaluate: config -> its accuracy, or an `Evaluator`.
-    budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64). None: HummingBird-eco,
-    with
+    budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64). None: HummingBird-eco:
         windows from bit 0 up that hold all values, so that no sign is wrong.
     margin: how far the accuracy may fall below the exact net's; 0.05 is five points.
     spare: bits that eco keeps above the largest magnitude.
@@ -163,7 +162,8 @@ def check_margin(margin: object) -> None:
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """Return the window of a layer in eco, with all values |x| < 2^(k-1) - 1 and m = 0, so that every sign is right.
+    """Return the window of a layer in eco, which holds all values |x| < 2^(k-1) - 1 and has m = 0,
+    so that every sign is right.
 
     spare: bits of k above the largest magnitude.
     """
@@ -183,7 +183,7 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Return eco's windows; ConfigError if they change the accuracy."""
+    """Return eco's windows, which hold all values seen; ConfigError if they change the accuracy."""
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
     score = questions.full(windows)

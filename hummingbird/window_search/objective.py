@@ -76,8 +76,9 @@ class Objective:
 
 
 def relu_prices(protocol: str, parties: int) -> Prices:
-    """Return a function that prices ReLUs behind a linear layer; ConfigError for an unknown protocol or too few
-    parties.
+    """Return a function that prices ReLUs behind a linear layer.
+
+    Raises ConfigError for an unknown protocol or too few parties.
     """
     comparison = named(protocol)
     if type(parties) is not int or parties < 2:

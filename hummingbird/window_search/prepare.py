@@ -127,8 +127,9 @@ def _plain(net: nn.Module, images: Tensor) -> Tensor:
 
 
 def _limit(budget: str | None, objective: str) -> Any:
-    """Parse the budget in the objective's unit, None for eco; ConfigError for an unknown objective or a wrong
-    budget.
+    """Parse the budget in the objective's unit; None stays None, for eco.
+
+    Raises ConfigError for an unknown objective or a wrong budget.
     """
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r}", where="objective", hint=f"one of {', '.join(OBJECTIVES)}")

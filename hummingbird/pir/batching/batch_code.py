@@ -82,7 +82,7 @@ class BatchCode:
     def cuckoo(cls, rows: int, wanted: int, expansion: float = 1.5, seed: bytes = _SEED) -> BatchCode:
         """Make the code with 3 choices for up to `wanted` rows.
 
-        expansion: buckets for each wanted row; their number is rounded up to a multiple of 3.
+        expansion: buckets for each wanted row; the number of all buckets is rounded up to a multiple of 3.
         """
         groups = math.ceil(expansion * wanted / 3)
         return cls(rows, 3 * max(1, min(groups, rows)), seed=seed)

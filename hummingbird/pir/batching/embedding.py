@@ -108,9 +108,10 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """Look up the positions (B, keys) that the keys of code `number` select, of B inferences.
+        """Look up one code's part of B inferences: the records at the positions (B, keys) that its keys select.
 
-        Returns the state of the table, and the records (B, keys, parts, dim), of `parts` rows each.
+        Returns the state of the table, and the records (B, keys, parts, dim), of `parts` rows each. number: of the
+        code.
         """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)
