@@ -113,7 +113,7 @@ def shared(service: Service, system: System) -> Resource | None:
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
     """Compute the largest rate at which steps of a phase use a core or link,
-    if all run at once that are not ordered.
+    if steps that are not ordered run at once.
     """
     before: dict[str, set[str]] = {}
     for step in phase.steps:

@@ -185,8 +185,8 @@ def sent(at: Service) -> tuple[float, float]:
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
     """Return the split of a bandwidth, in bits per second up and down, that minimises a refill and a request together.
 
-    The paper calls it WSA. For U bits up and D down, U/b + D/(B - b) is minimal where its derivative by b is 0, at
-    b = B sqrt U / (sqrt U + sqrt D).
+    The paper calls it WSA. For U bits up and D down, of the bandwidth B the part b up and B - b down, U/b + D/(B - b)
+    is minimal where its derivative by b is 0, at b = B sqrt U / (sqrt U + sqrt D).
     """
     up, down = map(math.sqrt, sent(at))
     return bandwidth * up / (up + down), bandwidth * down / (up + down)

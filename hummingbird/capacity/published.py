@@ -30,7 +30,7 @@ from hummingbird.errors import ConfigError
 
 
 class LayerUnits(NamedTuple):
-    """Sizes of a convolution, or of a linear layer, which counts as an image of one pixel.
+    """Sizes of a convolution, or of a linear layer, whose input counts as an image of one pixel.
 
     source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: of the output.
     pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.

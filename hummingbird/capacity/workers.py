@@ -107,7 +107,10 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """The supply of tokens from a store that workers keep full by refills. Tokens are counted as integers."""
+    """The supply of tokens from a store that workers keep full by refills.
+
+    Tokens are counted as integers, without rounding.
+    """
 
     ahead = True
 

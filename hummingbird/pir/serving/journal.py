@@ -90,7 +90,7 @@ class Entries:
         return self._file.size
 
     def all(self) -> Iterator[JournalEntry]:
-        """Yield all complete entries in order, without a torn entry, left by a crash, at the end."""
+        """Yield all complete entries in order; a torn entry at the end, which a crash has left, is ignored."""
         at = len(MAGIC)
         while at < self.size and not self._torn(at):
             entry = self.read(at)

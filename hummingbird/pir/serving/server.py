@@ -85,7 +85,8 @@ class Server:
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
         """Answer keys that were checked; returns the table's state, and a result (B, record_bytes), uint8, of each key.
 
-        The result is the XOR of the records that the key selects (decoder `xor`), or their sum (`sum`).
+        The result is the XOR of the records that the key selects (decoder `xor`), or the sum of their values' words,
+        mod 2^width (`sum`; width: `Facts.word_bits`).
         """
         with self.lock:
             if self._failed:
