@@ -29,11 +29,11 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Arrivals(ABC):
-    """An arrival process.
+    """Base class of arrival processes: when requests arrive, how many images each has, and how long it waits.
 
     images: number of images of a request, an integer or {integer: weight}. patience: seconds after which a request
     leaves if its online phase has not begun. session: mean number of requests of a client, the first of which begins
-    its session; inf: every client already has a session. (Users begin one with their first request.)
+    its session; inf: every client already has a session. (`Users` begin a session with their first request.)
     """
 
     images: int | Mapping[int, float] = field(default=1, kw_only=True)
@@ -61,10 +61,10 @@ class Arrivals(ABC):
         return sum(number * weight for number, weight in self._weights.items()) / sum(self._weights.values())
 
     def load(self, runs: int, requests: int, seed: int, *, per_request: int = 1) -> Load:
-        """The arrivals of `runs` independent runs of `requests` requests each.
+        """Draw the arrivals of `runs` independent runs of `requests` requests each.
 
-        per_request: images of one request of the service; an arrival with more images makes several such requests, one
-        after another.
+        per_request: images that one request of the service takes; an arrival with more images makes several such
+        requests, one after another.
         """
         check_count(runs, "runs", 1, "runs")
         check_count(requests, "requests", 1, "requests")
@@ -83,20 +83,21 @@ class Arrivals(ABC):
 
     @abstractmethod
     def _times(self, shape: tuple[int, int], seed: int) -> dict[str, Any]:
-        """The fields of a Load with the times of requests."""
+        """Draw the times of requests, for arrays of this shape (runs, requests); returns them as fields of a `Load`."""
 
     steady: ClassVar[bool] = True  # whether the process is stationary, so that there may be a steady state
 
     @abstractmethod
     def per_second(self) -> float:
-        """Requests per second in the long run; for users, if they never had to wait."""
+        """Return the mean number of requests per second; for users, the number if they never had to wait."""
 
 
 @dataclass(frozen=True)
 class Gaps(Arrivals):
-    """Requests at `rate` per second with independent gamma-distributed gaps, or constant gaps.
+    """Requests at `rate` per second with independent gaps, which are gamma-distributed or constant.
 
-    burstiness: the distribution's shape parameter; 1: Poisson, independent clients; below 1: bursts; inf: constant.
+    burstiness: the shape parameter of the gaps' distribution. 1: a Poisson process, as independent clients make; below
+    1: bursts; inf: constant gaps.
     """
 
     rate: float
@@ -123,7 +124,9 @@ class Gaps(Arrivals):
 
 @dataclass(frozen=True)
 class Hourly(Arrivals):
-    """A Poisson process of rates[h] requests per second in hour h, repeated after the last hour."""
+    """Requests of a Poisson process with rates[h] requests per second in hour h,
+    and from the first hour again at the end.
+    """
 
     rates: tuple[float, ...]
     steady: ClassVar[bool] = False
@@ -149,9 +152,9 @@ class Hourly(Arrivals):
 
 @dataclass(frozen=True)
 class Trace(Arrivals):
-    """Requests at fixed times, the same in every run; `trace` reads them.
+    """Requests at fixed times, the same in every run; the function `trace` reads them from a file.
 
-    due: arrival times, seconds, ascending. brought: images of each request; empty: drawn from `images`.
+    due: arrival times, seconds, ascending. brought: images of each request; empty: numbers are drawn from `images`.
     """
 
     due: tuple[float, ...]
@@ -184,7 +187,10 @@ class Trace(Arrivals):
 
 @dataclass(frozen=True)
 class Users(Arrivals):
-    """`count` users, who each ask, wait for the answer, and think for an exponential time of mean `think` seconds."""
+    """Requests of `count` users, who each ask, wait for the answer, and think before they ask again.
+
+    think: mean of the thinking times, in seconds; they are distributed exponentially.
+    """
 
     count: int
     think: float
@@ -203,19 +209,23 @@ class Users(Arrivals):
 
 
 def poisson(rate: float, **other: Any) -> Gaps:
-    """Requests of independent clients, `rate` a second."""
+    """Make arrivals of independent clients: a Poisson process of `rate` requests per second.
+
+    other: further fields of `Gaps`.
+    """
     return Gaps(rate, **other)
 
 
 def constant(rate: float, **other: Any) -> Gaps:
-    """Requests at equal gaps, `rate` a second."""
+    """Make arrivals at equal gaps, `rate` requests per second. other: further fields of `Gaps`."""
     return Gaps(rate, math.inf, **other)
 
 
 def trace(path: str | PathLike[str], **other: Any) -> Trace:
-    """Read a trace: one line for each request, with its time in seconds and optionally its images; # begins a comment.
+    """Read arrivals from a file: a line for each request has its time in seconds, and optionally its number of images.
 
-    Raises InputError, with the line number, for anything else, for requests out of order, and for no requests.
+    A # begins a comment. other: further fields of `Trace`. Raises InputError, with the line number, for anything else,
+    for requests out of order, and for no requests.
     """
     due, brought = list[float](), list[int]()
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):

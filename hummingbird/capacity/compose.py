@@ -37,9 +37,10 @@ _GATE_BYTES = 32  # of a garbled AND (half gates: Zahur, Rosulek and Evans, EURO
 
 
 def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | None = None, name: str = "net") -> Net:
-    """The constants of a net on images of `shape` (C, H, W), from the units of `profile`, by default `asplos23`.
+    """Compute the constants of a net for images of `shape` (C, H, W), from the unit costs of `profile`,
+    by default `asplos23`.
 
-    Raises ModelError with all layers that are neither linear nor a ReLU, and errors of tracing.
+    Raises ModelError, naming all of them, for layers that are neither linear nor ReLUs, and errors of tracing.
     """
     units = (profile or asplos23()).units
     layers, relus, results = describe(net, shape)
@@ -47,10 +48,10 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
 
 
 def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
-    """The profile with a measured machine's seconds of garbled circuits, at both sides, and a note on their origin.
+    """Replace a profile's seconds of garbled circuits, at both sides, by those of a measured machine.
 
-    The number of a ReLU's AND gates follows from the bytes of its circuit. Raises ConfigError if `measured` has no rows
-    "gc".
+    Returns the new profile, and a note on the origin of these seconds. The number of a ReLU's AND gates follows from
+    the bytes of its circuit. Raises ConfigError if `measured` has no rows "gc".
     """
     profile = profile or asplos23()
     work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}
@@ -62,7 +63,11 @@ def garbled_here(measured: Measured, profile: PublishedProfile | None = None) ->
 
 
 def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], int, int]:
-    """A net's layers with weights in order, its number of ReLUs and of results, for one image. Raises as `composed`."""
+    """Return a net's layers with weights, in order, and the numbers of its ReLUs and of values in its result, for one
+    image.
+
+    shape: of an image, (C, H, W). Raises as `composed`.
+    """
     steps = graph.trace(settled(net, torch.empty(1, *shape)))
     hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
     found = [
@@ -80,7 +85,10 @@ def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], in
 
 
 def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> LayerUnits:
-    """The sizes of a step's layer. values: results of all steps for one image. made: the step's own result."""
+    """Return the sizes of the layer that a step computes.
+
+    values: results of all steps for one image. made: the result of this step.
+    """
     weight, source = step.attrs["weight"], next(refs(step.inputs)).index
     given = values[source]
     return LayerUnits(
@@ -96,7 +104,10 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 
 
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
-    """The net of these layers. Layers that read the same value share one message, sized for the widest kernel."""
+    """Compute the constants of a net with these layers, `relus` ReLUs and `results` values in its result.
+
+    Layers that read the same value share one message, which is sized for the widest kernel.
+    """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}
     for layer in layers:
@@ -133,7 +144,10 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """Seconds until the last layer ends, if each layer in order begins on the first free one of `threads` threads."""
+    """Compute the seconds until the last of the layers ends, if they run in parallel on `threads` threads.
+
+    seconds: of each layer, on one thread. In order, each layer begins on the first free thread.
+    """
     free = [0.0] * threads
     for length in seconds:
         heapq.heappush(free, heapq.heappop(free) + length)

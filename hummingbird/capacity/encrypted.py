@@ -45,7 +45,7 @@ PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """The kind of the profile rows from which a net's seconds are composed, by its mode."""
+    """Return the kind of the profile rows from which a net's seconds are composed, named after the net's mode."""
     return f"he {public.mode}"
 
 
@@ -58,11 +58,12 @@ def check_images(public: Public, images: int) -> None:
 
 
 def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
-    """The amount of each kind of work in round `number`, for a batch of `images` images.
+    """Count each kind of work in round `number`, for a batch of `images` images.
 
-    sent: residues from the client. products: of a residue and a weight. made: residues of operations other than linear
-    layers. answered: residues that are masked and divided by primes. returned: residues to the client. plain: values
-    that the client packs and unpacks. turns: 1.
+    A residue is a ciphertext's coefficient modulo one prime. sent: residues that the client sends. products: of a
+    residue and a weight. made: residues that operations other than linear layers make. answered: residues that are
+    masked and divided by primes. returned: residues sent to the client. plain: values that the client packs and
+    unpacks. turns: 1, for what a round costs by itself.
     """
     public, program = plan.public, plan.programs[number]
     turn, forms, degree = public.turns[number], program.forms(), public.parameters.degree
@@ -90,7 +91,10 @@ def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
 
 
 def digest(plan: Plan, number: int, images: int) -> str:
-    """SHA-256 of the facts that determine a round's work: parameters, shapes, the client's steps, images."""
+    """Return the SHA-256 of all facts that determine a round's work: parameters, shapes, the client's steps, images.
+
+    number: of the round. images: in the batch.
+    """
     public, program = plan.public, plan.programs[number]
     last = public.last if number == len(public.turns) - 1 else ()
     shapes = [[list(part.shape) for part in op.parts] for op in program.operations if isinstance(op, Linear)]
@@ -102,10 +106,10 @@ def digest(plan: Plan, number: int, images: int) -> str:
 
 
 def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measurement]:
-    """Measure batches of `images` images on torch's threads: a row for each round, with `repeats` samples after one run
-    to warm up.
+    """Measure batches of `images` images on torch's threads; returns a profile row for each round.
 
-    Raises errors of `check_images` and of inference: the images are pseudo-random ones within the plan's range.
+    A row has `repeats` samples, taken after one run to warm up. Raises errors of `check_images` and of inference; the
+    images are pseudo-random ones within the plan's range.
     """
     public = plan.public
     check_images(public, images)
@@ -131,7 +135,7 @@ def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measu
 
 
 def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[str, float]]:
-    """Seconds of each part of each round of one batch."""
+    """Run one batch, and measure the seconds of each part (`PARTS`) of each of its rounds."""
     public, batch, found = client.public, client.begin(images), []
     for number, turn in enumerate(public.turns):
         seconds = dict.fromkeys(PARTS, 0.0)
@@ -156,7 +160,7 @@ def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[st
 
 @contextlib.contextmanager
 def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
-    """A block whose seconds are added to a part."""
+    """Measure the seconds of a `with` block, and add them to seconds[part]."""
     started = time.perf_counter()
     yield
     seconds[part] += time.perf_counter() - started
@@ -168,7 +172,7 @@ CLIENT, SERVER = "client", "server"
 
 
 def he(model: HEModel, images: int, profile: Profile) -> Service:
-    """The service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
+    """Make the service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
 
     It serves as many requests at a time as `he-server` does by default. Raises ConfigError for more images than a batch
     has room for, and for a profile without rows of the net's mode.
@@ -195,7 +199,7 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 
 
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
-    """The steps of all rounds, one after the other."""
+    """Return the steps of all rounds, one round after the other. turns: seconds of each part, for each round."""
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):
         up, down = public.turn_bytes(turn)

@@ -34,13 +34,14 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     **rules: int | float | bool | None,
 ) -> Result:
-    """Simulate `runs` runs of `requests` requests each; the same seed gives the same figures.
+    """Simulate a service under these arrivals, in `runs` runs of `requests` requests;
+    the same seed gives the same figures.
 
     at: machines and link in place of the service's own. engine: "recurrence" treats cores and links as unshared,
     "events" shares them; None: events if the demand on a core or link may exceed its capacity. full: whether stores are
     full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress: called by the
-    event engine with (requests done, requests in all). The default is 10^6 requests by the recurrence or 10^4 by
-    events; both take seconds.
+    event engine with (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or
+    10^4 by events; both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
@@ -74,7 +75,10 @@ def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | No
 
 
 def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, str]:
-    """The engine to use, and the reason in a few words."""
+    """Choose the engine; returns its name, and the reason in a few words.
+
+    wanted: the engine that the caller named, or None.
+    """
     if wanted is not None:
         if wanted not in _SIZES:
             raise ConfigError(f"no engine {wanted!r}", where="engine", hint=f"one of {', '.join(_SIZES)}")
@@ -88,10 +92,10 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 
 
 def shared(service: Service, system: System) -> Resource | None:
-    """A core or link whose capacity the phases that may run at the same time could exceed; None if there is none.
+    """Find a core or link whose capacity phases that run at the same time may exceed; None if there is none.
 
-    The bound takes all steps of a phase that are unordered with one of its steps as simultaneous. Sharing among the
-    steps of one phase is part of its seconds already (`Service.seconds`).
+    The bound counts all steps of a phase that are not ordered with one of its steps as simultaneous. Sharing among the
+    steps of one phase is part of the phase's seconds already (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:
@@ -108,7 +112,9 @@ def shared(service: Service, system: System) -> Resource | None:
 
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
-    """The largest rate at which simultaneous steps of a phase may use a core or link."""
+    """Compute the largest rate at which steps of a phase use a core or link,
+    if steps that are not ordered run at once.
+    """
     before: dict[str, set[str]] = {}
     for step in phase.steps:
         before[step.name] = set(step.after).union(*(before[name] for name in step.after))
@@ -131,7 +137,7 @@ def _rate(service: Service, step: WorkStep, resource: Resource) -> float:
 
 
 def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Draws:
-    """Factors of the core-seconds of every phase, drawn from the service's `Phase.factors`."""
+    """Draw a factor for the core-seconds of every run of a phase, from the measured factors of the service's phases."""
     runs, requests = load.shape
     tokens = int(load.sizes().sum(1).max()) * system.per_request
 
@@ -151,7 +157,7 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:
-    """Seconds of every phase, unshared, at its factors: the input of the recurrence."""
+    """Compute the seconds of every run of a phase, without sharing, from its factors: the input of the recurrence."""
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:
         if phase is None or values is None:

@@ -36,10 +36,11 @@ _MOST_SHARES = 1 << 16  # remembered
 
 
 class _Task(NamedTuple):
-    """A step as the machine runs it.
+    """A step of a phase as the machine runs it.
 
-    waits: number of steps before it. then: numbers of the steps that wait for it. amount: core-seconds, bits or,
-    without a flow, seconds. flow: the flow's number; None: the step shares nothing. computes: whether it is `Compute`.
+    waits: number of steps that must end before it. then: numbers of the steps that wait for it. amount: core-seconds or
+    bits; seconds for a step without a flow. flow: number of the flow; None: the step shares no core or link. computes:
+    whether the work is `Compute`, so that it is multiplied by a factor.
     """
 
     waits: int
@@ -60,7 +61,7 @@ class _Running:
 
 
 class Machine:
-    """The clock, the heap of future events, and the running steps of every replica."""
+    """Runs steps on the hosts and links of every replica, with one clock and a heap of future events."""
 
     def __init__(self, service: Service, replicas: int = 1) -> None:
         self.service, self.now = service, 0.0
@@ -79,12 +80,12 @@ class Machine:
         self._known: dict[tuple[int, ...], dict[int, float]] = {}  # by the running flows, the rate of each flow
 
     def at(self, time: float, order: int, then: Then) -> None:
-        """Call `then` at `time`, seconds; events of one time happen by their `order`."""
+        """Call `then` when the clock reaches `time`, in seconds; events of one time are called by ascending `order`."""
         self._numbers += 1
         heappush(self._events, (time, order, self._numbers, then))
 
     def advance(self) -> None:
-        """Advance the clock to the next event, and run it."""
+        """Advance the clock to the next event, and call its function."""
         for replica in self._stale:
             self._share(replica)
         self._stale.clear()
@@ -92,7 +93,10 @@ class Machine:
         then()
 
     def _share(self, replica: int) -> None:
-        """Compute the shares of a replica's running steps, and schedule the end of the first step to end."""
+        """Compute how fast each running step of a replica proceeds, as steps share cores and links.
+
+        Then schedule the end of the first step to end.
+        """
         running = self._running[replica]
         self._shared[replica] += 1
         if not running:
@@ -117,16 +121,20 @@ class Machine:
         return rates
 
     def _end(self, replica: int, step: _Running, shared: int) -> None:
-        """End a step, unless shares were computed since this end was scheduled, and with them another end."""
+        """End a step at the time that was scheduled for it, unless the speeds of its replica's steps have changed since
+        then.
+
+        In that case another end is scheduled. shared: how often speeds had been computed when this end was scheduled.
+        """
         if shared == self._shared[replica]:
             self._running[replica].remove(step)
             self._stale[replica] = None
             step.then()
 
     def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
-        """Run the steps of a phase, then call `then`.
+        """Start the steps of a phase on a replica, and call `then` when all have ended.
 
-        factor: multiplies core-seconds. size: multiplies all amounts.
+        factor: multiplies core-seconds. size: number of requests of the service, by which all amounts are multiplied.
         """
         tasks = self._phases.get(id(phase)) or self._tasks(phase)
         waits = [task.waits for task in tasks]
@@ -158,7 +166,7 @@ class Machine:
                 start(number)
 
     def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
-        """The steps of a phase as tasks; numbers their flows."""
+        """Convert the steps of a phase to tasks, and give numbers to their flows."""
         after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
         made = tuple(
             _Task(len(set(step.after)), after[step.name], *self._work(step), isinstance(step.work, Compute))
@@ -168,7 +176,9 @@ class Machine:
         return made
 
     def _work(self, step: WorkStep) -> tuple[float, int | None]:
-        """The amount of a step, and its flow's number, None for a step that shares nothing."""
+        """Return the amount of a step's work, and the number of its flow;
+        None for a step that shares no core or link.
+        """
         work, flow = step.work, self.service.flow(step)
         if isinstance(work, Rounds) or flow is None:
             return self.service.step_seconds(step), None
@@ -188,11 +198,11 @@ Group = tuple[int, ...]  # requests that are served as one
 def simulate(
     service: Service, system: System, load: Load, factors: Draws, told: Callable[[int], None] | None = None
 ) -> LoadOutcome:
-    """Follow every request of `load` through `system`, with the phases of `service`.
+    """Follow every request of `load` through a service with the rules `system`, by discrete events.
 
     factors: factors of the core-seconds of each phase. told: called with the number of requests that have left, after
-    each. A request of nine steps takes about 0.05 ms. Raises ConfigError for batches with other arrivals than open ones
-    at one queue, and for a store too small for a request.
+    each. A request of nine steps takes about 0.05 ms. Raises ConfigError for a store too small for a request, and for
+    batches with users, sessions, patience, a bounded queue or replicas.
     """
     if system.tokens is not None and (service.refill is None or factors.refill is None):
         raise InputError("tokens without a refill", where="refill")
@@ -217,7 +227,10 @@ _ROUNDING = 1e-6
 
 
 class _Replica:
-    """A replica: its requests, those that wait for a slot, the groups that queue for tokens, and its store."""
+    """The state of a replica, a copy of the service.
+
+    It has the requests that wait for a slot, the groups that wait for tokens, free slots and workers, and the store.
+    """
 
     def __init__(self, system: System, number: int, refill: Floats | None) -> None:
         self.number, self.refill = number, refill  # factors of the refills, by order of start
@@ -228,7 +241,7 @@ class _Replica:
 
 
 class _Run:
-    """One run of the simulation: its requests and its replicas."""
+    """One run of the simulation: it follows every request, through a slot and its tokens, to its end on a replica."""
 
     def __init__(
         self, service: Service, system: System, load: Load, factors: Draws, run: int, told: Callable[[int], None] | None
@@ -257,7 +270,10 @@ class _Run:
         return range(self.system.replicas)
 
     def simulate(self) -> None:
-        """Run events until the last request has left."""
+        """Run events until the last request has left.
+
+        Raises HummingbirdError, for a defect of the engine, if the times of the requests contradict Little's law.
+        """
         for replica in self.replicas:
             self._refill(replica)
         if self.load.due is not None:
@@ -274,7 +290,7 @@ class _Run:
             raise HummingbirdError(what, where="event engine", hint="this is a defect: please report it")
 
     def _think(self, user: int, time: int) -> None:
-        """Let a user think for `load.think[run, time]` seconds, then ask."""
+        """Let a user think for `load.think[run, time]` seconds, then ask; `time` is an index."""
         assert self.load.think is not None
         after = float(self.load.think[self.run, time])
         self.machine.at(self.machine.now + after, ARRIVES, partial(self._ask, user))
@@ -285,7 +301,7 @@ class _Run:
             self._arrive(len(self.where))
 
     def _count(self) -> None:
-        """Add the request-seconds since the last count."""
+        """Add, to the time that requests have spent in the system, their time since the last call."""
         self.there += (len(self.where) - self.gone) * (self.machine.now - self.since)
         self.since = self.machine.now
 
@@ -310,7 +326,9 @@ class _Run:
             self.machine.at(until, GIVES_UP, partial(self._lose, number))
 
     def _gather(self, here: _Replica) -> None:
-        """Begin the batches that are full, or whose first request has waited for `hold` seconds."""
+        """Begin the batches that are full, or whose first request has waited for `hold` seconds,
+        while slots are free.
+        """
         b, waiting = self.system.batch, here.waiting
         while here.slots and waiting:
             if len(waiting) < b and self.machine.now < self.times[_A, waiting[0]] + self.system.hold:
@@ -330,7 +348,7 @@ class _Run:
             self._hand_out(here)
 
     def _begin(self, here: _Replica, group: Group) -> None:
-        """Assign a slot to a group, and then the tokens that it needs."""
+        """Give a slot of the replica to a group of requests, and then the tokens that it needs."""
         here.slots -= 1
         self.times[_S, group] = self.machine.now
         if self.system.tokens == 0:
@@ -344,14 +362,21 @@ class _Run:
             self._hand_out(here)
 
     def _make(self, here: _Replica, group: Group, refill: int, left: int) -> None:
-        """Run the refills of a group one after another, then the group."""
+        """Run a group's refills (which make its tokens) one after another, then its online phase.
+
+        This is done if tokens are made on demand. refill: number of the next refill. left: number of refills still to
+        run.
+        """
         if not left:
             self._go(here, group)
         else:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Hand tokens to the queued groups, in order."""
+        """Hand tokens to the groups that wait for them, in order, while the store has enough.
+
+        Then begin the refills, which make tokens, for which there is room.
+        """
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need
             here.room += 0 if self.system.kept else need
@@ -379,7 +404,7 @@ class _Run:
         self._hand_out(here)
 
     def _go(self, here: _Replica, group: Group) -> None:
-        """Begin the online phase, after the session where a new client needs one."""
+        """Begin the online phase of a group, after the session phase if its client is new."""
         self.times[_G, group] = self.machine.now
         first, online = group[0], partial(self._online, here, group)
         if self.session is not None and self.service.session is not None and self._is_first(first):
@@ -397,7 +422,7 @@ class _Run:
         self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
 
     def _longer(self, here: _Replica, group: Group) -> None:
-        """Compute for the batch's other requests, `each` seconds apiece."""
+        """Compute for `each` seconds more for every request of a batch but the first, then end the batch."""
         seconds, then = self.system.each * (len(group) - 1), partial(self._done, here, group)
         if not seconds:
             then()

@@ -19,7 +19,10 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 
 
 class Limit(NamedTuple):
-    """A bound on requests per second, and its cause. resource: the core or link that sets it, or None."""
+    """An upper bound on the requests per second that a service can serve, and its cause in words.
+
+    resource: the core or link that sets the bound, or None.
+    """
 
     rate: float
     cause: str
@@ -27,12 +30,15 @@ class Limit(NamedTuple):
 
 
 def mean_seconds(service: Service, phase: Phase) -> float:
-    """Mean seconds of an unshared phase over its factors."""
+    """Compute the mean seconds of a phase over its measured factors, if it has its cores and links to itself."""
     return statistics.fmean(service.seconds(phase, factor) for factor in phase.factors or (1.0,))
 
 
 def refills_per_request(service: Service) -> float:
-    """Mean number of refills for a request; on demand, an integer number for each batch."""
+    """Return the mean number of refills, runs that make tokens, for a request.
+
+    With tokens made on demand each batch takes a whole number of refills.
+    """
     if service.refill is None:
         return 0.0
     share = service.request_tokens / service.refill_tokens
@@ -40,7 +46,7 @@ def refills_per_request(service: Service) -> float:
 
 
 def loads(service: Service, phase: Phase) -> dict[Resource, float]:
-    """Mean core-seconds and bits that a phase needs of every core and link."""
+    """Compute the mean core-seconds and bits that one run of a phase needs of every core and link."""
     factor = statistics.fmean(phase.factors or (1.0,))
     found: dict[Resource, float] = defaultdict(float)
     for step in phase.steps:
@@ -54,11 +60,10 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
 
 
 def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
-    """Mean core-seconds and bits that a request needs of every core and link but its client's, with its share of a
-    batch and of refills.
+    """Compute the mean core-seconds and bits that a request needs of every core and link but those of its client.
 
-    together: mean number of requests of a batch; None: all batches are full. A larger batch's longer time counts as
-    computing.
+    The request's shares of its batch and of refills are included. together: mean number of requests in a batch; None:
+    all batches are full. The time that each further request adds to a batch counts as computing.
     """
     n = service.batch if together is None else together
     more = service.request.computing
@@ -72,8 +77,10 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
-    """The least of the limits, which are sorted. shared: whether limits of cores and links that phases share count;
-    those of links that the transit alone uses always count.
+    """Return the least of the limits that apply. limits: sorted.
+
+    shared: whether the limits of cores and links that phases share apply; those of links that only the transit uses
+    always apply.
     """
     used = {
         name: {resource for resource, amount in loads(service, phase).items() if amount}
@@ -84,13 +91,13 @@ def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
 
 
 def capacity_of(service: Service, resource: Resource) -> float:
-    """Cores of a host, or bits per second of its link."""
+    """Return the capacity of a resource: the cores of a host, or the bits per second of its link up or down."""
     role, kind = resource
     return float(getattr(service.hosts[role], kind))
 
 
 def limits(service: Service) -> list[Limit]:
-    """All bounds, ascending."""
+    """Compute all upper bounds on the requests per second of a service, the least first (module head)."""
     online = (mean_seconds(service, service.request) + (service.batch - 1) * service.each) / service.batch
     refills = refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0

@@ -22,7 +22,10 @@ _ONCE = ("bucket", "held")  # kinds of work of a pass that do not depend on the 
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """The amount of each kind of work in an inference, with its share of a pass that answers `inferences`."""
+    """Count each kind of work in an inference, with its share of a pass that answers this number of inferences.
+
+    cost: the price of one inference.
+    """
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}
 
@@ -35,7 +38,7 @@ def pir(
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
 ) -> Service:
-    """The service of lookups by the codes of a plan; each request is one inference.
+    """Make the service of lookups by the codes of a plan; each request is one inference.
 
     record_bytes: as for `pir.price`. max_batch: keys that fill a batch. max_wait: seconds after which a batch begins
     anyway. Raises ConfigError for a profile without rows "pir".
@@ -67,7 +70,7 @@ def pir(
 
 
 def _transit(cost: Price) -> Phase:
-    """The transit: keys up to both servers, then records down."""
+    """Return the transit phase, a request's way there and back: keys go up to both servers, then records come down."""
     up = [WorkStep(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
     there = WorkStep("there", Rounds(1), tuple(step.name for step in up))
     down = [WorkStep(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]

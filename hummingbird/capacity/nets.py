@@ -44,7 +44,9 @@ from hummingbird.serving.plan import input_bits, result_bits
 
 
 class _Again(Zeros):
-    """A dealer that returns the first slice's zeros for every further slice: making them is no work of a party."""
+    """A dealer that deals zeros, and the first slice's again for every further slice:
+    making them takes a party no time.
+    """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
         super().__init__(slice_shape)
@@ -59,17 +61,19 @@ class _Again(Zeros):
         return self._made[-1]
 
     def begin(self) -> None:
-        """Begin another slice: forget the requests of the last one."""
+        """Begin another slice: forget the requests of the last slice."""
         self.requests = []
 
 
 def kind_of(private: PrivateNet) -> str:
-    """The kind of the profile rows from which a net's seconds are composed, by its protocol."""
+    """Return the kind of the profile rows from which a net's seconds are composed, named after the net's protocol."""
     return f"mpc {private.facts['protocol']}"
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
-    """SHA-256 of the facts that determine a slice's work: architecture, windows, protocol, owner, shape and parties."""
+    """Return the SHA-256 of all facts that determine a slice's work: architecture, windows, protocol,
+    owner, shape, parties.
+    """
     facts = {name: private.facts[name] for name in ("architecture", "bits", "protocol", "weights")}
     words = {**facts, "shape": list(shape), "parties": parties}
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
@@ -78,7 +82,7 @@ def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
 def amounts(
     private: PrivateNet, shape: Sequence[int], parties: int, requests: Sequence[Request[Any]]
 ) -> dict[str, float]:
-    """The amount of each kind of work in a slice: products, values, bits online and offline, bytes of shares, layers.
+    """Count each kind of work in a slice: products, values, bits online and offline, bytes of shares, layers.
 
     requests: the slice's requests to the dealer, from a dry run.
     """
@@ -98,9 +102,10 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure a slice of `shape` on torch's threads: each part `repeats` times, after one run to warm up.
+    """Measure one party's seconds for a slice of `shape` on torch's threads, as a profile row of this name.
 
-    Raises InputError as `dry_run` does.
+    Each part (computing, expanding seeds, dealing) runs `repeats` times, after one run to warm up. Raises InputError as
+    `dry_run` does.
     """
     requests = dry_run(private, shape, parties).batch
     turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
@@ -131,7 +136,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
 
 
 def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
-    """Seconds of each of `repeats` calls of `work`, after one call to warm up."""
+    """Measure the seconds of each of `repeats` calls of `work`, after one call to warm up."""
     work()
     found = []
     for _ in range(repeats):
@@ -156,12 +161,13 @@ def masked(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """The service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
+    """Make the service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
 
-    dealer: "stream": it makes material during the request, as the dealer that `serve` starts; "store": slots are dealt
-    while the stores have room, and each party keeps its part (`Hosts.store` is its size). lanes: of each party. All
-    links, the client's too, are those of a data centre: `Service.at` sets others.
-    Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
+    dealer: "stream": it makes material during the request, as the dealer that `serve` starts; "store": it deals slots
+    while the stores have room, and each party keeps its part (`Hosts.store` is the size of a store). lanes: of each
+    party.
+    All links, the client's too, are those of a data centre: `Service.at` sets others.
+    Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
         capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
     """
@@ -176,7 +182,7 @@ def gmw(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """The service of a net converted with protocol "gmw"; arguments and errors as for `masked`."""
+    """Make the service of a net converted with protocol "gmw"; arguments and errors as for `masked`."""
     return _service("gmw", private, tuple(shape), profile, dealer, parties, lanes)
 
 
@@ -247,7 +253,10 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
 
 
 def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
-    """Steps of the parties: computing, then all bits, then all rounds; seeds are expanded in parallel, a slot ahead."""
+    """Return the parties' steps for a slice: first they compute, then all bits are sent, then all rounds pass.
+
+    In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
+    """
     computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)
     sending = [
@@ -263,8 +272,11 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
 
 
 def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:
-    """The transit: a client's shares of a slice's inputs up, then the parties' shares of its results down, one after
-    another on the client's link. None for a net with public inputs, which cannot be served (serving/plan.py).
+    """Return the transit phase: the client sends shares of a slice's inputs,
+    and the parties send shares of its results.
+
+    The messages follow one another on the client's link. None for a net with public inputs, which cannot be served
+    (serving/plan.py).
     """
     if any(step.op == "public" for step in private.plan):
         return None
@@ -284,7 +296,7 @@ def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> P
 
 
 def _setup(roles: list[str], cost: Cost) -> Phase | None:
-    """The opening of private weights, once in a session; None if they are public."""
+    """Return the session phase, in which private weights are opened once; None if the weights are public."""
     if cost == FREE:
         return None
     sends = [

@@ -40,7 +40,7 @@ BANDWIDTH = 1e9  # bits per second of the paper's link, both directions together
 
 
 class Threads(NamedTuple):
-    """Threads of the client, and of the server for homomorphic evaluation and for garbled circuits."""
+    """Numbers of threads: of the client, and of the server for homomorphic evaluation and for garbled circuits."""
 
     client: int = 4
     he: int = 1
@@ -60,10 +60,11 @@ def service(
     store: float = 0,
     profile: PublishedProfile | None = None,
 ) -> Service:
-    """The service "sg" or "cg" for a net: one client with `store` bytes, one server, one refill and request at a time.
+    """Make the service "sg" or "cg" (module head) for a net: one client, one server, one refill and request at a time.
 
-    up, down: bits per second of the client's link. profile: measurements of garbling, by default `asplos23`. Raises
-    ConfigError for another kind, fewer than one thread, more HE threads than the net's table has, and no bandwidth.
+    up, down: bits per second of the client's link. store: bytes at the client. profile: measurements of garbling, by
+    default `asplos23`. Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic
+    evaluation than the net's table has, and no bandwidth.
     """
     profile = profile or asplos23()
     if kind not in KINDS:
@@ -89,12 +90,12 @@ def service(
 
 
 def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
-    """Bytes of a token at the client."""
+    """Compute the bytes that the client stores for one token, the material of one request."""
     return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
 
 
 def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:
-    """The phases of a refill and of a request."""
+    """Make the phases of a refill (work in advance) and of a request, in this order."""
     garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
     width = {"client": threads.client, "server": threads.gc}
     of = net.sg if kind == "sg" else net.cg
@@ -131,20 +132,26 @@ def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) ->
 
 
 def baseline(net: Net, store: float = 0, gc: int = 32) -> Service:
-    """The paper's baseline: SG, one HE thread, half of the link in each direction."""
+    """Make the paper's baseline: server garbling, one thread of homomorphic evaluation, half of the link each way.
+
+    store: bytes at the client. gc: the server's threads for garbled circuits.
+    """
     return service("sg", net, Threads(4, 1, gc), up=BANDWIDTH / 2, down=BANDWIDTH / 2, store=store)
 
 
 def proposed(net: Net, store: float = 0) -> Service:
-    """The paper's proposal: CG, all layers in parallel, and the split of the link that suits CG's messages."""
+    """Make the paper's proposal: client garbling, all layers in parallel, and a split of the link that suits its bytes.
+
+    store: bytes at the client.
+    """
     return service("cg", net, Threads(4, len(net.he), 32), up=835e6, down=165e6, store=store)
 
 
 def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
-    """The same service with RLP: several refills at a time, each with one core of the client and one of the server.
+    """Let a service run several refills at a time (the paper's RLP), each with one core of client and server.
 
-    As in the paper each refill has the whole link to itself, which is too optimistic for more than a few; the event
-    engine shares the link.
+    kind, net: as for `service`. workers: refills at a time. As in the paper each refill has the whole link to itself,
+    which is too optimistic for more than a few; the event engine shares the link.
     """
     client = at.hosts["client"]
     alone = service(kind, net, Threads(1, 1, 1), up=client.up, down=client.down)
@@ -152,7 +159,7 @@ def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
 
 
 def faster(at: Service, times: Mapping[str, float]) -> Service:
-    """The service with the steps named in `times` sped up by these factors: fewer core-seconds, or fewer bytes."""
+    """Speed up steps of a service: fewer core-seconds, or fewer bytes. times: maps names of steps to factors."""
 
     def step(one: WorkStep) -> WorkStep:
         work, factor = one.work, times.get(one.name, 1.0)
@@ -169,16 +176,17 @@ def faster(at: Service, times: Mapping[str, float]) -> Service:
 
 
 def sent(at: Service) -> tuple[float, float]:
-    """Bytes up and down the client's link for a refill and a request together."""
+    """Count the bytes up and down the client's link, for a refill (work in advance) and a request together."""
     works = [step.work for phase in at.phases().values() for step in phase.steps]
     sends = [work for work in works if isinstance(work, Send)]
     return sum(s.bytes for s in sends if s.source == "client"), sum(s.bytes for s in sends if s.target == "client")
 
 
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
-    """WSA: the split of a bandwidth, in bits per second up and down, that minimises a refill and a request together.
+    """Return the split of a bandwidth, in bits per second up and down, that minimises a refill and a request together.
 
-    U/b + D/(B - b) is minimal where its derivative is 0: b = B sqrt U / (sqrt U + sqrt D).
+    The paper calls it WSA. For U bits up and D down, of the bandwidth B the part b up and B - b down, U/b + D/(B - b)
+    is minimal where its derivative by b is 0, at b = B sqrt U / (sqrt U + sqrt D).
     """
     up, down = map(math.sqrt, sent(at))
     return bandwidth * up / (up + down), bandwidth * down / (up + down)

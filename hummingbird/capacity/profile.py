@@ -36,10 +36,10 @@ STEADY = 0.25  # largest spread of a valid measurement: beyond it the machine wa
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured piece of work.
+    """One measured piece of work, a row of a profile.
 
-    kind: rows of one kind are fitted together. digest: identifies this work. amounts: of each kind of work in it.
-    seconds: samples by part, such as "compute", "expand", "deal".
+    kind: rows of one kind are fitted together. digest: identifies this work. amounts: how much of each kind of work
+    there is in it. seconds: maps each part of the work, such as "compute", "expand" or "deal", to its samples.
     """
 
     kind: str = field(records.text(1024))
@@ -59,7 +59,7 @@ class Measurement:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """The interquartile range of samples over their median; 0 for a single sample."""
+    """Compute the interquartile range of samples, divided by their median; 0 for a single sample."""
     if len(samples) < 2:
         return 0.0
     first, middle, third = statistics.quantiles(samples, n=4, method="inclusive")
@@ -68,9 +68,10 @@ def spread(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a part of some work.
+    """Seconds that one part of some work takes.
 
-    factors: samples over their mean. error: relative error of the composition; 0 for measured work.
+    mean: their mean. factors: measured samples, divided by their mean. error: relative error of composed seconds; 0 for
+    measured ones.
     """
 
     mean: float
@@ -80,7 +81,9 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Profile:
-    """A measured machine: its description (`commands.program.machine`), threads of each measurement, and the rows."""
+    """A measured machine: its description (`commands.program.machine`),
+    the threads of each measurement, and the rows.
+    """
 
     machine: Mapping[str, str]
     threads: int
@@ -90,9 +93,11 @@ class Profile:
         check_count(self.threads, "threads", 1, "threads")
 
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
-        """Seconds of a part of some work of a kind, with these `amounts`. digest: of the work, to find its own row.
+        """Return the seconds of one part of some work: as measured, if a row has its digest,
+        else composed from its amounts.
 
-        Raises ConfigError if no such work was measured.
+        kind: of the rows to compose from. amounts: of each kind of work. digest: of the work. Raises ConfigError if no
+        such work was measured.
         """
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
         same = [row for row in rows if digest and row.digest == digest]
@@ -108,13 +113,14 @@ class Profile:
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def compute(self, host: str, seconds: Seconds) -> Compute:
-        """The work of a step on a host that takes these seconds on `threads` cores."""
+        """Make the work of a step that takes these seconds on `threads` cores of a host."""
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
-        """A note on the machine on which these seconds were measured, or on how they were composed.
+        """Return a note on the machine on which these seconds were measured, or on how they were composed.
 
-        Its error is that of the parts' sum if all parts err in the same direction.
+        parts: seconds of parts of some work. The error that the note names is that of the parts' sum if all parts err
+        in the same direction.
         """
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
@@ -126,14 +132,14 @@ class Profile:
         return found
 
     def to_text(self) -> str:
-        """The profile as JSON."""
+        """Return the profile as JSON."""
         file = ProfileFile(machine=self.machine, threads=self.threads, rows=self.rows)
         return records.write(file, indent=1) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileFile:
-    """The file of a profile, with its fields in order."""
+    """A profile as a record, for its file; the fields are in the file's order."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -143,12 +149,16 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """The command that measures rows of a kind; the kind's first word is a section of `calibrate`."""
+    """Return a sentence with the command that measures rows of a kind;
+    the kind's first word is a section of `calibrate`.
+    """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Seconds of work with these amounts, by coefficients fitted to the rows."""
+    """Compute the seconds of a part of work with these amounts, by seconds for each unit of work that are fitted to the
+    rows.
+    """
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
         raise ConfigError(f"no measurement of {unknown[0]}", where="profile", hint="calibrate with this release")
@@ -158,7 +168,7 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Mean relative error of the rows, each composed from all others."""
+    """Compute the mean relative error of composed seconds: each row is composed from all others, and compared."""
     errors = []
     for row in rows:
         measured = statistics.median(row.seconds[part])
@@ -170,7 +180,10 @@ def _error(rows: Sequence[Measurement], part: str) -> float:
 
 
 def load(path: str | PathLike[str]) -> Profile:
-    """Read a profile. Raises InputError for a damaged file, another release, or other kernels than the active ones."""
+    """Read a profile from a file.
+
+    Raises InputError for a damaged file, another release, or other kernels than are active.
+    """
     where = str(path)
     try:
         text = Path(path).read_text()
@@ -181,7 +194,7 @@ def load(path: str | PathLike[str]) -> Profile:
 
 
 def from_text(text: str, where: str) -> Profile:
-    """Parse `Profile.to_text`; InputError as `load`."""
+    """Parse the text of `Profile.to_text`. Raises InputError, naming `where`, as `load` does."""
     hint = "python -m scripts.tools.calibrate --json profile.json writes one"
     how: Any = {"name": "profile", "where": where, "hint": hint}
     data = records.parse(text, most=_MOST_TEXT, **how)

@@ -30,10 +30,10 @@ from hummingbird.errors import ConfigError
 
 
 class LayerUnits(NamedTuple):
-    """Sizes of a convolution, or of a linear layer, which has a single pixel.
+    """Sizes of a convolution, or of a linear layer, whose input counts as an image of one pixel.
 
     source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: of the output.
-    pixels: of the input. area: positions of the kernel.
+    pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.
     """
 
     name: str
@@ -47,20 +47,22 @@ class LayerUnits(NamedTuple):
 
     @property
     def multiplications(self) -> int:
-        """Multiplications in clear."""
+        """Number of multiplications if the layer is computed on plain values."""
         return self.outputs * self.inputs * self.area // (self.pixels * self.groups)
 
 
 @dataclass(frozen=True)
 class Units:
-    """Unit costs; seconds, but for the fields that end in _bytes.
+    """Costs of one unit of each kind of work in the protocol: bytes for the fields that end in _bytes,
+    otherwise seconds.
 
-    slots: values in a ciphertext. value_bytes: a plain value. message_bytes: a message's own bytes beside its values.
-    key_bytes, base_ot_bytes: once for a refill. garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes: for a
-    ReLU. keygen: once for a refill. encrypt, decrypt: a ciphertext. product: a ciphertext product of a convolution.
-    rotation: its additional seconds for each doubling of the channels in a ciphertext. row: a product of a linear
-    layer. thread: the fraction by which each further thread slows the others down. offline_encode, encode: a ReLU.
-    multiply: a multiplication in clear.
+    slots: values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
+    message_bytes: a message's own bytes beside its values. key_bytes, base_ot_bytes, keygen: once for a refill.
+    garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes, offline_encode, encode: for a ReLU. encrypt,
+    decrypt: for a ciphertext.
+    product: for a ciphertext product of a convolution. rotation: additional seconds of a product for each doubling of
+    the channels in a ciphertext. row: for a product of a linear layer. thread: the fraction by which each further
+    thread slows the others down. multiply: for a multiplication of plain values.
     """
 
     slots: int
@@ -85,25 +87,25 @@ class Units:
     multiply: float
 
     def up(self, layer: LayerUnits) -> int:
-        """Number of ciphertexts of a layer's input."""
+        """Count the ciphertexts of the client's input for a layer."""
         return math.ceil(layer.inputs / self.slots) * layer.area
 
     def down(self, layer: LayerUnits) -> int:
-        """Number of ciphertexts of a layer's reply."""
+        """Count the ciphertexts of the server's reply for a layer."""
         return math.ceil(layer.channels * layer.pixels / self.slots)
 
     def products(self, layer: LayerUnits) -> float:
-        """Number of ciphertext-plaintext products of a layer."""
+        """Count the ciphertext-plaintext products of a layer."""
         if layer.pixels == 1:
             return layer.multiplications / self.slots
         return self.up(layer) * layer.channels / layer.groups
 
     def doublings(self, layer: LayerUnits) -> float:
-        """log2 of the number of channels that share a ciphertext."""
+        """Compute log2 of the number of channels that share a ciphertext."""
         return math.log2(max(1.0, self.slots / layer.pixels))
 
     def evaluation(self, layer: LayerUnits) -> float:
-        """Seconds of a layer's products on one thread."""
+        """Compute the seconds of a layer's ciphertext products on one thread."""
         each = self.row if layer.pixels == 1 else self.product + self.rotation * self.doublings(layer)
         return self.products(layer) * each
 
@@ -118,8 +120,8 @@ class Garbler(NamedTuple):
 
     offline_encode: seconds of encoding in advance. garbled: bytes of the circuits. base_ot, ot_setup, ot_send: bytes of
     the oblivious transfers' messages. input: bytes of the client's share of the image and, where the server garbles, of
-    each layer's input. encode, linear: seconds online. labels: bytes of the labels of the client's inputs, sent online
-    where the server garbles. prediction: bytes of the result.
+    each layer's input. encode, linear: seconds of encoding and of linear layers online. labels: bytes of the labels of
+    the client's inputs, sent online where the server garbles. prediction: bytes of the result.
     """
 
     offline_encode: float
@@ -136,11 +138,11 @@ class Garbler(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """A net's constants.
+    """A net's constants for both services: measured by the authors, or composed from its layers.
 
     relus: ReLUs of an image. linear_values: values that the client keeps for linear layers. keygen, encrypt, decrypt:
-    seconds. key: bytes. up, down: bytes of ciphertexts. he: seconds of the homomorphic evaluation; he[t - 1] on t
-    threads. sg, cg: constants of server garbling and of client garbling.
+    seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server. he: seconds of the
+    homomorphic evaluation; he[t - 1] on t threads. sg, cg: constants of server garbling and of client garbling.
     """
 
     name: str
@@ -158,23 +160,23 @@ class Net:
 
 
 class LinearFit(NamedTuple):
-    """A line fitted to measured seconds of x ReLUs: slope * x + intercept."""
+    """A line fitted to measured seconds for x ReLUs: slope * x + intercept."""
 
     slope: float
     intercept: float
 
     def at(self, x: int) -> float:
-        """Seconds of x ReLUs; 0 where a negative intercept would make them negative."""
+        """Compute the seconds for x ReLUs; 0 where a negative intercept would make them negative."""
         return max(0.0, self.slope * x + self.intercept)
 
 
 @dataclass(frozen=True)
 class PublishedProfile:
-    """Measurements of a client and a server.
+    """Published measurements of a client and a server.
 
     lines: seconds of garbling and evaluating at each side, "garble_client" to "eval_server". bytes_per_relu: bytes that
-    the "garbler" and the "evaluator" keep. nets: the measured nets by name. units: unit costs for other nets. error: by
-    net, for its "refill" and its "request", the largest relative error of the seconds when composed of its layers.
+    the "garbler" and the "evaluator" keep. nets: the measured nets by name. units: unit costs for other nets. error:
+    for each net, for its "refill" and its "request", the largest relative error of seconds composed of its layers.
     """
 
     name: str
@@ -186,7 +188,10 @@ class PublishedProfile:
     error: Mapping[str, Mapping[str, float]]
 
     def net(self, name: str) -> Net:
-        """The measured net of this name, such as tinyimagenet/resnet18. Raises ConfigError for an unknown name."""
+        """Return the measured net of this name, such as tinyimagenet/resnet18.
+
+        Raises ConfigError for an unknown name.
+        """
         if name not in self.nets:
             raise ConfigError(f"no measured net {name!r}", where="net", hint=f"one of {', '.join(self.nets)}")
         return self.nets[name]
@@ -194,13 +199,15 @@ class PublishedProfile:
 
 @cache
 def asplos23() -> PublishedProfile:
-    """The authors' measurements: an Atom of 4 cores as the client, and a server of 32; shipped with the package."""
+    """Load the authors' measurements, shipped with the package: an Atom of 4 cores as client,
+    and a server of 32 cores.
+    """
     text = resources.files("hummingbird.capacity").joinpath("profiles/asplos23.json").read_text(encoding="utf-8")
     return parse(records.read(text, records.mapping(records.anything(), 16), name="profile", where="asplos23.json"))
 
 
 def parse(data: Mapping[str, Any]) -> PublishedProfile:
-    """The profile of a JSON object; ConfigError for another format or version."""
+    """Make a profile from the data of a JSON file. Raises ConfigError for another format or version."""
     if (data["format"], data["version"]) != (FORMAT, VERSION):
         raise ConfigError("no such profile", where="format", hint=f"this release reads {FORMAT} {VERSION}")
     return PublishedProfile(

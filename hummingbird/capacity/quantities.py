@@ -25,27 +25,30 @@ _WORDS = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
 
 
 def rate(text: str) -> float:
-    """Requests per second of a text such as 5/s, 20/min, 1000/h, 3/day."""
+    """Parse a rate such as 5/s, 20/min, 1000/h or 3/day; returns requests per second."""
     return _parse(text, _PER, "a rate", "20/min")
 
 
 def size(text: str) -> float:
-    """Bytes of a text such as 64GB, 512MiB, 1000."""
+    """Parse a size such as 64GB, 512MiB or 1000; returns bytes."""
     return _parse(text, _SIZES, "a size", "64GB")
 
 
 def link(text: str) -> float:
-    """Bits per second of a text such as 352mbit, 10gbit."""
+    """Parse a bandwidth such as 352mbit or 10gbit; returns bits per second."""
     return _parse(text, _LINKS, "a link", "352mbit")
 
 
 def seconds(text: str) -> float:
-    """Seconds of a text such as 2s, 20ms, 24h."""
+    """Parse a time such as 2s, 20ms or 24h; returns seconds."""
     return _parse(text, _TIMES, "a time", "2s")
 
 
 def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> float:
-    """The number times its unit. Raises ArgumentTypeError unless it is finite and above 0."""
+    """Parse a number with a unit, and multiply it by the unit's factor.
+
+    what, example: for the error. Raises ArgumentTypeError unless the number is finite and above 0.
+    """
     found = _WORDS.fullmatch(text.strip())
     known = {name.lower(): factor for name, factor in units.items()}
     try:
@@ -63,7 +66,7 @@ def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> fl
 
 
 def shown_seconds(value: float) -> str:
-    """A time as text: 35.2 ms, 2.41 s, 30.1 min, 5.2 h."""
+    """Format a number of seconds: 35.2 ms, 2.41 s, 30.1 min, 5.2 h."""
     if not math.isfinite(value):
         return "-"
     name = next((n for n in ("h", "min", "s") if value >= _TIMES[n] * (3 if n != "s" else 1)), "ms")
@@ -71,12 +74,12 @@ def shown_seconds(value: float) -> str:
 
 
 def shown_rate(value: float) -> str:
-    """A rate as text: 5.2/s, 20/min, 3.1/h."""
+    """Format a number of requests per second: 5.2/s, 20/min, 3.1/h."""
     name = next((n for n in ("/s", "/min", "/h") if value >= _PER[n]), "/day")
     return f"{value / _PER[name]:.3g}{name}"
 
 
 def shown_bytes(value: float) -> str:
-    """A size as text: 8.95 MB."""
+    """Format a number of bytes: 8.95 MB."""
     name = next((n for n in ("TB", "GB", "MB", "kB") if value >= _SIZES[n]), "B")
     return f"{value / _SIZES[name]:.3g} {name}"

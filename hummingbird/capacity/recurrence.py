@@ -30,7 +30,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
-    """Follow every request of `load` through `system`.
+    """Follow every request of `load` through a service with the rules `system`, by a recurrence.
 
     seconds: seconds of each phase, already multiplied by the requests' sizes. 10^6 requests take about 0.5 s of one
     core, as one run or as many; half a minute as one run whose queue never empties, with users, or where requests are
@@ -60,7 +60,11 @@ def _check(system: System, load: Load, seconds: Draws) -> None:
 
 
 class Replay:
-    """State of all runs; row = run * replicas + replica. start: the state to begin with; None: idle."""
+    """Base class of the recurrence over requests: slots, tokens and times of all runs at once.
+
+    Row run * replicas + replica of its arrays belongs to a replica of a run. need: tokens of each request. start: the
+    state to begin with; None: idle.
+    """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
         self.system, self.load = system, load
@@ -88,7 +92,7 @@ def _by_request(values: NDArray[T], load: Load) -> NDArray[T]:
 
 
 class Singles(Replay):
-    """Requests that are served one at a time."""
+    """Follows requests that are served one at a time: request i of all runs, then request i + 1."""
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
         super().__init__(system, load, seconds, need, start)
@@ -110,7 +114,10 @@ class Singles(Replay):
         return self.outcome()
 
     def _serve(self, i: int, rows: Ints, at: Floats) -> Floats:
-        """Serve request i of every run, or turn it away; returns the times at which it left."""
+        """Serve request i of every run, or turn it away; returns the times at which it leaves.
+
+        rows: the request's replica in each run. at: its arrival times.
+        """
         system, need = self.system, self.need[i]
         place, free = self.slots.first(rows)
         begin = np.maximum(at, free)
@@ -126,8 +133,10 @@ class Singles(Replay):
         return self._choose(i, rows, place)
 
     def _choose(self, i: int, rows: Ints, place: Ints) -> Floats:
-        """Reject request i in the runs where the queue is full, and let it leave where its patience ends; returns the
-        times at which it left.
+        """Decide for each run whether request i is served, is rejected because the queue is full, or leaves when its
+        patience ends; returns the times at which it leaves.
+
+        rows: the request's replica in each run. place: the slot that becomes free first.
         """
         system, at, begin, go = self.system, self.arrived[i], self.began[i], self.went[i]
         until = at + (math.inf if self.patience is None else self.patience[i])
@@ -153,7 +162,7 @@ class Singles(Replay):
 
 
 class BatchReplay(Replay):
-    """Requests that are served in batches: each pass serves the next batch of every run."""
+    """Follows requests that are served in batches: each pass of its loop serves the next batch of every run."""
 
     def run(self) -> LoadOutcome:
         b, system, due = self.system.batch, self.system, self.load.due
@@ -184,7 +193,7 @@ class BatchReplay(Replay):
 
 
 class _Open:
-    """Arrivals at the times of `Load.due`."""
+    """Gives requests the arrival times `Load.due`, which do not depend on answers."""
 
     def __init__(self, load: Load) -> None:
         assert load.due is not None
@@ -192,19 +201,22 @@ class _Open:
         self.marks = None if load.first is None else _by_request(load.first, load)
 
     def next(self, i: int) -> Floats:
-        """Times at which request i of every run arrives."""
+        """Return the times at which request i of every run arrives."""
         return self.due[i]
 
     def first(self, i: int) -> NDArray[np.bool_] | bool:
-        """Whether request i begins a session; without marks every request does."""
+        """Return whether request i of each run begins a session; if the load does not say it, every request does."""
         return True if self.marks is None else self.marks[i]
 
     def told(self, i: int, left: Floats, fate: Fates) -> None:
-        """Note when request i left, and its fate."""
+        """Note when request i left, and its fate (served, rejected or gave up); here they change no arrival."""
 
 
 class _Users(_Open):
-    """Users who ask, wait and think: the next request of each run is that of the user who asks first."""
+    """Gives requests the times at which users ask; users wait for each answer, and think before they ask again.
+
+    The next request of each run is that of the user who asks first.
+    """
 
     def __init__(self, load: Load, runs: Ints) -> None:
         assert load.think is not None
@@ -225,18 +237,23 @@ class _Users(_Open):
 
 
 class _Present:
-    """The times at which the requests at every replica leave, (runs, replicas, most requests at a time)."""
+    """Times at which the requests at every replica leave, from which the shortest queue is found.
+
+    The array is (runs, replicas, most requests at a time).
+    """
 
     def __init__(self, runs: int, replicas: int) -> None:
         self.base = np.arange(runs) * replicas
         self.leaves = np.full((runs, replicas, 1), -math.inf)
 
     def join(self, at: Floats) -> Ints:
-        """Rows of the replicas with the fewest requests at the times `at`; of equal ones the first."""
+        """Return the row of the replica with the fewest requests at time `at`, for each run;
+        of equal ones the first.
+        """
         return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
-        """Note that the request that joined these rows at `at` leaves at `left`."""
+        """Note that the request that arrived at the replicas `rows` at time `at` leaves at time `left`."""
         flat = self.leaves.reshape(-1, self.leaves.shape[2])
         place = flat[rows].argmin(1)
         if (flat[rows, place] > at).any():
@@ -266,7 +283,10 @@ _ROUNDS = 100
 
 
 def pieces_of(system: System, load: Load) -> int:
-    """Number of pieces to cut each run into; 1 where the state is more than slots and refills, or the run too short."""
+    """Choose the number of pieces to cut each run into.
+
+    It is 1 if the run is too short, or if its state is more than the times of slots and refills.
+    """
     turned_away = system.queue is not None or load.patience is not None
     if load.due is None or turned_away or system.replicas > 1 or system.batch > 1:
         return 1
@@ -276,17 +296,19 @@ def pieces_of(system: System, load: Load) -> int:
 
 
 def _window(system: System) -> int:
-    """Number of refill ends that a state holds: those of all tokens in store, and those of all workers."""
+    """Count the refill ends in the state of a piece of a run: those of all tokens in store,
+    and those of all workers.
+    """
     return system.store // system.per_refill + 1 + system.workers
 
 
 def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOutcome | None:
-    """`simulate` in pieces; None where `_ROUNDS` rounds are not enough."""
+    """Simulate with runs cut into pieces; returns None where `_ROUNDS` rounds are not enough."""
     return _Pieces(system, load, seconds, need).run()
 
 
 class _Pieces:
-    """All pieces; row = run * pieces + piece."""
+    """Simulates long runs cut into pieces, all pieces side by side; row run * pieces + piece belongs to a piece."""
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints) -> None:
         assert load.due is not None
@@ -313,7 +335,7 @@ class _Pieces:
         return np.pad(values, ((0, 0), (0, added)), mode=mode).reshape(self.rows, self.length)  # type: ignore[call-overload]
 
     def _before(self) -> tuple[Ints, Ints]:
-        """Refills begun and tokens taken before each piece, which no time changes."""
+        """Count the refills begun and the tokens taken before each piece of a run; they do not depend on any time."""
         system = self.system
         needs = self.need if system.store else -(-self.need // system.per_refill)
         sums = needs.sum(1).reshape(self.runs, self.each)
@@ -324,7 +346,10 @@ class _Pieces:
         return np.where(self.first_piece, 0, begun), before
 
     def run(self) -> LoadOutcome | None:
-        """Simulate pieces until each begins as the piece before it ended; None after `_ROUNDS` rounds without that."""
+        """Simulate pieces until each begins in the state in which the piece before it ended.
+
+        Returns None if that is not reached after `_ROUNDS` rounds.
+        """
         state = np.repeat(self.due[:, :1], self.system.slots + self.window, axis=1)
         state[self.first_piece] = -math.inf
         todo = np.arange(self.rows)
@@ -341,7 +366,10 @@ class _Pieces:
         return None
 
     def _simulate(self, rows: Ints, state: Floats) -> Floats:
-        """Simulate these pieces from a state; returns the state in which each ends."""
+        """Simulate these pieces of runs, each from its state; returns their states at the end.
+
+        A state has the times at which slots become free and refills end.
+        """
         slots, system = self.system.slots, self.system
         start = Start(state[:, :slots], state[:, slots:], self.begun[rows], self.taken[rows], rows // self.each)
         first, session = (None if values is None else values[rows] for values in self.marks.values())
@@ -365,7 +393,11 @@ class _Pieces:
         return LoadOutcome(arrived, began, went, left, fate, tokens, self._refilled())
 
     def _refilled(self) -> Floats:
-        """Times at which each refill of every run ended, merged from each piece's and those under way between."""
+        """Return the times at which refills, which make tokens, ended in every run.
+
+        They are merged from the pieces of a run, and from the refills under way where one piece ends and the next
+        begins.
+        """
         if not self.system.store:
             return np.empty((0, 0))
         before = self.system.workers - 1

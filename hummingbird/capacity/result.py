@@ -26,9 +26,9 @@ _GROWS = 0.01  # seconds of latency per second above which growth is no chance
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a simulation, with the service, rules and load that were simulated.
+    """The outcome of a simulation, its figures, and the service, rules and load that were simulated.
 
-    engine, why: the engine and the reason for it. limits: of the service, in the service's own requests per second.
+    engine, why: the engine and the reason for it. limits: upper bounds on the service's own requests per second.
     """
 
     service: Service
@@ -42,21 +42,21 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals in closed form, and its cause.
+        """The largest rate of arrivals that can be served, in closed form, and its cause.
 
-        For the recurrence without the limits of cores and links, which it treats as unshared.
+        If the recurrence was used, limits of cores and links are left out, because it treats them as unshared.
         """
         least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
     @cached_property
     def growth(self) -> Interval:
-        """Growth of the latency, seconds per second."""
+        """Growth of the latency, in seconds per second of the run, with its interval."""
         return statistics.growth(self.outcome)
 
     @cached_property
     def overloaded(self) -> bool:
-        """Whether more requests arrive than can be served: there is no steady state, and so no quantile."""
+        """Whether more requests arrive than can be served: then there is no steady state, and so no quantile."""
         bounded = self.system.queue is not None or self.load.patience is not None or self.load.due is None
         if bounded or isinstance(self.arrivals, Trace):  # the number of requests that stay is bounded, or the load ends
             return False
@@ -66,14 +66,17 @@ class Result:
 
     @cached_property
     def cut(self) -> int:
-        """Number of requests at the beginning of every run that do not count; 0 where no steady state follows."""
+        """Number of requests at the beginning of every run that are not counted; 0 where no steady state follows."""
         return statistics.warm_up(self.outcome.latency) if self.arrivals.steady and not self.overloaded else 0
 
     def _steady(self, values: Floats) -> Floats:
         return np.where(self.outcome.served, values, math.nan)[:, self.cut :]
 
     def quantile(self, q: float) -> Interval:
-        """The quantile q of the latency, seconds. Raises ConfigError above the limit, and for too few requests."""
+        """Estimate the quantile q of the latency, in seconds.
+
+        Raises ConfigError above the limit, and for too few requests.
+        """
         if self.overloaded:
             limit, rate = self.limit, self.arrivals.per_second()
             what = f"{rate:.4g} requests/s are above the limit of {limit.rate:.4g} ({limit.cause}): latency grows "
@@ -85,12 +88,14 @@ class Result:
 
     @cached_property
     def _came(self) -> Floats:
-        """Times at which the requests reached the service, (runs, requests)."""
+        """Times at which the requests reached the service, after their transit, (runs, requests)."""
         return self.outcome.arrived + transits(self.service, self.load)
 
     @cached_property
     def means(self) -> dict[str, Interval]:
-        """Mean seconds of the latency and its parts: wait for a slot, blocked for tokens, transit, online phase."""
+        """Mean seconds of the latency and its parts: wait for a slot, blocked in it for tokens,
+        transit, online phase.
+        """
         o = self.outcome
         parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
         if self.service.transit is not None:
@@ -102,20 +107,25 @@ class Result:
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
         """The times at which the first and the last counted request of every run reached the service, and the seconds
-        between, (runs, 1) each.
+        between them, (runs, 1) each.
         """
         low, high = self._came[:, self.cut, None], self._came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
-        """Mean number of intervals `begin` to `end` (runs, n) at a time, over the windows; NaN: no interval."""
+        """Compute how many of the time intervals from `begin` to `end`, (runs, n), overlap on average over the window.
+
+        weights: by which each interval counts. An interval with NaN is left out.
+        """
         low, high, length = self._window
         total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)
         return float((total / length).mean())
 
     @cached_property
     def levels(self) -> dict[str, float]:
-        """Means over time: requests waiting for a slot, in slots, and blocked in a slot; tokens in the stores."""
+        """Means over time, by name: requests that wait for a slot, are in a slot,
+        and are blocked in a slot; tokens in store.
+        """
         o, system = self.outcome, self.system
         waited = np.where(np.isnan(o.began), o.left, o.began)
         got = np.where(np.isnan(o.went), o.left, o.went)
@@ -134,29 +144,31 @@ class Result:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Shares of the counted requests that were served, rejected, or gave up."""
+        """The fractions of the counted requests that were served, were rejected, or gave up."""
         fate = self.outcome.fate[:, self.cut :]
         names = {"served": 0, "rejected": REJECTED, "gave up": GAVE_UP}
         return {name: float((fate == number).mean()) for name, number in names.items()}
 
     @cached_property
     def goodput(self) -> float:
-        """Requests served per second: those that left within the window."""
+        """Requests served per second: those that left between the first and the last counted arrival."""
         low, high, length = self._window
         done = self.outcome.served & (self.outcome.left > low) & (self.outcome.left <= high)
         return float((done.sum(1, keepdims=True) / length).mean())
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
-        """The share in use of the slots, and of each core and link by requests and their refills; at most 1, see
-        `overcommitted`.
+        """The fraction of the slots in use, and of each core and link that requests and their refills use.
+
+        A fraction is at most 1; `overcommitted` names cores and links with more demand.
         """
         return {name: min(1.0, part) for name, part in self._demand.items()}
 
     @cached_property
     def overcommitted(self) -> dict[str, float]:
-        """Demand over capacity of the cores and links whose demand exceeds their capacity. The recurrence treats them
-        as unshared: its latencies are then too small.
+        """Demand divided by capacity, for each core and link whose demand exceeds its capacity.
+
+        The recurrence treats them as unshared: its latencies are then too small.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -172,7 +184,9 @@ class Result:
 
     @cached_property
     def asked(self) -> dict[Resource, float]:
-        """Mean core-seconds and bits that a request of the service used of every core and link, with its refills."""
+        """Mean core-seconds and bits that a request of the service used of every core and link,
+        its refills included.
+        """
         return asked(self.service, self._together)
 
     @cached_property
@@ -182,8 +196,9 @@ class Result:
 
     @cached_property
     def _parts(self) -> Floats:
-        """1 / (size of the request's batch) for every request; requests that began at one time were in as few batches
-        as can hold them.
+        """The fraction 1 / (size of its batch) of every request, (runs, requests).
+
+        Requests that began at one time are assumed to be in as few batches as can hold them.
         """
         found = np.ones(self.load.shape)
         for part, began in zip(found, self.outcome.began, strict=True) if self.system.batch > 1 else ():
@@ -193,13 +208,15 @@ class Result:
 
     @cached_property
     def latencies(self) -> Floats:
-        """Latencies of all counted requests, seconds, ascending."""
+        """Latencies of all counted requests, in seconds, ascending."""
         values = self._steady(self.outcome.latency)
         return np.sort(values[np.isfinite(values)])
 
     @cached_property
     def estimates(self) -> dict[str, Interval]:
-        """Means of the latency and its parts, and the quantiles that are known; above the limit only the growth."""
+        """Means of the latency and its parts, and the quantiles that are known, by name;
+        above the limit only the growth.
+        """
         if self.overloaded:
             return {"growth": self.growth}
         count = int(np.isfinite(self._steady(self.outcome.latency)).sum())
@@ -208,7 +225,9 @@ class Result:
         return means | {f"p{100 * q:g}": self.quantile(q) for q in known}
 
     def figures(self) -> dict[str, Any]:
-        """All figures for JSON: seconds, requests per second, shares; None for a figure that is unknown or infinite."""
+        """Return all figures for JSON: seconds, requests per second, fractions;
+        None for an unknown or infinite figure.
+        """
         found = {
             "engine": self.engine,
             "why": self.why,
@@ -230,7 +249,7 @@ class Result:
         return {name: _known(value) for name, value in found.items()}
 
     def table(self) -> str:
-        """The figures as a text table."""
+        """Return the figures as a text table."""
         rows = [
             (
                 name.replace("_", " "),
@@ -250,7 +269,7 @@ class Result:
 
 
 def _known(value: Any) -> Any:
-    """The value with None in place of every number that is not finite: JSON has no such numbers."""
+    """Replace every number that is not finite by None, also inside dicts: JSON has no such numbers."""
     if isinstance(value, dict):
         return {name: _known(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -262,7 +281,7 @@ HOURS_PER_MONTH = 730.0
 
 
 class HostCost(NamedTuple):
-    """Money per hour for cores, for bytes sent and for bytes stored; and money for 1,000 images."""
+    """Money for a service: per hour for cores, for bytes sent and for bytes stored; and in all for 1,000 images."""
 
     cores: float
     sent: float
@@ -271,12 +290,14 @@ class HostCost(NamedTuple):
 
     @property
     def hour(self) -> float:
-        """Money per hour for all of these."""
+        """Money per hour for cores, bytes sent and bytes stored together."""
         return self.cores + self.sent + self.stored
 
 
 def cost_of(run: Result) -> HostCost:
-    """The cost of a service at its goodput: hosts of all replicas, rented all the time, and bytes sent."""
+    """Compute the cost of a simulated service at its goodput: hosts of all replicas,
+    rented all the time, and bytes sent.
+    """
     service, replicas = run.service, run.system.replicas
     per_hour = 3600 * run.goodput * float(run.load.sizes().mean())  # requests of the service
     cores = sum(host.cores * host.prices.core_hour for host in service.hosts.values()) * replicas

@@ -30,14 +30,17 @@ Resource = tuple[str, str]  # "cores", "up" or "down", and the host's role
 
 
 class Flow(NamedTuple):
-    """A flow: it uses all its `resources` at the same rate, of at most `cap`."""
+    """A consumer of shared cores or links: it uses all its `resources` at the same rate, of at most `cap`."""
 
     resources: tuple[Resource, ...]
     cap: float
 
 
 def shares(flows: Sequence[Flow], capacity: Mapping[Resource, float]) -> list[float]:
-    """The max-min fair rates of all flows, in the units of the capacities; inf for a flow without a bound."""
+    """Compute the max-min fair rates of all flows, in the units of the capacities; inf for a flow without a bound.
+
+    No flow could have a higher rate unless another flow with at most that rate got less.
+    """
     rates = [0.0] * len(flows)
     left = dict(capacity)
     rising = set(range(len(flows)))
@@ -58,7 +61,10 @@ def shares(flows: Sequence[Flow], capacity: Mapping[Resource, float]) -> list[fl
 
 
 def check_number(value: object, where: str, least: float, unit: str, *, above: bool = False) -> None:
-    """Raise ConfigError unless `value` is a finite number of at least `least`; above: larger than `least`."""
+    """Raise ConfigError unless `value` is a finite number of at least `least`; with `above`, larger than `least`.
+
+    where, unit: for the error.
+    """
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < least or (above and value == least):  # type: ignore[operator]
         hint = f"a number {'above' if above else 'from'} {least:g}, in {unit}"
@@ -66,7 +72,7 @@ def check_number(value: object, where: str, least: float, unit: str, *, above: b
 
 
 def check_count(value: object, where: str, least: int, unit: str) -> None:
-    """Raise ConfigError unless `value` is an integer of at least `least`."""
+    """Raise ConfigError unless `value` is an integer of at least `least`. where, unit: for the error."""
     if type(value) is not int or value < least:
         raise ConfigError(f"{value!r} {unit}", where=where, hint=f"a whole number from {least}")
 
@@ -86,7 +92,10 @@ _LINK = records.through(
 
 @dataclass(frozen=True)
 class Prices:
-    """A host's prices: for a core and hour, for 10^9 bytes sent, for 10^9 bytes stored for a month of 730 hours."""
+    """Prices of a host, in money: for an hour of a core, for 10^9 bytes sent, and for 10^9 bytes stored for a month.
+
+    A month has 730 hours.
+    """
 
     core_hour: float = field(_NUMBER, missing=True, default=0.0)
     gb_sent: float = field(_NUMBER, missing=True, default=0.0)
@@ -99,7 +108,10 @@ class Prices:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: cores, bytes of its store of tokens, bits per second of its link up and down (inf: no limit)."""
+    """A machine, with its cores and prices, and a store of tokens.
+
+    store: bytes. up, down: bits per second of its link; inf: no limit.
+    """
 
     cores: int = field(_NUMBER, missing=True, default=1)
     store: float = field(_NUMBER, missing=True, default=0)
@@ -117,11 +129,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Machines and a link for a service: each value replaces that of every host; None leaves the hosts' own.
+    """Machines and a link to put a service on: each value replaces that of every host; None leaves the hosts' own.
 
     cores: of every host. store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, up and
     down: bits per second one way, of every host whose link has a limit. rtt: round-trip time, seconds. prices: of every
-    host. Of the hosts in `Service.clients` only the link changes.
+    host. Of the clients' hosts (`Service.clients`) only the link changes.
     """
 
     cores: int | None = None
@@ -135,7 +147,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Compute:
-    """Core-seconds on a host, on at most `width` of its cores at a time."""
+    """Work of a step: core-seconds on a host, on at most `width` of its cores at a time."""
 
     host: str = field(_ROLE)
     core_seconds: float = field(_NUMBER)
@@ -148,7 +160,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Send:
-    """Bytes from one host's link up to another's link down."""
+    """Work of a step: bytes sent from one host, over its link up, to another host, over its link down."""
 
     source: str = field(_ROLE)
     target: str = field(_ROLE)
@@ -163,7 +175,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Messages that wait for one another: each takes half a round trip."""
+    """Work of a step: `rounds` messages that wait for one another, each for half a round-trip time."""
 
     rounds: float
 
@@ -176,7 +188,7 @@ Work = Compute | Send | Rounds
 
 @dataclass(frozen=True)
 class WorkStep:
-    """A piece of work that begins when all the steps named in `after` have ended."""
+    """A piece of work of a phase, which begins when all steps named in `after` have ended."""
 
     name: str
     work: Work
@@ -187,7 +199,7 @@ class WorkStep:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The hosts that the step uses."""
+        """Names of the hosts that the step uses."""
         work = self.work
         if isinstance(work, Compute):
             return (work.host,)
@@ -196,10 +208,12 @@ class WorkStep:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of a refill, a request or a session, in topological order.
+    """The steps of a refill, a request, a session or a transit, in topological order.
 
-    factors: measured core-seconds of whole phases over those of the steps; each run of the phase draws one. Empty: the
-    factor is 1. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a cycle.
+    factors: measured core-seconds of whole phases, divided by those of the steps; each run of the phase draws one
+    factor.
+    Empty: the factor is 1. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a
+    cycle.
     """
 
     steps: tuple[WorkStep, ...]
@@ -221,7 +235,9 @@ class Phase:
 
     @property
     def computing(self) -> Phase:
-        """The phase's compute steps alone, in their order: the additional work of each further request of a batch."""
+        """The phase with its `Compute` steps alone, in their order: the additional work for each further request of a
+        batch.
+        """
         before: dict[str, set[str]] = {}
         found: list[WorkStep] = []
         for step in self.steps:
@@ -232,7 +248,9 @@ class Phase:
         return Phase(tuple(found))
 
     def times(self, count: int) -> Phase:
-        """The phase for `count` requests at once: `count` times the core-seconds and bytes, in the same rounds."""
+        """Return the phase for `count` requests at once: `count` times the core-seconds and bytes,
+        in the same rounds.
+        """
 
         def more(work: Work) -> Work:
             if isinstance(work, Compute):
@@ -244,7 +262,7 @@ class Phase:
 
 
 def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
-    """The steps in topological order, otherwise in their own order. Raises ConfigError for a cycle."""
+    """Sort steps topologically, otherwise in their own order. Raises ConfigError for a cycle."""
     left, done, out = list(steps), set[str](), list[WorkStep]()
     while left:
         free = next((step for step in left if done.issuperset(step.after)), None)
@@ -259,19 +277,21 @@ def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
 
 
 def chain(*steps: tuple[str, Work]) -> Phase:
-    """A phase whose steps, (name, work), follow one another."""
+    """Make a phase of steps, (name, work), that follow one another."""
     names = [name for name, _ in steps]
     return Phase(tuple(WorkStep(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service: its hosts by role, its phases, and its tokens. `service_json.to_text` writes it.
+    """A service as data: its hosts by role, its phases, and its tokens. `service_json.to_text` writes it to a file.
 
-    request: the online phase of a request. refill: the phase that makes `refill_tokens` tokens; None: requests need no
-    tokens. session: the phase that each client runs once, or None. transit: the phase of a request's way there and
-    back, outside of its slot; None: it takes no time. A host that only the transit names is the client's: every client
-    has one of its own, which bounds no rate and costs the service nothing.
+    A token is one unit of the material that requests use up. request: the online phase of a request. refill: the phase
+    that makes `refill_tokens` tokens; None: requests need no tokens. session: the phase that each client runs once, or
+    None.
+    transit: the phase of a request's way there and back, outside of its slot; None: it takes no time. A host that only
+    the transit names is the client's: every client has one of its own, which bounds no rate and costs the service
+    nothing.
     token_bytes: bytes of one token on each host that keeps it. request_tokens: tokens that a request takes. workers:
     refills at a time. slots: requests at a time. batch: requests that are served as one; a batch begins when it is full
     or its first request has waited `hold` seconds, and takes `each` seconds more for every request but the first.
@@ -325,25 +345,28 @@ class Service:
             raise ConfigError(f"unknown host {role}", where=where, hint=f"one of {', '.join(self.hosts) or 'none'}")
 
     def phases(self) -> dict[str, Phase]:
-        """The phases that the service has, by name: session, refill, transit, request."""
+        """Return the phases that the service has, by name: session, refill, transit, request."""
         found = {"session": self.session, "refill": self.refill, "transit": self.transit, "request": self.request}
         return {name: phase for name, phase in found.items() if phase is not None}
 
     @property
     def clients(self) -> frozenset[str]:
-        """Hosts that only the transit names; every client has its own."""
+        """Names of the hosts that only the transit uses; every client has such hosts of its own."""
         named = {name: {role for step in phase.steps for role in step.roles} for name, phase in self.phases().items()}
         return frozenset(named.pop("transit", set()).difference(*named.values()))
 
     @property
     def most_tokens(self) -> int:
-        """K: tokens that the stores hold, the least over the hosts; 0: tokens are made on demand, or not needed."""
+        """Number of tokens for which the stores have room, the least over the hosts.
+
+        It is 0 if tokens are made on demand, or not needed.
+        """
         if not self.token_bytes:
             return 0
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
 
     def at(self, hosts: Hosts) -> Service:
-        """The same service on other machines and another link."""
+        """Return the same service on other machines and another link."""
         changed, clients = {}, self.clients
         for role, host in self.hosts.items():
             given = {
@@ -362,7 +385,9 @@ class Service:
         return dataclasses.replace(there, each=share * self.each)
 
     def step_seconds(self, step: WorkStep, factor: float = 1.0) -> float:
-        """Seconds of a step that shares its hosts and links with no other; `factor` multiplies core-seconds."""
+        """Compute the seconds of a step that shares its hosts and links with no other;
+        `factor` multiplies core-seconds.
+        """
         work = step.work
         if isinstance(work, Compute):
             return factor * work.core_seconds / min(work.width, self.hosts[work.host].cores)
@@ -371,13 +396,17 @@ class Service:
         return work.rounds * self.rtt / 2
 
     def transit_seconds(self, requests: int = 1) -> float:
-        """Seconds that `requests` requests, sent together, are on their way there and back, alone on their links."""
+        """Compute the seconds that `requests` requests, sent together, take there and back,
+        if nothing else uses their links.
+        """
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:
-        """Seconds of a phase that shares its hosts and links with no other; its own steps share them (`shares`).
+        """Compute the seconds of a phase that shares its hosts and links with no other;
+        its own steps share them (`shares`).
 
-        Where no two of its steps use one core or link at the same time, this is the longest path.
+        Where no two of its steps use one core or link at the same time, this is the longest path. factor: multiplies
+        core-seconds.
         """
         now, ends, waiting = 0.0, dict[str, float](), list(phase.steps)
         running: dict[str, tuple[WorkStep, float, float, float]] = {}  # seconds left at a time, if alone; at what speed
@@ -396,7 +425,9 @@ class Service:
         return now
 
     def _speeds(self, steps: Sequence[WorkStep]) -> dict[str, float]:
-        """The speed of every step while all of these run, relative to the step alone (1)."""
+        """Compute the speed of each of these steps while all of them run,
+        where 1 is the speed of a step that runs alone.
+        """
         flows = {step.name: flow for step in steps if (flow := self.flow(step)) is not None}
         alone = {n: min(f.cap, *(self._capacity(resource) for resource in f.resources)) for n, f in flows.items()}
         used = Counter(resource for flow in flows.values() for resource in flow.resources)
@@ -407,7 +438,7 @@ class Service:
         return {step.name: speeds.get(step.name, 1.0) for step in steps}
 
     def flow(self, step: WorkStep) -> Flow | None:
-        """The cores or links that a step uses, as a flow; None for rounds."""
+        """Return the cores or links that a step uses, as a flow; None for rounds, which use none."""
         work = step.work
         if isinstance(work, Compute):
             return Flow((("cores", work.host),), min(work.width, self.hosts[work.host].cores))
@@ -419,5 +450,5 @@ class Service:
 
 
 def _first(*values: float | None) -> float | None:
-    """The first value that is not None; None if there is none."""
+    """Return the first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)

@@ -24,7 +24,7 @@ def _absent(kind: Kind) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFile:
-    """A step in the file, with exactly one kind of work."""
+    """A step as a record, for the file of a service, with exactly one kind of work."""
 
     name: Any = field(_NUMBER)
     after: tuple[str, ...] = field(_NAMES, missing=True, default=())
@@ -40,7 +40,7 @@ class StepFile:
 
     @property
     def step(self) -> WorkStep:
-        """The step as a `WorkStep`."""
+        """Convert the record to a `WorkStep`."""
         work = self.compute or self.send or Rounds(self.rounds)  # type: ignore[arg-type]
         return WorkStep(self.name, work, self.after)
 
@@ -58,7 +58,7 @@ _STEP = records.through(records.record(StepFile), lambda file: file.step, _writt
 
 @dataclass(frozen=True)
 class PhaseFile:
-    """A phase in the file."""
+    """A phase as a record, for the file of a service."""
 
     steps: tuple[WorkStep, ...] = field(records.many(_STEP, _MOST))
     factors: tuple[float, ...] = field(records.many(_NUMBER, _MOST), missing=True, default=())
@@ -82,7 +82,7 @@ def _seconds() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceFile:
-    """The file of a service, with its fields in order."""
+    """A service as a record, for its file; the fields are in the file's order."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -106,17 +106,17 @@ class ServiceFile:
 
     @property
     def service(self) -> Service:
-        """The file as a `Service`. Raises ConfigError for fields that contradict each other."""
+        """Convert the record to a `Service`. Raises ConfigError for fields that contradict each other."""
         return Service(**{name: value for name, value in vars(self).items() if name not in ("format", "version")})
 
 
 def to_text(service: Service) -> str:
-    """The service as JSON; a link without a limit is null."""
+    """Return the service as JSON; a link without a limit is null."""
     return records.write(ServiceFile(**vars(service)), indent=1) + "\n"
 
 
 def from_text(text: str, where: str) -> Service:
-    """Parse the JSON of `to_text`. where: the file, for errors. Raises InputError for anything else."""
+    """Parse a service from the JSON of `to_text`. where: the file, for errors. Raises InputError for anything else."""
     how: dict[str, Any] = {"name": "service", "where": where, "hint": "was it copied completely?"}
     data = records.parse(text, most=_MOST_TEXT, **how)
     if not isinstance(data, dict) or data.get("format") != FORMAT:

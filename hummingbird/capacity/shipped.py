@@ -29,10 +29,10 @@ _FREE = frozenset("input output conv linear avg_pool adaptive_avg_pool add flatt
 
 
 def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
-    """Rounds and bits of a batch through the net's layers at each party, without opening the result.
+    """Compute the rounds, and the bits at each party, of a batch through the net's layers, without opening the result.
 
-    Raises ModelError with all layers other than convolutions, linear layers, ReLUs, average pools and sums; ConfigError
-    for private weights.
+    Raises ModelError, naming all of them, for layers other than convolutions, linear layers, ReLUs, average pools and
+    sums; ConfigError for private weights.
     """
     if private.facts["weights"] != "public":
         raise ConfigError("private weights", where="capacity.crypten", hint="a net of public weights")
@@ -48,7 +48,7 @@ def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
 
 
 def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
-    """The amount of each kind of work in a batch: products of linear layers, compared values, all values, layers."""
+    """Count each kind of work in a batch: products of linear layers, compared values, all values, layers."""
     planned = [step for step in private.costs(shape, PARTIES) if step.op in _FREE | {"relu"}]
     with FlopCounterMode(display=False) as flops:
         run_all(private._graph, *calls.on_meta(private._graph, tuple(shape)))
@@ -62,15 +62,15 @@ def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
 
 
 def digest(private: PrivateNet, shape: Sequence[int]) -> str:
-    """SHA-256 of the facts that determine a batch's work: the net's architecture, and the shape."""
+    """Return the SHA-256 of all facts that determine a batch's work: the net's architecture, and the shape."""
     return hashlib.sha256(json.dumps([KIND, private.facts["architecture"], list(shape)]).encode()).hexdigest()
 
 
 def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
-    """The service of a converted net as CrypTen would run it, without windows; each request is a batch of `shape`.
+    """Make the service of a converted net as CrypTen would run it, without windows; each request is a batch of `shape`.
 
-    Triples are drawn before the computing; the result is opened to party 0. Raises ConfigError for a profile without
-    rows "crypten", and errors of `cost`.
+    Multiplication triples are drawn before the computing; the result is opened to party 0. Raises ConfigError for a
+    profile without rows "crypten", and errors of `cost`.
     """
     shape = tuple(shape)
     priced, work, mark = cost(private, shape), amounts(private, shape), digest(private, shape)

@@ -43,11 +43,11 @@ class Solution:
     """The answer of `solve`.
 
     varied, value: the input and its value (requests/s, bytes, bits/s, cores, replicas; for a split: bits/s up). goal,
-    most: the goal, such as "p99", and its largest seconds. figure: the goal's figure at the answer, seconds. run: the
-    simulation at the answer. load: its rate over the largest rate. heaviest: the largest load that a trial may have.
-    at_limit: whether a larger rate might also meet the goal. trials: number of simulations. elasticities: of the
-    figure, by input. next_token: bytes of store with which one more token fits; 0 without tokens. cost: by the hosts'
-    prices.
+    most: the goal, such as "p99", and the largest seconds that meet it. figure: the latency that was reached, in
+    seconds, as the goal measures it. run: the simulation at the answer. load: the answer's rate over the largest rate.
+    heaviest: the largest load that a trial may have. at_limit: whether a larger rate might also meet the goal. trials:
+    number of simulations. elasticities: of the figure, by input: percent of change for 1 % more of the input.
+    next_token: bytes of store with which one more token fits; 0 without tokens. cost: by the hosts' prices.
     """
 
     varied: str
@@ -66,7 +66,10 @@ class Solution:
 
 
 class Trial(NamedTuple):
-    """The goal's figure of a service, seconds, and its run; inf and None above the heaviest load."""
+    """One simulated service of a search, and its latency in seconds, as the goal measures it.
+
+    Above the heaviest load there is no simulation: the latency is inf, and the run None.
+    """
 
     figure: float
     service: Service
@@ -75,7 +78,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class _Search:
-    """The trials of one search, all with the same draws."""
+    """The trials of one search for an input's value, all with the same random draws."""
 
     service: Service
     arrivals: Arrivals
@@ -105,7 +108,7 @@ class _Search:
 
 
 def figure(run: Result, goal: str) -> float:
-    """The goal's figure of a run, in seconds; inf above the limit."""
+    """Return the latency of a run in seconds, as the goal measures it; inf above the limit. goal: a key of `GOALS`."""
     q = GOALS[goal]
     if run.overloaded:
         return math.inf
@@ -113,7 +116,7 @@ def figure(run: Result, goal: str) -> float:
 
 
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
-    """The rate of the service's requests over the largest rate; 0 for users, who wait for their answers.
+    """Compute the rate of the service's requests over the largest rate; 0 for users, who wait for their answers.
 
     engine: "recurrence" ignores the limits of cores and links, which it treats as unshared.
     """
@@ -125,7 +128,10 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
 
 
 def heaviest(requests: int) -> float:
-    """The largest load whose steady state a run of `requests` requests shows: a queue's memory is 1 / (1 - load)^2."""
+    """Return the largest load whose steady state a run of this number of requests shows.
+
+    The load is the rate over the largest rate; a queue remembers about 1 / (1 - load)^2 requests.
+    """
     return max(0.0, 1 - math.sqrt(_MEMORIES / requests))
 
 
@@ -145,13 +151,13 @@ def solve(
     engine: str | None = None,
     told: Callable[[], object] = lambda: None,
 ) -> Solution:
-    """The largest rate, or the least store, bandwidth, cores or replicas, that meets a goal.
+    """Find the largest rate, or the least store, bandwidth, cores or replicas, that meets a goal.
 
     vary: the input; "split" finds the best division of a link's bandwidth into up and down. p99, p95, p50, mean: the
-    goal, exactly one of them, seconds. arrivals: required unless `vary` is the rate, for which only their other fields
-    count. requests, runs: of each trial; a load needs 10 / (1 - load)^2 requests to show its steady state. engine: see
-    `engines.run`. told: called at each trial. Raises ConfigError for a goal below an idle service's figure, and for a
-    goal that no value meets.
+    goal, exactly one of them: the largest latency in seconds at this quantile, or on average. arrivals: required unless
+    `vary` is the rate; then only their other fields count. requests, runs: of each trial; a load needs 10 / (1 -
+    load)^2 requests to show its steady state. engine: as for `engines.run`. told: called at each trial. Raises
+    ConfigError for a goal below an idle service's latency, and for a goal that no value meets.
 
         capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
     """
@@ -193,7 +199,10 @@ def solve(
 
 
 def idle(service: Service, goal: str) -> float:
-    """The goal's figure of an idle service, in seconds, with tokens in store, or made on demand."""
+    """Compute the latency of an idle service in seconds, as the goal measures it.
+
+    Tokens are in store, or are made on demand. goal: a key of `GOALS`.
+    """
     phase, away = service.request, service.transit_seconds()
     seconds = [away + service.seconds(phase, factor) for factor in phase.factors or (1.0,)]
     if service.refill is not None and not service.most_tokens:
@@ -204,7 +213,10 @@ def idle(service: Service, goal: str) -> float:
 
 
 def _check_idle(search: _Search, service: Service, instead: str) -> None:
-    """Raise ConfigError for a goal that the service misses even when idle."""
+    """Raise ConfigError for a goal that the service misses even when it is idle.
+
+    instead: other remedies, for the hint.
+    """
     least = idle(service, search.goal)
     if search.most < least:
         what = f"a {search.goal} of {search.most:g} s, below the {least:.4g} s that an idle service takes"
@@ -245,7 +257,10 @@ def _bandwidth(search: _Search) -> Solved:
 
 
 def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: bool) -> Solved:
-    """Bisect, from `first` on, for the value next to failure that meets the goal. up: whether larger values help."""
+    """Bisect, from `first` on, for the value that just meets the goal. at: tries a value.
+
+    up: whether larger values help.
+    """
     towards = 2.0 if up else 0.5  # the direction that helps
     good, bad, trial = first, math.nan, at(first)
     if search.meets(trial) and up:
@@ -273,7 +288,7 @@ def _run_of(trial: Trial) -> Result:
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """The error for a goal that no value meets. trial: the one with the most helpful value."""
+    """Return the error for a goal that no value meets. trial: that of the value which helps most."""
     what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
@@ -322,7 +337,7 @@ def _replicas(search: _Search) -> Solved:
 
 
 def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -> Solved:
-    """The least integer from `first` on that meets the goal, at most `most`."""
+    """Find the least integer from `first` to `most` that meets the goal. at: tries an integer."""
     low, high, trial = first - 1, first, at(first)
     while not search.meets(trial):
         if high >= most:
@@ -340,7 +355,10 @@ def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -
 
 
 def _split(search: _Search) -> Solved:
-    """Golden-section search over the part of the bandwidth that goes up: latency has one minimum, as U/u + D/d has."""
+    """Find the part of the bandwidth that should go up, by golden-section search.
+
+    The latency has a single minimum, as U/u + D/d has for U bits up at rate u and D bits down at rate d.
+    """
     service = search.service
     limited = [host for host in service.hosts.values() if host.up < math.inf and host.down < math.inf]
     if not limited:
@@ -383,7 +401,11 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Elasticities of the goal's figure, for 10 % more of each input that is used; nan where it cannot be shown."""
+    """Compute the elasticities of the goal's latency, by 10 % more of each input that is used.
+
+    An elasticity is (change of the latency in percent) / (change of the input in percent); NaN where it cannot be
+    shown.
+    """
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 
     def change(other: Service, process: Arrivals = arrivals) -> float:
@@ -411,14 +433,14 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
 
 
 def _wider(service: Service, role: str, kind: str) -> Service:
-    """The same service with a host's link up or down wider by `_STEP`."""
+    """Return the same service with the link of host `role` wider by the factor `_STEP`. kind: "up" or "down"."""
     host = service.hosts[role]
     more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
     return dataclasses.replace(service, hosts={**service.hosts, role: more})
 
 
 def _faster(service: Service, role: str) -> Service:
-    """The same service with a host's cores faster by `_STEP`."""
+    """Return the same service with the cores of host `role` faster by the factor `_STEP`."""
     changed = {}
     for name, phase in service.phases().items():
         steps = []

@@ -33,9 +33,9 @@ class Interval(NamedTuple):
 
 
 def warm_up(series: Floats) -> int:
-    """Number of requests to leave out at the beginning of every run. series: (runs, requests), NaN for no value.
+    """Choose the number of requests to leave out at the beginning of every run, before the steady state.
 
-    0 for fewer than 20 requests in a run.
+    series: (runs, requests), NaN for no value. The result is 0 for fewer than 20 requests in a run.
     """
     count = np.isfinite(series).sum(0)
     total = np.where(np.isfinite(series), series, 0.0).sum(0)
@@ -53,7 +53,10 @@ def warm_up(series: Floats) -> int:
 
 
 def student(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, within 0.001 from 4 degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
+    """Compute the 97.5 % quantile of Student's t distribution with this number of degrees of freedom.
+
+    It is right within 0.001 from 4 degrees of freedom on (Abramowitz and Stegun, 26.7.5).
+    """
     z, v = statistics.NormalDist().inv_cdf(0.975), degrees
     g1, g2 = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -62,7 +65,8 @@ def student(degrees: int) -> float:
 
 
 def sections(values: Floats) -> list[Floats]:
-    """Values (runs, requests) in nearly independent sections: groups of runs, or stretches of runs if these are few.
+    """Divide values (runs, requests) into nearly independent sections: groups of runs,
+    or stretches of runs if these are few.
 
     NaN is left out, and so are empty sections.
     """
@@ -74,10 +78,10 @@ def sections(values: Floats) -> list[Floats]:
 
 
 def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
-    """The estimate `of` all values (runs, requests) but NaN, and its interval.
+    """Estimate a figure of all values (runs, requests) but NaN, with its interval. of: computes the figure.
 
-    If all sections' estimates are above 0, the interval is that of the logarithm: errors of a queue are factors, and
-    not symmetric. Without any value the estimate is NaN; with too few sections the interval is NaN.
+    If the estimates of all sections are above 0, the interval is that of their logarithm: errors of a queue are
+    factors, and not symmetric. Without any value the estimate is NaN; with too few sections the interval is NaN.
     """
     parts = sections(values)
     if not parts:
@@ -94,17 +98,17 @@ def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
 
 
 def mean(values: Floats) -> Interval:
-    """The mean of values (runs, requests)."""
+    """Estimate the mean of values (runs, requests), with its interval."""
     return estimate(values, lambda part: float(part.mean()))
 
 
 def least_requests(q: float) -> int:
-    """Number of requests that the quantile q needs."""
+    """Return the number of requests that an estimate of the quantile q needs."""
     return math.ceil(math.log(1 - LIKELY) / math.log(q))
 
 
 def quantile(values: Floats, q: float) -> Interval:
-    """The quantile q of values (runs, requests). Raises ConfigError for too few values."""
+    """Estimate the quantile q of values (runs, requests), with its interval. Raises ConfigError for too few values."""
     if not 0 < q < 1:
         raise ConfigError(f"{q!r} is no quantile", where="q", hint="between 0 and 1: 0.99")
     count, least = int(np.isfinite(values).sum()), least_requests(q)
@@ -115,7 +119,10 @@ def quantile(values: Floats, q: float) -> Interval:
 
 
 def growth(outcome: LoadOutcome) -> Interval:
-    """Growth of the latency over the later half of every run, seconds per second: positive above the limit."""
+    """Estimate the growth of the latency over the later half of every run, in seconds per second.
+
+    It is positive if more requests arrive than can be served.
+    """
     half = outcome.arrived.shape[1] // 2
     arrived, latency = outcome.arrived[:, half:], outcome.latency[:, half:]
     slopes = [_slope(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in zip(arrived, latency, strict=True)]
@@ -130,10 +137,11 @@ def _slope(x: Floats, y: Floats) -> float:
 
 
 def little(outcome: LoadOutcome, cut: int = 0) -> float:
-    """L / (lambda W) - 1 of Little's law L = lambda W, from the arrival of request `cut` to that of the last.
+    """Compare a simulation with Little's law L = lambda W; returns L / (lambda W) - 1.
 
-    L is the mean number of requests in the system in that time, W the mean time in the system of those that arrive in
-    it. About 0 in a steady state; negative if requests pile up, positive if the start was busier than the rest.
+    In the time from the arrival of request `cut` to that of the last, L is the mean number of requests in the system,
+    lambda their rate, and W the mean time in the system of those that arrive. The result is about 0 in a steady state;
+    negative if requests pile up, positive if the start was busier than the rest.
     """
     low, high = outcome.arrived[:, cut, None], outcome.arrived[:, -1:]
     there = (np.clip(outcome.left, low, high) - np.clip(outcome.arrived, low, high)).sum()

@@ -25,13 +25,13 @@ SERVED, REJECTED, GAVE_UP = 0, 1, 2  # the fates of a request
 
 @dataclass(frozen=True)
 class System:
-    """The rules: slots, workers, a store of tokens, a queue, replicas and batches.
+    """The rules of a service: slots, workers, a store of tokens, a queue, replicas and batches.
 
-    slots: requests at a time. workers: refills at a time. tokens: K, the places of the store; None: requests need no
-    tokens; 0: tokens are made on demand. stored: tokens at time 0. per_refill, per_request: tokens. kept: whether a
-    token's place becomes free when its request is done, and not when the token is taken. queue: most requests that wait
-    for a slot, beyond which requests are rejected; None: no limit. replicas: copies of all this, with stores of their
-    own; a request joins the one with the fewest requests.
+    slots: requests at a time. workers: refills at a time. tokens: for how many tokens the store has room; None:
+    requests need no tokens; 0: tokens are made on demand. stored: tokens at time 0. per_refill, per_request: tokens
+    that a refill makes, and a request takes. kept: whether a token's place becomes free when its request is done, and
+    not when the token is taken. queue: most requests that wait for a slot, beyond which requests are rejected; None: no
+    limit. replicas: copies of all this, with stores of their own; a request joins the one with the fewest requests.
     batch: requests that are served as one, in one slot, with one draw of the online phase. A batch begins when it is
     full or its first request has waited `hold` seconds, holds the requests that wait by then, and takes `each` seconds
     more for every request but the first.
@@ -64,20 +64,21 @@ class System:
 
     @property
     def store(self) -> int:
-        """K if tokens are made ahead, else 0."""
+        """For how many tokens the store has room, if tokens are made ahead; else 0."""
         return self.tokens or 0
 
     @property
     def at_once(self) -> int:
-        """Most refills at a time: the workers, or the refills for which the store has room, if these are fewer."""
+        """Most refills that can run at a time: one for each worker, or fewer if the store has room for fewer."""
         return min(self.workers, self.store // self.per_refill)
 
     def check_tokens(self, need: Ints) -> None:
         """Raise ConfigError if a request could wait for ever because no full store holds all tokens that it takes.
 
-        need: tokens of the requests. With N tokens taken the store stops at floor((N + K - stored) / m) refills of m
-        tokens. So it may stop short of K by (N + K - stored) modulo m, which is at most m - g + (K - stored) modulo g,
-        where g is the gcd of m and all requests.
+        need: tokens of the requests. Let the store have room for K tokens, and a refill make m. With N tokens taken the
+        store stops at floor((N + K - stored) / m) refills. So it may stop short of K by (N + K - stored) modulo m,
+        which is at most m - g + (K - stored) modulo g, where g is the greatest common divisor of m and all requests'
+        tokens.
         """
         if not self.store or not need.size:
             return
@@ -98,7 +99,10 @@ class System:
 
 
 def system_of(service: Service, *, full: bool = True, **rules: object) -> System:
-    """The rules of a service. full: whether its stores are full at first, else empty. rules: other fields of System."""
+    """Return the rules of a service. full: whether its stores are full at first, else empty.
+
+    rules: other fields of `System`.
+    """
     tokens = service.most_tokens if service.refill is not None else None
     fields = {
         "slots": service.slots,
@@ -122,8 +126,8 @@ class Load:
     request is done, rejected or given up. think: (runs, users + requests) thinking times in seconds: of every user
     before the first request, then after the i-th arrival. users: number of users. size: requests of the service that
     one arrival brings, one after another in one slot. patience: seconds after which a request leaves if it has not
-    begun its online phase (tokens on demand: its first refill). first: whether the request begins a session (users: the
-    first served request of each user does).
+    begun its online phase (tokens on demand: its first refill). first: whether the request begins a session (of users,
+    the first request of each that is served does).
     """
 
     due: Floats | None = None
@@ -151,28 +155,31 @@ class Load:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of runs, and of requests in each."""
+        """The number of runs, and the number of requests in each."""
         if self.due is not None:
             return self.due.shape[0], self.due.shape[1]
         assert self.think is not None
         return self.think.shape[0], self.think.shape[1] - self.users
 
     def sizes(self) -> Ints:
-        """Sizes as (runs, requests)."""
+        """Return the number of the service's requests that each arrival brings, (runs, requests)."""
         return np.broadcast_to(np.asarray(1 if self.size is None else self.size, dtype=np.int64), self.shape)
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Seconds of transit of every arrival, there and back, (runs, requests), with all its requests at once."""
+    """Compute the seconds that each arrival spends on its way there and back, with all its requests at once.
+
+    The result is (runs, requests).
+    """
     found, places = np.unique(load.sizes(), return_inverse=True)
     return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """A number for each run of a phase: its seconds for the recurrence, its factor for the event engine.
+    """Numbers drawn for each run of a phase: its seconds for the recurrence, its factor for the event engine.
 
-    request: (runs, requests), in order of arrival (a batch uses its first request's). refill: (runs * replicas,
+    request: (runs, requests), in order of arrival (a batch uses its first request's number). refill: (runs * replicas,
     refills), in order of start, repeated from the first when used up. session: (runs, requests) or None. An axis of
     size 1 broadcasts.
     """
@@ -192,9 +199,9 @@ class Draws:
 class LoadOutcome:
     """The outcome of a load: times in seconds, float64 (runs, requests), in order of arrival; NaN: it did not happen.
 
-    arrived: A. began: S, with a slot. went: G, with all tokens. left: C, or when it was rejected or gave up. fate:
-    SERVED, REJECTED or GAVE_UP. tokens: tokens taken by each request. refilled: (runs * replicas, refills), the times
-    at which refills ended, ascending; inf for none.
+    arrived: when the request arrived. began: when it got a slot. went: when it had all tokens. left: when it was done,
+    was rejected or gave up. fate: SERVED, REJECTED or GAVE_UP. tokens: tokens taken by each request. refilled: (runs *
+    replicas, refills), the times at which refills ended, ascending; inf for none.
     """
 
     arrived: Floats
@@ -207,10 +214,10 @@ class LoadOutcome:
 
     @property
     def served(self) -> NDArray[np.bool_]:
-        """The requests that were served."""
+        """Whether each request was served."""
         return self.fate == SERVED
 
     @property
     def latency(self) -> Floats:
-        """C - A of served requests, NaN for the others."""
+        """Seconds from arrival to the end of each served request, NaN for the others."""
         return np.where(self.served, self.left - self.arrived, np.nan)

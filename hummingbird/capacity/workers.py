@@ -17,11 +17,11 @@ _MOST_BYTES = 4 << 30  # of the array of all refills' ends
 
 
 class Start(NamedTuple):
-    """The state at the beginning; any time before the first arrival means the same.
+    """The state with which a simulation begins; any time before the first arrival means the same.
 
     slots: (rows, slots), the times at which slots become free. ends: (rows, any), the last ends of refills that have
-    begun, ascending. begun: refills that have begun. taken: tokens that were taken. run: for each row, the row of the
-    refills' seconds.
+    begun, ascending. begun: number of refills that have begun. taken: number of tokens that were taken. run: for each
+    row, the row of the refills' seconds.
     """
 
     slots: Floats
@@ -32,51 +32,60 @@ class Start(NamedTuple):
 
     @classmethod
     def idle(cls, system: System, rows: int) -> Start:
-        """The idle state: no requests, and `System.stored` tokens in store."""
+        """Return the idle state: no requests, and `System.stored` tokens in store."""
         slots, ends = (np.full((rows, places), -math.inf) for places in (system.slots, system.workers))
         nothing = np.zeros(rows, dtype=np.int64)
         return cls(slots, ends, nothing, nothing, np.arange(rows))
 
 
 class Workers:
-    """Places, such as slots, of every row, and the times from which they are free: (rows, places)."""
+    """Places of one kind, such as slots, in every row, and the times from which they are free: (rows, places)."""
 
     def __init__(self, free: Floats) -> None:
         self.free = free.copy()
 
     def first(self, rows: Ints) -> tuple[Ints, Floats]:
-        """The place of each row that becomes free first, and its time."""
+        """Return the index of the place of each row that becomes free first, and the time at which it does."""
         place = self.free[rows].argmin(1) if self.free.shape[1] > 1 else np.zeros_like(rows)
         return place, self.free[rows, place]
 
     def take(self, rows: Ints, until: Floats) -> None:
-        """Occupy the first free place of each row until these times."""
+        """Occupy, in each of these rows, the place that becomes free first, until these times."""
         self.free[rows, self.first(rows)[0]] = until
 
 
 class NoTokens:
-    """The tokens of requests that need none; the base class of the others."""
+    """The supply of tokens (used up by requests) if requests need none; the base class of the other supplies."""
 
     ahead = False  # made before a request needs them
 
     def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
-        """The times at which requests that begin at `begin` have their `need` tokens."""
+        """Return the times at which requests that get a slot at `begin` have all their tokens.
+
+        rows: their rows (module head). need: their numbers of tokens.
+        """
         return begin
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
-        """Take these tokens; their places are free from `at` on."""
+        """Take `need` tokens in each of these rows; their places in the store are free from the times `at` on."""
 
     def ends(self, before: int = 0) -> Floats:
-        """The ends of refills, (rows, before + refills), ascending; inf for none. before: number of earlier ones."""
+        """Return the times at which refills, which make tokens, ended, (rows, before + refills),
+        ascending; inf for none.
+
+        before: number of refills from before the start whose ends come first.
+        """
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
-        """The last ends of refills begun so far, (rows, count)."""
+        """Return when the last `count` refills (which make tokens) begun so far end, (rows, count)."""
         return np.empty((0, 0))
 
 
 class OnDemandRefill(NoTokens):
-    """Tokens made on demand: each request's refills run one after another in its slot."""
+    """The supply of tokens made on demand: the refills that make a request's tokens run one after another in its
+    slot.
+    """
 
     def __init__(self, system: System, seconds: Floats, start: Start) -> None:
         self.per_refill = system.per_refill
@@ -98,12 +107,15 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """A store that its workers keep full. Tokens are counted as integers, without rounding."""
+    """The supply of tokens from a store that workers keep full by refills.
+
+    Tokens are counted as integers, without rounding.
+    """
 
     ahead = True
 
     def __init__(self, system: System, seconds: Floats, most: Ints, start: Start) -> None:
-        """Begin the first refills. most: tokens that each row may take in all."""
+        """Begin the first refills. seconds: of every refill. most: tokens that each row may take in all."""
         self.system, self.seconds, self.run = system, seconds, start.run
         rows, self.lead = start.ends.shape
         room = start.taken + most + system.store - system.stored
@@ -137,7 +149,7 @@ class SimulatedStore(NoTokens):
         self._refill(rows, at)
 
     def _refill(self, rows: Ints, at: Floats) -> None:
-        """Begin the refills for which there is room from `at` on."""
+        """Begin the refills for which the stores of these rows have room from the times `at` on."""
         system, r = self.system, self.system.workers
         while rows.size:
             room = self.taken[rows] + system.store - system.stored
@@ -156,7 +168,10 @@ class SimulatedStore(NoTokens):
 
 
 def tokens_of(system: System, seconds: Draws, need: Ints, start: Start) -> NoTokens:
-    """The tokens of a system. seconds.refill: seconds of every refill."""
+    """Make the supply of tokens for these rules. seconds.refill: seconds of every refill.
+
+    need: tokens of each request.
+    """
     if system.tokens is None or seconds.refill is None:
         return NoTokens()
     start = start._replace(run=start.run % len(seconds.refill))

@@ -39,16 +39,15 @@ class Client:
 
     servers: parties 0 and 1: addresses (HOST:PORT, unix:PATH) or servers in this process.
     tls: mutual TLS, needed for other hosts.
-    tokens: instead of a certificate, one from each server's operator; then `Tls(ca=...)` is enough.
-    decoder: `xor` or `sum`, with equal results.
-    prf: `aes` or `chacha12`, with which servers expand keys.
+    tokens: one from each server's operator, instead of a client certificate; then `Tls(ca=...)` is enough.
+    decoder: how servers combine the selected rows, `xor` or `sum`; the rows looked up are equal.
+    prf: the pseudo-random function by which servers expand keys, `aes` or `chacha12`.
     timeout: seconds for each message; a lookup is also repeated, with new keys, for this time while a server is away or
     full.
     owner: the table owner's public key; rows must carry its signatures.
     identities: both servers' public keys, in order; answers must carry their signatures.
-    Raises PeerError for a server that is down or late, AgreementError if the servers differ, TrustError for the same
-    server twice; all name the server.
-    Raises InputError for invalid keys.
+    Raises PeerError for a server that is down or late, AgreementError if the servers differ, and TrustError if both are
+    the same server; all name the server. Raises InputError for invalid keys.
 
         client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
         rows = client.rows(torch.tensor([3, 14, 15]))
@@ -77,38 +76,39 @@ class Client:
 
     @property
     def links(self) -> list[TableServer]:
-        """The two servers, in order."""
+        """The connections to the two servers, in order."""
         return self._pair.links
 
     @property
     def facts(self) -> Facts:
-        """The facts of the table."""
+        """The facts of the table: its size and type (`table.Facts`)."""
         return self._pair.facts
 
     @property
     def state(self) -> State:
-        """The state of the table that both servers last reported."""
+        """The state of the table (version and digest) that both servers last reported."""
         return self._pair.state
 
     @property
     def owned(self) -> bool:
-        """Whether rows must carry their owner's signatures."""
+        """Whether the client demands that rows carry their owner's signatures."""
         return self._owner is not None
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Look up rows: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
+        """Look up the rows with these indices, int32 or int64 (n,), on the device of the indices.
 
-        Takes one round trip for every few thousand indices; each index costs about 370 bytes to each server, and a
-        record back. Raises InputError for an index outside of the table, before anything is sent, PeerError,
-        AgreementError, and IntegrityError if a server lied.
+        Returns (n, dim) of the table's type. This takes one round trip for every few thousand indices; for each index
+        about 370 bytes go to each server, and a record comes back. Raises InputError for an index outside of the table,
+        before anything is sent; PeerError, AgreementError, and IntegrityError if a server lied.
         """
         return self.read(indices)[1]
 
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
-        """Look up rows as `rows` does; also returns the state of the table, which is the same for all rows.
+        """Look up rows as `rows` does, and also return the state of the table, which is the same for all rows.
 
-        numbers: for a plan's tables, the row numbers in each record that the owner signed, int64 (n, parts), -1 for
-        none; default: the indices. together: keys that must be in one message.
+        numbers: for a plan's tables, whose records hold several rows: the numbers under which the owner signed these
+        rows, int64 (n, parts), -1 for a place of zeros; default: the indices. together: the number of keys of one
+        inference, which must be in one message.
         Raises as `rows`, and AgreementError if the table is updated during every attempt.
         """
         places = self._checked(indices)
@@ -124,7 +124,7 @@ class Client:
         raise AgreementError(f"the table was updated during each of {_TRIES} lookups", where="pir.Client", hint=hint)
 
     def _numbers(self, records: list[Tensor]) -> Tensor:
-        """Convert records to rows (n, dim) of the table's type, without proofs."""
+        """Convert records to rows (n, dim) of the table's type, and drop the owner's signatures."""
         facts, whole = self.facts, torch.cat(records)
         rows = whole.view(len(whole), facts.parts, -1)[:, :, : facts.row_bytes // facts.parts]
         return rows.contiguous().view(DTYPES[facts.dtype]).view(len(whole), facts.dim)
@@ -132,8 +132,8 @@ class Client:
     def update(self, message: bytes) -> State:
         """Send an owner's signed update (`Owner.update`) to both servers; returns the new state.
 
-        Raises PeerError or AgreementError if a server refuses it or does not answer. Then send it again; a server that
-        has it already accepts it.
+        Raises PeerError or AgreementError if a server refuses the update or does not answer. Then send the update
+        again; a server that has made it already accepts it.
         """
         self._pair.update(message)
         return self.state
@@ -145,7 +145,7 @@ class Client:
     # Lookups ----------------------------------------------------------------------------------------------------------
 
     def _checked(self, indices: Tensor) -> Tensor:
-        """Check indices; returns int64 (n,) on the CPU.
+        """Check row indices, and convert them to int64 (n,) on the CPU. Raises InputError for others.
 
         The error names no index, because its text may appear in a log.
         """
@@ -162,7 +162,10 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """Look up checked records uint8 (n, record_bytes), with one message each way; returns the state too."""
+        """Look up the records of rows `places`, with one message each way, and check their signatures.
+
+        Returns the state of the table, and the records, uint8 (n, record_bytes). numbers: as for `read`.
+        """
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)

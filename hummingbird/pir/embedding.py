@@ -23,7 +23,9 @@ Servers = Client | Sequence["str | TableServer"]
 
 
 class _Private(nn.Module):
-    """Base of both layers: the client, and the table's size under torch's names."""
+    """Base class of `PrivateEmbedding` and `PrivateEmbeddingBag`: the client, and the table's size under torch's
+    attribute names.
+    """
 
     def __init__(self, servers: Servers, options: dict[str, Any]) -> None:
         super().__init__()
@@ -35,7 +37,10 @@ class _Private(nn.Module):
         self.num_embeddings, self.embedding_dim, self.dtype = facts.rows, facts.dim, DTYPES[facts.dtype]
 
     def _check_padding(self, padding_idx: int | None) -> int | None:
-        """Check the padding row, where a negative index counts from the end, as in torch."""
+        """Return the row number of the padding row, None for none. A negative index counts from the end, as in torch.
+
+        Raises ConfigError for an index outside of the table.
+        """
         if padding_idx is None:
             return None
         if not -self.num_embeddings <= padding_idx < self.num_embeddings:
@@ -62,15 +67,16 @@ class _Private(nn.Module):
         return self.client.rows(positions.reshape(-1))
 
     def extra_repr(self) -> str:
-        """Text for `print`: size and type, as in torch, and the servers."""
+        """Return the text for `print`: size and type, as in torch, and the servers."""
         names = ", ".join(link.name for link in self.client.links)
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.dtype}, {names}"
 
 
 def _check_module(module: nn.Module, kind: type[nn.Module], private: type[nn.Module]) -> None:
-    """Check a torch layer.
+    """Raise InputError unless `module` is a torch layer of class `kind`, and ConfigError if it has `max_norm`.
 
-    `max_norm` would change the table during lookups; `sparse` and `scale_grad_by_freq` only concern gradients.
+    `max_norm` would change the table during lookups; `sparse` and `scale_grad_by_freq` are ignored, because they only
+    concern gradients. private: the class that replaces the layer, named in the error.
     """
     where = f"{private.__name__}.from_torch"
     if not isinstance(module, kind):
@@ -81,7 +87,7 @@ def _check_module(module: nn.Module, kind: type[nn.Module], private: type[nn.Mod
 
 
 class PrivateEmbedding(_Private):
-    """nn.Embedding over a table at two servers, which must not collude; without gradients.
+    """A layer in place of nn.Embedding whose table is at two servers, which must not collude; without gradients.
 
     servers: a Client, or two servers as in `Client`, with its options (`tls`, `decoder`, ...). Calls take int32 or
     int64 of any shape (*), and return (*, embedding_dim) on the input's device. Raises the errors of `Client.rows`.
@@ -96,9 +102,10 @@ class PrivateEmbedding(_Private):
 
     @classmethod
     def from_torch(cls, embedding: nn.Embedding, servers: Servers, **options: Any) -> PrivateEmbedding:
-        """Make the layer that replaces `embedding`, whose data are not used: it may be on the meta device.
+        """Make the layer that replaces `embedding`; its weights are not used, so that it may be on the meta device.
 
-        Raises ConfigError for max_norm, AgreementError if the servers' table is of another size or type.
+        options: further arguments of `Client`. Raises ConfigError for max_norm, AgreementError if the servers' table is
+        of another size or type.
         """
         _check_module(embedding, nn.Embedding, cls)
         private = cls(servers, padding_idx=embedding.padding_idx, **options)
@@ -111,7 +118,7 @@ class PrivateEmbedding(_Private):
 
 
 class PrivateEmbeddingBag(_Private):
-    """nn.EmbeddingBag over a table at two servers, which must not collude; without gradients.
+    """A layer in place of nn.EmbeddingBag whose table is at two servers, which must not collude; without gradients.
 
     servers: as for PrivateEmbedding. mode: sum, mean or max. Calls take the same arguments as torch's: input (B, n), or
     (n,) with offsets (B,); per_sample_weights with `sum`. They return (B, embedding_dim). Offsets and weights are not
@@ -137,9 +144,10 @@ class PrivateEmbeddingBag(_Private):
 
     @classmethod
     def from_torch(cls, bag: nn.EmbeddingBag, servers: Servers, **options: Any) -> PrivateEmbeddingBag:
-        """Make the layer that replaces `bag`, whose data are not used: it may be on the meta device.
+        """Make the layer that replaces `bag`; its weights are not used, so that it may be on the meta device.
 
-        Raises ConfigError for max_norm, AgreementError if the servers' table is of another size or type.
+        options: further arguments of `Client`. Raises ConfigError for max_norm, AgreementError if the servers' table is
+        of another size or type.
         """
         _check_module(bag, nn.EmbeddingBag, cls)
         settings: dict[str, Any] = {"padding_idx": bag.padding_idx, "include_last_offset": bag.include_last_offset}
@@ -168,7 +176,7 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """Raise InputError for a call that torch would refuse, before anything is sent."""
+        """Raise InputError, before anything is sent, for arguments of a call that torch's EmbeddingBag would refuse."""
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
             raise InputError("input is (B, n) without offsets, or (n,) with offsets", where=where)

@@ -40,9 +40,9 @@ _ROW, _UPDATE, _ANSWER = (f"hummingbird pir {name} 1".encode().ljust(32) for nam
 
 @dataclass(frozen=True)
 class Statement:
-    """One server's statement: the query that it received, with one party's keys, and its answer.
+    """One server's statement for `audit`: the query that it received, with one party's keys, and its answer.
 
-    Reveals nothing about rows.
+    A single statement reveals nothing about the rows that were looked up.
     """
 
     party: int
@@ -54,7 +54,8 @@ class Statement:
 class IntegrityError(PeerError):
     """A server lied: a record is not signed by the owner, or an answer is not signed by its server.
 
-    statements: of both servers. Give only one of them to the table's owner, for `audit`: both together reveal the rows.
+    statements: one of each server, for `audit`. Give only one of them to the table's owner: both together reveal the
+    rows that were looked up.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", statements: Sequence[Statement] = ()) -> None:
@@ -79,7 +80,7 @@ class Owner:
     def sign(
         self, source: Source, table_id: bytes | None = None, progress: Callable[[int], object] = lambda rows: None
     ) -> Source:
-        """Sign all rows; returns the table in memory. Each row costs 72 bytes and one signature (about 0.1 ms).
+        """Sign all rows; returns the signed table in memory. Each row costs 72 bytes and one signature (about 0.1 ms).
 
         table_id: 16 bytes, random by default; must differ between the tables of one owner. progress: called with the
         number of newly signed rows.
@@ -95,10 +96,10 @@ class Owner:
         return Source(facts, source.version, records)
 
     def update(self, facts: Facts, state: State, indices: Tensor, rows: Tensor) -> bytes:
-        """Make a signed update of some rows, for both servers. It applies to this state only, so it cannot be replayed.
+        """Make a signed update of some rows, for both servers.
 
-        indices: int64 (n,), distinct. rows: (n, dim) of the table's type. Raises InputError if they exceed one message
-        of 4 MiB.
+        The update applies to this state only, so it cannot be replayed. indices: int64 (n,), distinct. rows: (n, dim)
+        of the table's type. Raises InputError if they exceed one message of 4 MiB.
         """
         if rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
             hint = "rows as in the table"
@@ -135,7 +136,7 @@ def read_key(path: Path) -> bytes:
 
 
 def rows_in_an_update(facts: Facts) -> int:
-    """Number of rows that fit into one update: a message of 4 MiB, with less than 1 KiB of headers and signature."""
+    """Return how many rows fit into one update: a message of 4 MiB, with less than 1 KiB of headers and signature."""
     return (MAX_MESSAGE - 1024) // (facts.record_bytes + 8)
 
 
@@ -146,7 +147,7 @@ def _private(key: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def public_key(data: bytes, where: str) -> Ed25519PublicKey:
-    """Read a public key of 32 bytes. Raises InputError for anything else."""
+    """Read a public key from 32 bytes. Raises InputError, naming `where`, for anything else."""
     try:
         return Ed25519PublicKey.from_public_bytes(data)
     except (ValueError, TypeError):
@@ -154,9 +155,9 @@ def public_key(data: bytes, where: str) -> Ed25519PublicKey:
 
 
 def public_keys(keys: Sequence[bytes], where: str) -> list[Ed25519PublicKey]:
-    """Read both servers' public keys.
+    """Read the public keys of both servers.
 
-    Raises InputError for one key only, since the other answers would be unchecked.
+    Raises InputError unless there are two: with one key the other server's answers would be unchecked.
     """
     if isinstance(keys, bytes) or len(keys) != 2:
         hint = "give party 0's and party 1's, in this order"
@@ -180,11 +181,10 @@ def _verified(key: Ed25519PublicKey, signature: bytes, text: bytes) -> bool:
 
 
 def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tensor, records: Tensor) -> int:
-    """Number of rows in records without the owner's signature for a version up to `newest`; checks all rows, 0.1 ms
-    each.
+    """Count the rows in `records` without the owner's signature for a version up to `newest`; takes 0.1 ms a row.
 
-    numbers: int64 (n, parts), of the rows in each record, -1 for zeros. Returns only the number, because the positions
-    would reveal which rows fail.
+    numbers: int64 (n, parts), the numbers of the rows in each record, -1 for a place of zeros. All rows are checked,
+    and only the count is returned, because the positions would reveal which rows fail.
     """
     one = replace(facts, dim=facts.dim // facts.parts, parts=1)
     bad, at = 0, one.row_bytes
@@ -201,7 +201,10 @@ def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tenso
 
 
 def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tensor, Tensor, bytes]) -> None:
-    """Raise InputError unless the owner signed the update, and its records if the table's records are signed."""
+    """Raise InputError unless the owner signed the update and, if the table's records are signed, each new record.
+
+    update: state, indices, records and signature.
+    """
     state, indices, records, signature = update
     good = _verified(key, signature, _UPDATE + pack_update(state, indices, records))
     if good and facts.table_id:
@@ -211,14 +214,14 @@ def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tenso
 
 
 class Identity:
-    """A server's key, which signs its answers. key: 32 secret bytes."""
+    """A server's secret key, which signs the server's answers. key: 32 secret bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._private = _private(key, "pir.Identity(key)")
         self.public = self._private.public_key().public_bytes_raw()
 
     def sign(self, party: int, query: bytes, state: State, records: Tensor) -> bytes:
-        """Sign this answer to this query."""
+        """Return the signature of the answer `records` that `party` gives to `query` while the table has this state."""
         return self._private.sign(_answer_text(party, query, state, records))
 
 
@@ -230,5 +233,5 @@ def _answer_text(party: int, query: bytes, state: State, records: Tensor) -> byt
 def answer_signed(
     key: Ed25519PublicKey, party: int, query: bytes, state: State, records: Tensor, signature: bytes | None
 ) -> bool:
-    """Whether the server with this key gave this answer to this query."""
+    """Return whether the signature shows that the server with this public key gave this answer to this query."""
     return signature is not None and _verified(key, signature, _answer_text(party, query, state, records))

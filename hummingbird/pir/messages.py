@@ -38,7 +38,7 @@ _OVERHEAD = 1024  # bytes, an upper bound on the headers of a frame
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A server's description of itself."""
+    """A server's description of itself: party, release, table, and whether it signs answers."""
 
     party: int = field(records.whole(0, 1))
     facts: Facts = field(records.record(Facts))
@@ -47,13 +47,13 @@ class TableDescription:
     release: str = field(records.text(256), default=VERSION)
 
     def pack(self) -> bytes:
-        """The description as JSON."""
+        """Return the description as JSON."""
         fields = records.plain(self)
         return json.dumps({name: fields[name] for name in ("party", "release", "signs", "state", "facts")}).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> TableDescription:
-        """Read a description. Raises InputError for anything else."""
+        """Read a description from JSON. Raises InputError for anything else."""
         found = records.read(data, cls, name="description", hint="is this a pir-server?")
         return replace(found, release=found.release[:32])
 
@@ -66,19 +66,19 @@ def as_bytes(data: bytes) -> Tensor:
 
 
 def keys_in_a_query(facts: Facts) -> int:
-    """Number of keys in one query, such that query and answer each fit into one message."""
+    """Return the largest number of keys in one query, such that the query and its answer each fit into one message."""
     return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(dpf.key_bytes(facts.rows), facts.record_bytes))
 
 
 def pack_query(decoder: str, keys: Tensor) -> bytes:
-    """Pack a query. keys: uint8 (B, key_bytes), all of one party."""
+    """Pack a query. decoder: `xor` or `sum`. keys: uint8 (B, key_bytes), all of one party."""
     return pack_tensors([as_bytes(bytes([DECODERS.index(decoder)])), keys])
 
 
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
     """Read a query: decoder and keys, checked for this table and party.
 
-    Raises InputError, which reveals nothing about keys.
+    Raises InputError for a malformed query; the error reveals nothing about the keys.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=2)
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
@@ -102,12 +102,12 @@ def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
 
 
 def pack_version(version: int) -> bytes:
-    """Pack a version, 0 or more."""
+    """Pack a version of a table, 0 or more, into 8 bytes."""
     return version.to_bytes(8, "little")
 
 
 def unpack_version(data: bytes) -> int:
-    """Read a version. Raises InputError for anything else."""
+    """Read the version that `pack_version` packed. Raises InputError for anything else."""
     if len(data) != 8:
         raise InputError("malformed version", hint="both sides need the same release")
     return int.from_bytes(data, "little")
@@ -122,13 +122,19 @@ def _unpack_state(part: Tensor) -> State:
 
 
 def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -> bytes:
-    """Pack an answer. records: uint8 (B, record_bytes)."""
+    """Pack an answer to a query. records: uint8 (B, record_bytes).
+
+    signature: the server's, or None for no signature.
+    """
     tail = [] if signature is None else [as_bytes(signature)]
     return pack_tensors([_pack_state(state), records, *tail])
 
 
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
-    """Read an answer: state, records and signature. Raises InputError unless they have exactly the expected shapes."""
+    """Read an answer to `count` keys: state, records and signature. Raises InputError for other shapes than expected.
+
+    signed: whether the answer must carry a signature.
+    """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
     shapes = [(STATE_BYTES,), (count, facts.record_bytes), *([(SIGNATURE_BYTES,)] if signed else [])]
     if [(part.dtype, tuple(part.shape)) for part in parts] != [(torch.uint8, shape) for shape in shapes]:
@@ -137,15 +143,16 @@ def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[
 
 
 def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes = b"") -> bytes:
-    """Pack an update; without a signature, the text that the owner signs.
+    """Pack an update that applies to this state; without a signature, the result is the text that the owner signs.
 
-    indices: int64 (n,). records: uint8 (n, record_bytes)."""
+    indices: int64 (n,). records: uint8 (n, record_bytes).
+    """
     tail = [as_bytes(signature)] if signature else []
     return pack_tensors([_pack_state(state), indices, records, *tail])
 
 
 def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:
-    """Read an update: state, indices, records, signature.
+    """Read an update: state, indices, records and signature.
 
     Raises InputError unless the indices are distinct rows of the table.
     """

@@ -24,10 +24,10 @@ _PAUSE = 0.05
 
 
 class Pair:
-    """Both servers, in order, after they have reported the same facts and state.
+    """Both servers of a table, as one client sees them, after they have reported the same facts and state.
 
     servers, tls, timeout, tokens: as in `Client`. identified: whether servers must sign answers. owned: whether the
-    owner must sign rows. signs: for each server whether it signs. Raises the errors of `Client`.
+    owner must sign rows. `signs` says for each server whether it signs. Raises the errors of `Client`.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Pair:
             raise
 
     def ask(self, messages: Sequence[bytes], method: str = "Answer") -> list[bytes]:
-        """Ask both servers at the same time; returns both answers.
+        """Send a message to each server at the same time; returns both answers.
 
-        Raises PeerError, naming every server that failed.
+        messages: one for each server. Raises PeerError, naming every server that failed.
         """
         return ask(self.links, messages, method, "pir.Client")
 
     def unpacked(self, answers: Sequence[bytes], count: int) -> list[tuple[State, Tensor, bytes | None]]:
-        """Read both answers to `count` keys: state, records and signature of each.
+        """Read both servers' answers to `count` keys; returns state, records and signature of each.
 
-        Raises PeerError if one is malformed.
+        Raises PeerError if an answer is malformed.
         """
         parts = []
         for link, answer, signs in zip(self.links, answers, self.signs, strict=True):
@@ -70,27 +70,32 @@ class Pair:
         return parts
 
     def update(self, message: bytes) -> None:
-        """Send an update to both servers, and set `state` to the new state.
+        """Send an owner's signed update to both servers, and set `state` to the new state.
 
-        Raises AgreementError if their states differ.
+        Raises AgreementError if the servers' states then differ.
         """
         zero, one = updated(self.links, message, "pir.Client")
         self.check_states(zero.state, one.state)
         self.state = zero.state
 
     def renew(self) -> None:
-        """Ask for the state again. Raises AgreementError if the servers hold another table than before."""
+        """Ask both servers for the state again. Raises AgreementError if they hold another table than before."""
         facts, self.state = self._agree()
         if facts != self.facts:
             hint = "make a new client for the new table"
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """The deadline for `wait`: for this time, different states may mean an update in progress."""
+        """Return a new deadline for `wait`: until then, different states of the servers may mean an update in
+        progress.
+        """
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
     def wait(self, settling: Retry, zero: State, one: State) -> None:
-        """Wait briefly for an update to reach both servers. Raises AgreementError after the deadline."""
+        """Wait briefly for an update to reach both servers, whose states differ. Raises AgreementError at the deadline.
+
+        settling: result of `settling`. zero, one: the states of party 0 and party 1.
+        """
         time.sleep(settling.failed(disagreement(self.links, "contents", zero, one)))
 
     def check_states(self, zero: State, one: State) -> None:
@@ -103,7 +108,10 @@ class Pair:
         disconnect(self.links)
 
     def _agree(self) -> tuple[Facts, State]:
-        """Ask both servers for the facts and the state; waits until they agree."""
+        """Ask both servers for the facts and the state of their table, and wait until the states agree.
+
+        Raises AgreementError if the states still differ after the time of `settling`, or the facts differ.
+        """
         settling = self.settling()
         while True:
             zero, one = descriptions(self.links, "pir.Client")
@@ -123,9 +131,10 @@ class Pair:
 
 
 def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescription]:
-    """Ask for the descriptions of both servers.
+    """Ask both servers for their descriptions.
 
-    Raises AgreementError unless they are of this release, in order, and of one table; PeerError.
+    Raises AgreementError unless both are of this release, are parties 0 and 1 in this order, and hold tables with the
+    same facts; PeerError for a server that does not answer.
     """
     found = described(links, [b"", b""], "Describe", where)
     for party, (link, description) in enumerate(zip(links, found, strict=True)):
@@ -144,7 +153,7 @@ def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescript
 def described(
     links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
 ) -> list[TableDescription]:
-    """Send messages to both servers, which answer with their descriptions."""
+    """Send a message to each server; returns the descriptions with which they answer."""
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
         found.append(_description(link, answer))
@@ -161,7 +170,7 @@ def _description(link: TableServer, answer: bytes) -> TableDescription:
 def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
     """Update both servers: first both receive the update, then party 0 makes it, then party 1.
 
-    Returns both descriptions.
+    Returns the descriptions of both servers.
     So the servers differ only for the time of one short message, however long the update takes to arrive. If one of
     them refuses the update, neither makes it. A server that no longer holds it, because another one was offered or it
     restarted, receives it again. If two programs with the owner's key send different updates for one version, party 0
@@ -174,7 +183,10 @@ def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[Ta
 
 
 def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State) -> AgreementError:
-    """The error for servers that hold different `what`, naming both."""
+    """Return the error for two servers that differ, naming both.
+
+    what: a word for what differs, such as "contents". sides: the facts or states of party 0 and party 1.
+    """
     texts = [
         side.text() if isinstance(side, Facts) else f"version {side.version}, digest {side.digest.hex()[:8]}"
         for side in sides
@@ -187,5 +199,5 @@ def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State)
 
 
 def malformed(link: TableServer, error: InputError) -> PeerError:
-    """The error for a server with a malformed message, in place of the parser's error."""
+    """Return a PeerError for a server that sent a malformed message, in place of the parser's `error`."""
     return PeerError(error.what, where=link.name, hint=error.hint)

@@ -56,10 +56,11 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 
 @dataclass(frozen=True)
 class Facts:
-    """The fixed facts of a served table: rows, dim (values in a row), dtype (torch's name).
+    """The fixed facts of a served table, which both servers must share.
 
-    table_id: 32 hexadecimal digits for a table of signed records, else "". parts: number of rows in a record, each with
-    its own proof (a plan's row and its companions); dim counts the values of all parts.
+    rows: number of rows. dim: number of values in a record. dtype: torch's name of their type. table_id: 32 hexadecimal
+    digits for a table of signed records, else "". parts: number of rows in a record, each with its own proof (a plan's
+    row and its companions); dim counts the values of all of them.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -84,21 +85,21 @@ class Facts:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a record without proofs."""
+        """Size in bytes of a record without the owner's signatures."""
         return DTYPES[self.dtype].itemsize * self.dim
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a record, which a server stores and sends for one row."""
+        """Size in bytes of a record, which a server stores and sends for one row."""
         return self.row_bytes + (self.parts * PROOF_BYTES if self.table_id else 0)
 
     @property
     def word_bits(self) -> int:
-        """Width of the words that the `sum` decoder adds: the size of the dtype."""
+        """Bits of the words that the `sum` decoder adds: the size of one value."""
         return 8 * DTYPES[self.dtype].itemsize
 
     def text(self) -> str:
-        """Description for errors: `1,000 rows of 64 float32`."""
+        """Describe the table for errors: `1,000 rows of 64 float32`."""
         extra = f" ({self.parts} rows in one)" if self.parts > 1 else ""
         extra += " signed" if self.table_id else ""
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
@@ -119,13 +120,15 @@ class State:
     digest: bytes = field(records.hexadecimal(_DIGEST))
 
     def after(self, digest: bytes) -> State:
-        """The state after an update. digest: SHA-256 of the update's message."""
+        """Return the state after one more update. digest: SHA-256 of the update's message."""
         return State(self.version + 1, _hash(self.digest, digest))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table to serve: its facts, version, and records, uint8 (rows, record_bytes), in memory or a mapped file."""
+    """A table to serve: its facts, its version, and its records, uint8 (rows, record_bytes),
+    in memory or a mapped file.
+    """
 
     facts: Facts
     version: int
@@ -133,7 +136,9 @@ class Source:
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
-        """Use a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag as a table; shares memory on the CPU."""
+        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag;
+        on the CPU it shares their memory.
+        """
         weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta or weight.layout != torch.strided:
             hint = "give an nn.Embedding, an nn.EmbeddingBag or a dense tensor (rows, dim) that has data"
@@ -145,9 +150,10 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], tensor: str | None = None) -> Source:
-        """Map a table in a .npy or .safetensors file. tensor: its name, if the file holds several.
+        """Map the table in a .npy or .safetensors file into memory.
 
-        Raises InputError for a file that cannot be read or is no table.
+        tensor: the table's name, if the file holds several. Raises InputError for a file that cannot be read or is no
+        table.
         """
         path = Path(path)
         try:
@@ -166,7 +172,7 @@ class Source:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .safetensors file that `open` reads, with records, facts and version, completely or not at all.
 
-        Replaces an existing file at the end, so a table can be saved to the file that it is mapped from.
+        An existing file is replaced at the end, so a table can be saved to the file that it is mapped from.
         """
         entry = {"dtype": "U8", "shape": list(self.records.shape), "data_offsets": [0, self.records.size]}
         own = json.dumps({"version": self.version, **records.plain(self.facts)})
@@ -176,8 +182,9 @@ class Source:
         disk.save(Path(path), chain([struct.pack("<Q", len(header)), header], rows))
 
     def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield records first..last-1 in pieces of whole leaves, of about `size` bytes, with the first row of each
-        piece.
+        """Yield records first to last - 1 in pieces of whole leaves (1024 rows), of about `size` bytes.
+
+        Each piece comes after the number of its first row.
         """
         step = max(1, size // self.facts.record_bytes // LEAF_ROWS) * LEAF_ROWS
         for start in range(first, last, step):
@@ -185,12 +192,12 @@ class Source:
 
 
 def leaf_digests(records: np.ndarray) -> list[bytes]:
-    """A digest of each leaf's records; the first record must begin a leaf."""
+    """Compute a digest of each leaf, a block of 1024 records; the first record must be the first of a leaf."""
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
-    """The state of a freshly loaded table, from the digests of all its leaves in order."""
+    """Compute the state of a freshly loaded table. digests: of all its leaves, in order (`leaf_digests`)."""
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 
 
@@ -218,7 +225,7 @@ def _open_npy(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor in the header of a safetensors file."""
+    """An entry for one tensor in the header of a safetensors file: type, shape, and where its data begin and end."""
 
     dtype: str = field(records.text(16))
     shape: tuple[int, ...] = field(records.many(records.whole(), 64))

@@ -26,19 +26,19 @@ _GRACE = 5.0  # seconds; a call ends by its own deadline
 
 
 class TableServer(Protocol):
-    """Interface of one server to its clients; `Remote` and `Server` implement it."""
+    """Interface of one of the two servers to its clients; `Remote` and `Server` implement it."""
 
     name: str
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
         """Send a message; returns a function that waits for the answer.
 
-        Methods: Describe, Answer, Offer, Switch, Update, PastUpdate.
+        method: Describe, Answer, Offer, Switch, Update or PastUpdate.
         """
 
 
 class Remote:
-    """A connected server at an address. timeout: seconds, to connect and for each message. token: of the caller.
+    """A connection to a server at an address. timeout: seconds, to connect and for each message. token: of the caller.
 
     Raises the errors of `rpc.client.connect`; its methods raise PeerError, naming the server.
     """
@@ -52,7 +52,9 @@ class Remote:
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message, as `TableServer.begin` does; there is one more method, Metrics."""
+        """Send a message, as `TableServer.begin` does; the method Metrics,
+        for the server's counters, exists here too.
+        """
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)
 
@@ -89,7 +91,7 @@ def connected(
     """Connect to both servers, parties 0 and 1, within `timeout` seconds; servers in this process stay as they are.
 
     tokens: of the caller, one for each server. where: location in errors. Raises ConfigError unless there are two
-    servers and two tokens, TrustError if both servers or tokens are the same, and the errors of `Remote`.
+    servers and, if any, two tokens; TrustError if both servers or both tokens are the same; and the errors of `Remote`.
     """
     both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
     if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
@@ -120,16 +122,17 @@ def connected(
 
 
 def disconnect(links: Sequence[TableServer]) -> None:
-    """Close connections; may be called twice. Servers in this process stay as they are."""
+    """Close the connections to both servers; may be called twice. Servers in this process stay as they are."""
     for link in links:
         if isinstance(link, Remote):
             link.close()
 
 
 def ask(links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str) -> list[bytes]:
-    """Ask all servers at the same time; returns their answers.
+    """Send a message to each server at the same time; returns their answers.
 
-    where: location in the error if both fail. Raises PeerError, naming every server that failed."""
+    where: location in the error if both fail. Raises PeerError, naming every server that failed.
+    """
     waiting = [link.begin(message, method) for link, message in zip(links, messages, strict=True)]
     answers: list[bytes] = []
     errors: list[HummingbirdError] = []

@@ -24,7 +24,7 @@ Progress = Callable[[int], object]
 
 
 class Updater:
-    """The owner's connection to both servers of its table.
+    """The owner's connection to both servers of its table, through which it sends new rows.
 
     servers, tls, tokens, timeout: as in `Client`; for a plan, the servers of its full table. table: maps a server's
     facts to those of the whole table (`Plan.table`); default: the same facts. Raises the errors of `Client`.
@@ -59,14 +59,14 @@ class Updater:
         self.close()
 
     def describe(self) -> list[TableDescription]:
-        """The current descriptions of both servers."""
+        """Ask both servers for their current descriptions."""
         return descriptions(self.links, _WHERE)
 
     def bring_up(self, progress: Progress = lambda updates: None) -> int:
-        """Send the updates that one server missed from the other server to it; returns their number.
+        """Send to a server that is behind the updates that it missed, from the other server; returns their number.
 
-        progress: called with 1 after each. Raises AgreementError, naming both, if the servers hold different tables or
-        made different updates; PeerError if one does not answer, or no longer keeps an update.
+        progress: called with 1 after each update. Raises AgreementError, naming both, if the servers hold different
+        tables or made different updates; PeerError if one does not answer, or no longer keeps an update.
         """
         zero, one = (description.state for description in self.describe())
         if zero.version == one.version and zero != one:
@@ -90,7 +90,9 @@ class Updater:
         return last - first
 
     def check(self, indices: Tensor, rows: Tensor) -> None:
-        """Raise InputError unless indices, int64 (n,), are distinct rows of the table, and rows, (n, dim), fit it."""
+        """Raise InputError unless rows, (n, dim), are of the table's type, and indices, int64 (n,),
+        are distinct rows of it.
+        """
         where, facts = "pir.Updater(rows)", self.facts
         flat = indices.dtype == torch.int64 and indices.dim() == 1 and bool(indices.numel())
         if not flat or rows.shape != (len(indices), facts.dim):
@@ -104,7 +106,7 @@ class Updater:
             raise InputError("an index is outside of the table, or a duplicate", where=where, hint=hint)
 
     def update(self, indices: Tensor, rows: Tensor, progress: Progress = lambda rows: None) -> State:
-        """Send new rows to both servers, in updates of one message each; returns the new state.
+        """Send new rows to both servers, in updates of one message each; returns the table's new state.
 
         indices: int64 (n,), distinct. rows: (n, dim) of the table's type. progress: called with the number of newly
         updated rows. Raises as `check`, before anything is sent; and PeerError, naming the version that both servers
@@ -130,5 +132,5 @@ class Updater:
         return state
 
     def close(self) -> None:
-        """Disconnect; may be called twice."""
+        """Disconnect from both servers; may be called twice."""
         disconnect(self.links)

@@ -20,10 +20,11 @@ from hummingbird.mpc.protocols.law import UNIT, Law
 
 
 class Compare:
-    """Comparisons: relu(v), and v itself, as a protocol computes them.
+    """Simulates comparisons on real tensors as a protocol computes them: bit z, which is a ReLU, and z.
 
-    seed: of the keys; None: take each key from torch's own generator (the CPU's). clamp: in training, move values into
-    the range that the window surely holds.
+    z is v after the protocol's roundings, and bit is 1 where the protocol decides that v is not negative. seed: of the
+    keys of the random numbers; None: take each key from torch's own generator (the CPU's). clamp: in training, move
+    values into the range that the window surely holds.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
@@ -35,11 +36,12 @@ class Compare:
         return self  # shared with the layers of a copied simulation; every forward() sets its mode
 
     def restart(self, seed: int) -> None:
-        """Start again with this seed: later calls draw as in a new simulation."""
+        """Start again with this seed: later calls draw the same random numbers as a new simulation."""
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """A function that ranks call before pass number 0, 1, ..., so that each draws the keys of a single process.
+        """Return a function for ranks to call before pass number 0, 1, ...,
+        so that each draws the keys of a single process.
 
         run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
         """
@@ -62,11 +64,14 @@ class Compare:
         return word(word(self.seed, 0), self.drawn)
 
     def relu(self, v: Tensor, law: Law) -> Tensor:
-        """Compute bit z, in v's type and memory format. v: real, of any shape."""
+        """Compute the ReLU of v as the protocol decides its sign, in v's type and memory format.
+
+        v: real, of any shape.
+        """
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
-        """Compute bit z, and z.
+        """Compute bit z, which is a ReLU, and z, which is v as the protocol rounds and wraps it.
 
         u: a key drawn before, for comparisons that share their random number u; None: draw one. rounding: a key drawn
         before for the rounding of shares beyond two, for comparisons of the same opened value.
@@ -94,14 +99,14 @@ class Compare:
         return self.moved(v, *law.range)
 
     def moved(self, v: Tensor, low: float, high: float) -> Tensor:
-        """Clamp values to a range, in training with `clamp`; else return them unchanged."""
+        """Clamp values to the range from `low` to `high` in training with `clamp`; else return them unchanged."""
         if not (self.clamp and self.training):
             return v
         return v.clamp(_inner(low, v.dtype), _inner(high, v.dtype))
 
 
 def _inner(bound: float, dtype: torch.dtype) -> float:
-    """The bound in this type, rounded towards zero."""
+    """Return the bound in this type, rounded towards zero."""
     near = torch.tensor(bound, dtype=dtype)
     if abs(float(near)) > abs(bound):
         near = torch.nextafter(near, torch.zeros_like(near))
@@ -109,34 +114,37 @@ def _inner(bound: float, dtype: torch.dtype) -> float:
 
 
 def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
-    """The elements as a contiguous tensor; and whether they are in the order of channels_last."""
+    """Return the elements as a contiguous tensor, and whether they are in the order of channels_last."""
     if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last):
         return v.permute(0, 2, 3, 1), True
     return v.contiguous(), False
 
 
 def _disturbed(v: Tensor, law: Law, key: int) -> Tensor:
-    """v plus the rounding errors of shares beyond two."""
+    """Add to v the rounding errors that shares of more than two parties have. key: of the random numbers."""
     noise = drawn(v.numel(), key, law.q, law.disturbances, v.device).double()
     middle = law.disturbances * ((1 << law.q) - 1) / 2
     return (v.double() + (noise - middle) * UNIT).to(v.dtype)
 
 
 def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
-    """`Law.rounded` for real x; values that are not finite stay as they are."""
+    """Round real x as `Law.rounded` does; values that are not finite stay as they are. key: of the random numbers."""
     e = drawn(x.numel(), key, law.q, 1, x.device)
     return (((x.double() / UNIT).round() + e).mul(2.0**-law.q).floor() * (UNIT * 2.0**law.q)).to(x.dtype)
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """The multiple of 2^k units in v - z; 0 if v is not finite, or too large to tell."""
+    """Return v - z, rounded to a multiple of 2^k ring units; 0 if v is not finite, or too large to tell."""
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step
     return turned.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Compare(torch.autograd.Function):
-    """Compute bit z and, with `both`, z; the gradient passes where the value passed, as if nothing were rounded."""
+    """Autograd function that computes a ReLU, bit z, and with `both` also z (`Compare`).
+
+    The gradient passes where the value passed, as if nothing were rounded.
+    """
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, law: Law, key: int, rounding: int, both: bool) -> tuple[Tensor, Tensor | None]:

@@ -24,7 +24,8 @@ SLICE = 16  # images at a time: the values of a ResNet-18's layers then stay in 
 
 
 class CutSimulator(nn.Module):
-    """The net with windows as the two sides compute it: on the CPU, without gradients, always as in eval mode.
+    """A net with windows as the two sides of `hybrid` compute it: on the CPU, without gradients,
+    always as in eval mode.
 
     The net is planned at the first images, and again after a change of a weight, the windows or the images' shape.
     Raises ModelError for a net that cannot be traced, ConfigError for windows of layers that it lacks; forward() also
@@ -50,11 +51,13 @@ class CutSimulator(nn.Module):
         self._plain: Plain | None = None
 
     def restart(self, seed: int) -> None:
-        """Start again with this seed: later calls draw as in a new simulation."""
+        """Start again with this seed: later calls draw the same random numbers as a new simulation."""
         self._generator = seeded(seed)
 
     def planned(self, shape: tuple[int, ...]) -> Plain:
-        """The plan for images of this shape, with the current weights and windows."""
+        """Return the plan for images of this shape, with the current weights and windows;
+        made only if one of them changed.
+        """
         state = [shape, *((id(t), t._version) for t in (*self.net.parameters(), *self.net.buffers()))]
         if self._traced is None or state != self._traced_of:
             self._traced, self._traced_of, self._plain = TracedNet(self.net, shape), state, None
@@ -63,10 +66,10 @@ class CutSimulator(nn.Module):
         return self._plain
 
     def forward(self, x: Tensor, low: Mapping[int, Tensor] | None = None) -> Any:
-        """The net's result, float32, for real images.
+        """Run the net on real images; returns its result, float32.
 
-        low: number of a cut -> the bits that are cut off, int64 (B, *shape); None: random ones. Raises InputError for
-        images beyond the windows' `input_range`.
+        low: maps the number of a step that cuts low bits off to these bits, int64 (B, *shape); None: random ones.
+        Raises InputError for images beyond the windows' `input_range`.
         """
         plain = self.planned(tuple(x.shape[1:]))
         images = plain.plan.encode(x.detach().float().cpu())
@@ -80,12 +83,15 @@ class CutSimulator(nn.Module):
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator of low bits; it need not be secret, as a simulation hides nothing."""
+    """Make a random generator for low bits; it need not be secret, as a simulation hides nothing."""
     return torch.Generator().manual_seed(seed)
 
 
 def uniform_low(plan: Plan, images: int, generator: torch.Generator | None) -> dict[int, Tensor]:
-    """Draw the low bits of uniform shares for every cut: number of the cut -> int64 (images, *shape)."""
+    """Draw the low bits of uniform shares for every step that cuts them off.
+
+    Returns for each such step's number int64 (images, *shape).
+    """
 
     def share(number: int, step: Step) -> Tensor:
         found = torch.empty(images, *step.shape, dtype=torch.int64)

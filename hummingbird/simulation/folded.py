@@ -23,22 +23,23 @@ from hummingbird.simulation.windows import traced
 
 
 class FoldedState(NamedTuple):
-    """The progress of a run: the number of steps done, and the values that later steps read."""
+    """The progress of a run of a `FoldedNet`: the number of steps done, and the values that later steps read."""
 
     place: int
     values: Mapping[int, Any]
 
     @property
     def nbytes(self) -> int:
-        """The memory of the values in bytes; memory that two values share is counted twice."""
+        """Bytes of the values; memory that two values share is counted twice."""
         return sum(value.nbytes for value in self.values.values() if isinstance(value, Tensor))
 
 
 class FoldedNet:
-    """A copy of a net as steps, on its device, in the order in which a protocol's parties compute them.
+    """A copy of a net as steps with folded batch norms, in the order in which a protocol's parties compute them.
 
-    `traced`: the steps of `graph.trace`. scales: name of a step -> fraction bits of its weights, if windows reduce them
-    (`rounding.weight_scales`). Raises ModelError for a net that cannot be converted.
+    It can run from any step to any other. `traced`: the steps of `graph.trace`. scales: name of a step -> fraction bits
+    of its weights, if windows reduce them (`rounding.weight_scales`). Raises ModelError for a net that cannot be
+    converted.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class FoldedNet:
 
     @property
     def steps(self) -> dict[str, Step]:
-        """Map the names of all steps to the steps."""
+        """All steps by their names."""
         return {step.name: step for step in self._steps}
 
     def start(self, x: Tensor, *public: Tensor) -> FoldedState:
-        """The state before the first step. x: a batch, rounded here as for shares. public: the public inputs."""
+        """Make the state before the first step. x: a batch, rounded here as for shares. public: the public inputs."""
         placed = [value.to(self.device) for value in public]
         shared = x.to(self.device, torch.float32).mul(2.0**SCALE).round_().mul_(2.0**-SCALE)
         return FoldedState(0, self._interpreter.start(shared, *placed))
@@ -73,7 +74,8 @@ class FoldedNet:
     def advance(
         self, state: FoldedState, instead: Mapping[str, Callable[..., Any]], stop: str | None = None
     ) -> FoldedState:
-        """Run up to the step of this name, or to the end; the old state stays valid.
+        """Run from a state up to the step named `stop`, or to the end; returns the new state,
+        and the old one stays valid.
 
         instead: name of a comparing step -> function that replaces it, of the tensor and the weight of a PReLU.
         """
@@ -92,9 +94,9 @@ class FoldedNet:
         return FoldedState(end, values)
 
     def finish(self, state: FoldedState, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """Run to the end: the net's output."""
+        """Run from a state to the end; returns the net's output. instead: as for `advance`."""
         return self.advance(state, instead).values[len(self._steps) - 1]
 
     def result(self, out: Tensor, shape: Sequence[int]) -> Any:
-        """The output in the structure of forward()'s result. shape: the shape of the input."""
+        """Convert the output to the structure of forward()'s result. shape: the shape of the input."""
         return calls.unpacked(self._steps, out, calls.shapes_for(self._steps, shape), lambda part: part)

@@ -30,7 +30,7 @@ Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU
 
 
 class Simulated(Reals):
-    """Arithmetic of formulas on real numbers, with comparisons that decide as the protocol does on shares."""
+    """Arithmetic of layers' formulas on real numbers, with comparisons that decide as the protocol does on shares."""
 
     def __init__(self, comparison: Comparison, scale: int, parties: int, decide: Compare) -> None:
         self.scale, self.parties, self.decide = scale, parties, decide
@@ -50,7 +50,7 @@ class Simulated(Reals):
         return super().maximum(x)
 
     def surely(self, x: Tensor) -> bool:
-        """Whether all comparisons of differences of these values are right."""
+        """Return whether all comparisons of differences of these values are certain to be right."""
         least, most = (float(end) for end in torch.aminmax(x.detach()))
         return self.law.holds(least - most, most - least)
 
@@ -72,7 +72,9 @@ class Simulated(Reals):
 
 
 class RingUnits(Reals):
-    """Arithmetic of formulas on integers, int64, in units of 2^-16, for windows with m = 0: nothing is random."""
+    """Arithmetic of layers' formulas on integers, int64, in units of 2^-16, for windows with m = 0:
+    nothing is random.
+    """
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
         self.parties, self.law = parties, comparison.law(SCALE, parties)
@@ -92,9 +94,10 @@ class RingUnits(Reals):
 
 
 def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
-    """The simulated layer of a private layer whose input has this scale.
+    """Make the simulated layer of a private layer.
 
-    step: the layer's step; None if one call of the net has several steps.
+    step: the layer's step; None if one call of the net has several steps. scale: of the layer's input. decide:
+    simulates the comparisons.
     """
     if isinstance(layer, Norm):
         norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
@@ -114,10 +117,10 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
 def on_live(
     twins: Mapping[str, Twin], plan: Sequence[PlanStep], passed: Mapping[str, Sequence[str]]
 ) -> dict[str, Twin]:
-    """Adapt simulated layers to the net's own order and values.
+    """Adapt simulated layers to the order and values of the net itself, which differ from those of its private form.
 
-    There values still have the means that changed weights take away before norms; and a ReLU that was exchanged with
-    max poolings (passed: pooling -> ReLUs) is computed behind the last of these poolings.
+    In the net values still have the means that the private form's weights take away before norms. A ReLU that was
+    exchanged with max poolings (passed: pooling -> ReLUs) is computed behind the last of these poolings.
     """
     found = dict(twins)
     last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}

@@ -29,14 +29,14 @@ from hummingbird.simulation.windows import Windows, check_protocol, twins
 
 
 class _Watched(Compare):
-    """Comparisons that note the largest |v|."""
+    """Simulates comparisons, and notes the largest |v| that was compared."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, clamp=False)
         self.largest = -1.0  # none so far
 
     def see(self, v: Tensor) -> None:
-        """Note |v|; NaN counts as the largest."""
+        """Update the largest |v| by these values; NaN counts as the largest."""
         if v.numel():
             seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
             self.largest = seen if math.isnan(seen) else max(self.largest, seen)
@@ -62,7 +62,7 @@ def magnitudes(
     public: Sequence[Tensor] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """The largest |x| that each comparing layer of `net` compares over `images` (N, ...), by name, in ring units.
+    """Find the largest |x| that each comparing layer of a net compares over `images` (N, ...), by name, in ring units.
 
     bits: windows during the run; None: exact. public: the net's public inputs, one for all images or one for each.
     progress: called with (images done, of all) after every batch.
@@ -123,12 +123,12 @@ def magnitudes(
 
 
 def slices(count: int, batch: int) -> list[slice]:
-    """The slice of each batch."""
+    """Divide `count` images into batches; returns the slice of each batch."""
     return [slice(start, min(start + batch, count)) for start in range(0, count, batch)]
 
 
 def public_rows(steps: Sequence[Step], public: Sequence[Tensor], rows: slice | Tensor) -> list[Tensor]:
-    """The public inputs of a net for some of the images; inputs with a row for each image are cut to these rows."""
+    """Return a net's public inputs for some of the images: inputs with a row for each image are cut to `rows`."""
     each = [step.attrs["shape"][:1] == (None,) for step in steps if step.op == "public"]
     return [x[rows] if own else x for x, own in zip(public, each, strict=True)]
 

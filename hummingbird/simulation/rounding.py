@@ -37,7 +37,7 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
-    """A folded step with the rounded weights, or the rounded factor, of its layer.
+    """Return a folded step with the weights, or the factor, of its layer rounded as in private inference.
 
     scales: name of a step -> fraction bits of its weights, if a window reduces them (`Linear.coarser`).
     """
@@ -56,15 +56,15 @@ def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
 
 
 def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
-    """The fraction bits of the weights of a plan's linear layers, by name."""
+    """Return the fraction bits of the weights of a plan's linear layers, by name."""
     return {step.name: step.layer.fraction for step in plan if isinstance(step.layer, Linear)}
 
 
 def after(step: Step) -> After | None:
-    """A function that corrects a step's result for rounded constants; None if nothing is rounded.
+    """Return a function that corrects a step's result for rounded constants; None if nothing is rounded.
 
-    For a mean it multiplies by the rounded reciprocal over the true one; for a resizing it computes the result with
-    rounded weights.
+    For a mean the function multiplies by the rounded reciprocal over the true one; for a resizing it computes the
+    result with rounded weights.
     """
     if step.op not in (*_MEANS, "resize"):
         return None

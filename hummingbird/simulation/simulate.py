@@ -57,7 +57,7 @@ from hummingbird.simulation.windows import Windows, check_protocol, comparisons,
 
 
 class _Seat(Channel):
-    """A party's channel to the other threads: messages are put into the receiver's queue."""
+    """A party's channel to the other parties' threads: messages are put into the receiver's queue."""
 
     def __init__(self, rank: int, parties: int, pass_on: Callable[[_Seat], None]) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -92,7 +92,7 @@ class _Seat(Channel):
 
 
 class ExactNet(nn.Module):
-    """A private net as a function of a session and one tensor with all private inputs to one tensor with all results.
+    """A private net as a module that maps a session and a tensor with all private inputs to a tensor with all results.
 
     public: the public inputs, which all parties have.
     """
@@ -107,7 +107,10 @@ class ExactNet(nn.Module):
 
 
 class Parties:
-    """N parties on a device; the dealer's seeds and the input's shares are derived from `seed`, or fresh (None)."""
+    """All parties of a private inference in this process, on a device.
+
+    seed: the dealer's seeds and the input's shares are derived from it; None: they are fresh.
+    """
 
     def __init__(self, parties: int, seed: int | None, device: torch.device) -> None:
         size = CIPHERS["aes-128-ctr" if device.type == "cpu" else "chacha20"]
@@ -134,7 +137,10 @@ class Parties:
         self._turns = interleave.Interleave()
 
     def run(self, net: nn.Module, x: Tensor) -> Tensor:
-        """The opened result as reals, float32, from a real batch on this device; InputError as `cryptensor` has it."""
+        """Run the private net on a real batch on this device; returns the opened result as real numbers, float32.
+
+        Raises InputError as `cryptensor` does.
+        """
         shares = input_shares(ring.encode(x, where="simulate"), self.secret, self.calls, len(self._sessions))
         self.calls += 1
         kept = {id(tensor): tensor for tensor in net.buffers()}  # all parties have the same public weights
@@ -164,12 +170,15 @@ class Parties:
 
 
 def dealer_seeds(secret: bytes, parties: int) -> list[bytes]:
-    """The seeds that the dealer sends to the parties."""
+    """Derive the seeds that the dealer sends to the parties, by rank."""
     return [derive(secret, "dealer", rank) for rank in range(parties)]
 
 
 def input_shares(x: Tensor, secret: bytes, call: int, parties: int) -> list[Tensor]:
-    """Shares of ring elements for call number `call`, by rank; all but party 0's are drawn uniformly."""
+    """Make the parties' shares of ring elements x, by rank; all but party 0's are drawn uniformly.
+
+    secret, call: the secret and the number of the call, from which shares are derived.
+    """
     drawn = [Stream(derive(secret, "input", call, rank), x.device).words(*x.shape) for rank in range(1, parties)]
     return [x - sum(drawn, torch.zeros_like(x)), *drawn]
 
@@ -248,7 +257,7 @@ def _tell_mode(net: nn.Module) -> None:
 
 @contextmanager
 def _in_eval(net: nn.Module) -> Iterator[None]:
-    """A context with the net in eval mode; afterwards every layer has its own mode again."""
+    """Put the net into eval mode inside a `with` block; afterwards every layer has its own mode again."""
     layers = [layer for layer in net.modules() if layer.training]
     for layer in layers:
         layer.training = False
@@ -260,13 +269,13 @@ def _in_eval(net: nn.Module) -> Iterator[None]:
 
 
 class InputRange:
-    """The largest |x| of inputs for which windows were found, None if not known; warns once of larger inputs."""
+    """Warns once of inputs beyond the largest |x| for which windows were found; None: the bound is not known."""
 
     def __init__(self, most: float | None) -> None:
         self.most, self.warned = most, False
 
     def see(self, x: Tensor) -> None:
-        """Check a batch. The bound is rounded to x's type, so that in half precision too x may reach it."""
+        """Check a batch of inputs. The bound is rounded to x's type, so that in half precision too x may reach it."""
         if self.most is None or self.warned or not x.numel():
             return
         least, most = torch.aminmax(x.detach())
@@ -278,7 +287,7 @@ class InputRange:
 
 
 class FastSimulator(nn.Module):
-    """The net with simulated comparisons; `net` is a child module, with its parameters.
+    """A net as a module with simulated comparisons; the net is a child module, `net`, with its own parameters.
 
     In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own
     mode. plan: the plan of the net's private form.
@@ -306,7 +315,7 @@ class FastSimulator(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Simulated layers for all comparing layers and norms, by name; also notes the plan's rounding of weights."""
+        """Make simulated layers for all comparing layers and norms, by name, and note how the plan rounds weights."""
         self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
@@ -342,7 +351,10 @@ class FastSimulator(nn.Module):
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """`Compare.passes` of this module, for ranks that split batches. image: (1, ...)."""
+        """Return the function `Compare.passes` for this module, for ranks that split batches.
+
+        image: any one, (1, ...).
+        """
         return self._compare.passes(lambda: self(image))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -360,12 +372,14 @@ class FastSimulator(nn.Module):
         return folded.result(folded.finish(folded.start(x, *given.public), self._layers), x.shape)
 
     def _single(self, x: Tensor) -> bool:
-        """Whether input, parameters and buffers are float32, as in the folded net."""
+        """Return whether input, parameters and buffers are float32, as in the folded net."""
         floats = (t for t in (x, *self.net.parameters(), *self.net.buffers()) if t.is_floating_point())
         return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
 
     def _as_converted(self) -> FoldedNet:
-        """The current net, with folded batch norms and rounded constants; made again after a weight has changed."""
+        """Return the current net with folded batch norms and rounded constants;
+        it is made again after a weight has changed.
+        """
         tensors = (*self.net.parameters(), *self.net.buffers())
         state = [self._scales, *((id(t), t._version, t.device) for t in tensors)]
         if self._folded is None or state != self._folded_of:
@@ -375,7 +389,10 @@ class FastSimulator(nn.Module):
 
 
 class ExactSimulator(nn.Module):
-    """All parties of a private inference in one process; every call converts the net again, as it may have changed."""
+    """Module that runs all parties of a private inference in this process, on their integers.
+
+    Every call converts the net again, as it may have changed.
+    """
 
     def __init__(
         self,
@@ -398,7 +415,7 @@ class ExactSimulator(nn.Module):
         return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Run the net on its own arguments, real, |x| <= 2^20; results are float32.
+        """Run the net on its own arguments, real, |x| <= 2^20; returns float32 results.
 
         Raises InputError for other values, and for shapes that the net cannot take.
         """

@@ -37,14 +37,17 @@ def check_protocol(protocol: str, parties: int) -> None:
 
 
 def traced(net: nn.Module, example: Any = None) -> list[Step]:
-    """Trace a net that has a private form; ModelError with all problems for a net without."""
+    """Trace a net that has a private form. Raises ModelError, with all problems, for a net without."""
     if problems := convert.validate_model(net, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)
 
 
 class Windows:
-    """Plans of one net. steps: of `graph.trace`; `steps` and `names` are in the order in which parties compute them."""
+    """Makes plans of one net with changing windows, without weights, in milliseconds.
+
+    steps: of `graph.trace`. The attributes `steps` and `names` are in the order in which parties compute them.
+    """
 
     def __init__(self, steps: Sequence[Step], protocol: str) -> None:
         self.protocol = protocol
@@ -63,7 +66,7 @@ class Windows:
         ]
 
     def plan(self, config: BitConfig, aim: TableChoice = LATENCY) -> list[PlanStep]:
-        """The plan with these windows and aim; ConfigError, naming the layer, for windows that do not fit."""
+        """Make the plan with these windows and this aim; ConfigError, naming the layer, for windows that do not fit."""
         builders.check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
@@ -78,14 +81,14 @@ class Windows:
 
 
 def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison]]:
-    """The comparing steps of a plan, each with its comparison."""
+    """Yield the comparing steps of a plan, each with its comparison."""
     for step in plan:
         if isinstance(step.layer, Layer) and step.layer.comparison is not None:
             yield step, step.layer.comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Simulated layers for the plan's comparing layers and norms, by name. steps: the net's steps, by name."""
+    """Make the simulated layers of a plan's comparing layers and norms, by name. steps: the net's steps, by name."""
     found = {}
     for step in plan:
         if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):

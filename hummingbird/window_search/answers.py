@@ -37,14 +37,19 @@ _UNIT = 1e-3  # largest difference between the length of an embedding and 1
 
 
 class Judged(NamedTuple):
-    """For each input, the share of its decisions that are kept, and the change of the finer score: float64 (B,)."""
+    """The judgement of each input: the share of its decisions that are kept, and the change of its finer score.
+
+    Both are float64 (B,).
+    """
 
     kept: Tensor
     moved: Tensor
 
 
 class Values:
-    """Real numbers, kept if they are within `NEAR` of the exact net's; with `accurate`, of the labels."""
+    """Judges real numbers, which are kept if they are within `NEAR` of the exact net's;
+    with `accurate`, of the labels.
+    """
 
     kind = "values"
     decides = False
@@ -60,26 +65,31 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch of outputs. expected: the batch's rows of `references`."""
+        """Judge the outputs of a batch. expected: the batch's rows of `references`, the right values."""
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """For all inputs, the share of right answers of each, float64 (N,); None without labels."""
+        """Return the share of right answers of each input, from outputs for all inputs, float64 (N,);
+        None without labels.
+        """
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
     def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """The distance of each input's outputs, float64 (B,); infinite if outputs are not finite."""
+        """Return the distance of each input's outputs from the expected ones, float64 (B,).
+
+        It is infinite if outputs are not finite.
+        """
         off = (self._seen(outputs) - expected).double() / self.spread
         return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
 
     def _seen(self, outputs: Tensor) -> Tensor:
-        """The numbers to compare, of rank 2 or more, from outputs (B, *shape)."""
+        """Return the numbers to compare, with two dimensions or more, from outputs (B, *shape)."""
         return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
 
 
 class Direction(Values):
-    """Rows that are compared by their direction."""
+    """Judges embeddings: rows that are compared by their direction."""
 
     kind = "embedding"
 
@@ -95,10 +105,10 @@ class Direction(Values):
 
 
 class Classes:
-    """Classes: the index of the largest value along a dimension, 1 or -1, equals the exact net's.
+    """Judges classes: the index of the largest value along dimension `dim`, 1 or -1, must be that of the exact net.
 
     With `accurate` it must equal the label. The finer score is the mean over positions of |p - q|: p is the exact net's
-    certainty of its answer (`certainty`), q the certainty of the same answer with windows. With `accurate` p is 1, and
+    certainty of its answer (`certainty`), q the certainty of that answer with windows. With `accurate` p is 1, and
     q is the certainty of the label.
     """
 
@@ -119,17 +129,20 @@ class Classes:
         )
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
-        """As `Values.judge`."""
+        """Judge the outputs of a batch.
+
+        target, expected: the batch's rows of `references`: right classes, and certainties p.
+        """
         moved = (certainty(outputs, target, self.dim) - expected).abs()
         return Judged(_each(outputs.argmax(self.dim) == target), _each(moved))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """As `Values.right`."""
+        """Return the share of right answers of each input, as `Values.right`."""
         return None if self.labels is None else _each(outputs.argmax(self.dim) == self.labels)
 
 
 class ThresholdScore:
-    """Scores: values that stay on their side of a threshold, and within `NEAR` of the exact net's."""
+    """Judges scores: values that must stay on their side of a threshold, and within `NEAR` of the exact net's."""
 
     kind = "score"
 
@@ -149,23 +162,29 @@ class ThresholdScore:
         return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
-        """As `Values.judge`; the finer score is the larger one of |p - q| of certainties and that of the distance."""
+        """Judge the outputs of a batch; the finer score is the larger change, of the certainty or of the distance.
+
+        target, expected, exact: the batch's rows of `references`: the right sides of the threshold, the exact net's
+        certainties of them, and its outputs.
+        """
         near = self.values.judge(outputs, exact)
         moved = _each((self._certainty(outputs, target) - expected).abs())
         return Judged(_each((outputs > self.threshold) == target) * near.kept, torch.maximum(moved, near.moved))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """As `Values.right`."""
+        """Return the share of right answers of each input, as `Values.right`."""
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
-        """The certainty that values are on these sides, from 0 to 1; 0 for values that are not finite."""
+        """Compute the certainty that values are on these sides of the threshold, from 0 to 1;
+        0 for non-finite values.
+        """
         steps = (self.values._seen(outputs).double() - self.threshold) / (_WIDTH * self.values.spread)
         return torch.sigmoid(steps.reshape(outputs.shape) * (2 * sides.double() - 1)).nan_to_num(0.0)
 
 
 class Numbers:
-    """Integers, kept if they are equal."""
+    """Judges integers, which are kept if they are equal to the exact net's or, with `accurate`, to the labels."""
 
     kind = "numbers"
 
@@ -179,17 +198,20 @@ class Numbers:
         return "whole numbers, equal or not"
 
     def judge(self, outputs: Tensor, target: Tensor) -> Judged:
-        """As `Values.judge`."""
+        """Judge the outputs of a batch. target: the batch's rows of `references`, the right numbers."""
         kept = _each(outputs == target)
         return Judged(kept, 1 - kept)
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """As `Values.right`."""
+        """Return the share of right answers of each input, as `Values.right`."""
         return None if self.labels is None else _each(outputs == self.labels)
 
 
 class Alike(Values):
-    """Decisions that are the same for all inputs: distances judge, as any windows might keep such decisions."""
+    """Judges decisions that are the same for all inputs, by distances, as any windows might keep such decisions.
+
+    decided: the judge by decisions, which still counts right answers.
+    """
 
     def __init__(self, outputs: Tensor, decided: Classes | ThresholdScore | Numbers) -> None:
         super().__init__(outputs)
@@ -199,7 +221,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """As `Values.right`, by the decisions."""
+        """Return the share of right answers of each input, as `Values.right`, by the decisions."""
         return self.decided.right(outputs)
 
 
@@ -207,12 +229,12 @@ Single = Values | Classes | ThresholdScore | Numbers
 
 
 class Answers:
-    """The answers of a net with one result or several.
+    """Judges the outputs of a net with windows, which has one result or several, against the exact net's or labels.
 
     outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: name, and shape
     for one input, of each result. labels: (N, ...), for the first result whose shape they fit; None: no labels.
-    accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS`; None: determined by
-    labels and outputs.
+    accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS` (module head); None:
+    determined by labels and outputs.
     Raises InputError for labels that fit no result, and with `accurate` if all answers are the same.
     """
 
@@ -244,11 +266,11 @@ class Answers:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each result."""
+        """The kind of each result, one of `KINDS`."""
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Judge a batch of outputs. references: the batch's rows of the tensors in `self.references`."""
+        """Judge the outputs of a batch. references: the batch's rows of the tensors in `self.references`."""
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
             own, left = left[: len(part.references)], left[len(part.references) :]
@@ -260,22 +282,24 @@ class Answers:
         )
 
     def kept(self, outputs: Tensor) -> float:
-        """The share of decisions that are kept, of outputs for all inputs."""
+        """Return the share of decisions that are kept, for the outputs of all inputs."""
         return float(self.judge(outputs, self.references).kept.mean())
 
     def accuracy(self, outputs: Tensor) -> float | None:
-        """The share of right answers, for outputs of all inputs; None without labels."""
+        """Return the share of right answers among the outputs for all inputs; None without labels."""
         pairs = zip(self.parts, self._parted(outputs), strict=True)
         found = [right for part, values in pairs if (right := part.right(values)) is not None]
         return float(found[0].mean()) if found else None
 
     def distance(self, outputs: Tensor) -> float:
-        """The distance of outputs for all inputs from the exact net's: root mean square, of the worst result."""
+        """Return the distance of the outputs for all inputs from the exact net's: root mean square,
+        of the worst result.
+        """
         trios = zip(self.distances, self._parted(outputs), self._exact, strict=True)
         return max(float(values.distance(part, exact).square().mean().sqrt()) for values, part, exact in trios)
 
     def _parted(self, outputs: Tensor) -> list[Tensor]:
-        """Split outputs into results (B, *shape)."""
+        """Split packed outputs into the net's results, each (B, *shape)."""
         if len(self.shapes) == 1:
             return [outputs.reshape(len(outputs), *self.shapes[0])]
         sizes = [math.prod(shape) for shape in self.shapes]
@@ -284,7 +308,7 @@ class Answers:
 
 
 def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
-    """The name of each result, and its shape for one image. image: the shape of one image.
+    """Return the name of each result of a net, and its shape for one image. image: the shape of one image.
 
     Raises InputError for a result whose first dimension is not the batch.
     """
@@ -299,9 +323,10 @@ def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tupl
 def fitting(
     shapes: Sequence[Sequence[int]], count: int, labels: Tensor | None, kind: str | None = None
 ) -> list[tuple[str, Tensor] | None]:
-    """Match labels (N, ...) of `count` inputs with a result: for each result its kind and labels, or None.
+    """Find the result that the labels (N, ...) of `count` inputs fit.
 
-    Raises InputError for labels that fit no result, ConfigError for an unknown kind.
+    Returns for each result its kind and its labels, or None. Raises InputError for labels that fit no result,
+    ConfigError for an unknown kind.
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"unknown kind of answers {kind!r}", where="answers", hint=f"one of {', '.join(KINDS)}")
@@ -324,7 +349,11 @@ def fitting(
 
 
 def _fit(shape: tuple[int, ...], labels: Tensor) -> tuple[str, Tensor]:
-    """The kind of a result of this shape with these labels, and the labels in its form."""
+    """Determine the kind of a result of this shape from its labels; returns the kind,
+    and the labels in the kind's form.
+
+    Raises InputError for labels that do not fit.
+    """
     count, whole = len(labels), not labels.is_floating_point()
     form = tuple(labels.shape)
     if whole and len(shape) > 0 and shape[0] > 1 and form == (count, *shape[1:]):
@@ -354,7 +383,11 @@ def _classes(labels: Tensor, count: int) -> Tensor:
 
 
 def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, accurate: bool, alone: bool) -> Single:
-    """The judge of one result. outputs: the exact net's, for all inputs."""
+    """Make the judge of one result.
+
+    outputs: the exact net's, for all inputs. fit: the result's kind and labels from `_fit`, None without labels. alone:
+    whether the net has no other result.
+    """
     labels, made = (None, kind or _kind(outputs, alone)) if fit is None else (fit[1], kind or fit[0])
     numbers = kind is None and not outputs.is_floating_point() and (labels is None or not labels.is_floating_point())
     found: Single
@@ -380,7 +413,7 @@ def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, ac
 
 
 def _kind(outputs: Tensor, alone: bool) -> str:
-    """The kind of a result for which there are no labels."""
+    """Determine the kind of a result without labels from its outputs. alone: whether the net has no other result."""
     rows = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
     if rows.shape[1] == 1:
         return "score"
@@ -393,22 +426,22 @@ def _kind(outputs: Tensor, alone: bool) -> str:
 
 
 def _scattered(count: int) -> Tensor:
-    """Sort keys that spread the first inputs evenly over the data set, for kinds without certainty.
+    """Return sort keys that spread the first inputs evenly over the data set, for kinds without certainty.
 
-    A data set may be sorted by class. Multiples of the golden ratio mod 1 (Weyl).
+    A data set may be sorted by class. The keys are multiples of the golden ratio mod 1 (Weyl).
     """
     return torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1
 
 
 def _differ(decisions: Tensor) -> bool:
-    """Whether any input's decision differs from the first one's."""
+    """Return whether any input's decision differs from the first one's."""
     return bool((decisions != decisions[:1]).any())
 
 
 def _spread(values: Tensor) -> Tensor:
-    """The standard deviation over all inputs of each column or channel, broadcastable over (B, ...).
+    """Compute the standard deviation over all inputs of each column or channel, broadcastable over (B, ...).
 
-    If it is 0, as for a single input: the root mean square of all values, or 1 if they are all 0.
+    Where it is 0, as for a single input, the result is the root mean square of all values, or 1 if they are all 0.
     """
     values = values.double()
     dims = [dim for dim in range(values.dim()) if dim != 1]
@@ -419,10 +452,10 @@ def _spread(values: Tensor) -> Tensor:
 
 
 def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
-    """The certainty of each label, from 0 to 1, float64 in the labels' shape; 0 if logits are not finite.
+    """Compute the certainty of each label, from 0 to 1, float64 in the labels' shape; 0 if logits are not finite.
 
-    sigmoid(margin / 0.4): the margin is the label's logit less the best other one, in standard deviations of the logits
-    of the image (or position). It does not change if windows make all logits smaller, as pruning does; softmax's
+    It is sigmoid(margin / 0.4): the margin is the label's logit less the best other one, in standard deviations of the
+    logits of the image (or position). It does not change if windows make all logits smaller, as pruning does; softmax's
     probabilities would change, although no answer does.
     """
     logits, chosen = logits.double(), labels.unsqueeze(dim)
@@ -431,17 +464,17 @@ def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
 
 
 def _each(values: Tensor) -> Tensor:
-    """The mean over each input's values, float64 (B,)."""
+    """Compute the mean over each input's values, float64 (B,)."""
     return values.double() if values.dim() == 1 else values.double().flatten(1).mean(1)
 
 
 def _bounded(distance: Tensor) -> Tensor:
-    """d / (1 + d): from 0 to 1, close to d for small distances d."""
+    """Map a distance d to d / (1 + d): from 0 to 1, close to d for small distances."""
     return 1 - 1 / (1 + distance)
 
 
 def _same_but_ones(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes are the same but for dimensions of size 1."""
+    """Return whether two shapes are the same but for dimensions of size 1."""
     return [size for size in one if size != 1] == [size for size in other if size != 1]
 
 

@@ -49,7 +49,7 @@ from hummingbird.window_search.problem import IDENTITY, Group, GroupWindows, nam
 
 
 class Item(NamedTuple):
-    """A choice of a group: its price and its loss, 0 or more."""
+    """The price and the loss, 0 or more, of one choice of windows for a group."""
 
     price: Fraction
     loss: float
@@ -61,10 +61,10 @@ def least_sums(
     count: int,
     accepts: Callable[[tuple[int, ...]], bool] = lambda places: True,
 ) -> list[tuple[int, ...]]:
-    """The `count` assignments with the least sums of losses and prices within the budget, the least first.
+    """Find the assignments with the least sums of losses whose prices are within the budget, the least first.
 
-    An assignment is an index into every table. There may be fewer; of equal sums any may be among them. accepts:
-    whether an assignment is allowed.
+    tables: the choices of each group; an assignment has an index into every table. count: how many to find; there may
+    be fewer, and of equal sums any may be among them. accepts: whether an assignment is allowed.
     """
     cheapest = [min(item.price for item in table) for table in tables]
     rest = [*accumulate(reversed(cheapest), initial=Fraction(0))][::-1]
@@ -98,7 +98,10 @@ def least_sums(
 
 
 class _Relaxed:
-    """The least sum of losses of some groups if choices may be mixed, for any budget that pays the cheapest choices."""
+    """Computes a lower bound on the sum of losses of some groups, for any budget that pays their cheapest choices.
+
+    The bound is the least sum if a group may mix two of its choices.
+    """
 
     def __init__(self, tables: Sequence[Sequence[Item]]) -> None:
         hulls = [_hull(table) for table in tables]
@@ -117,7 +120,7 @@ class _Relaxed:
 
 
 def _hull(table: Sequence[Item]) -> list[Item]:
-    """The lower convex hull of (price, loss), from the cheapest choice to the one that loses least."""
+    """Compute the lower convex hull of points (price, loss), from the cheapest choice to the one that loses least."""
     hull: list[Item] = []
     for item in sorted(table):
         if hull and item.loss >= hull[-1].loss:
@@ -133,7 +136,9 @@ def _slope(one: Item, other: Item) -> float:
 
 
 def _steps(hull: Sequence[Item]) -> Iterator[tuple[float, float, float]]:
-    """(slope, price, gain) of each step, steepest first."""
+    """Yield (slope, price, gain) of each step along a hull, steepest first:
+    the gain is the loss that the step saves.
+    """
     for one, other in pairwise(hull):
         yield _slope(one, other), float(other.price - one.price), one.loss - other.loss
 
@@ -147,7 +152,7 @@ _TIES = 2.0**-40  # the price of the whole budget counts as this loss: of equal 
 
 
 class Found(NamedTuple):
-    """Windows by name, their price and score."""
+    """Windows that a search has found, by layer name, with their price and score."""
 
     windows: Mapping[str, BitWindow]
     price: Fraction
@@ -155,16 +160,17 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Whether a score is not worse than the other one, in answers and in the finer score."""
+    """Return whether a score is not worse than another one, in answers and in the finer score."""
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 
 @dataclass
 class Budgeted:
-    """One search within a budget.
+    """One search for the windows with the best score within a budget.
 
-    choices: the windows of each group. exact: the score without windows. accepts: whether the net can run windows. The
-    other arguments are those of `search_bits`.
+    It measures the loss of each group's windows, and tries the assignments with the least sums in full (module head).
+    choices: the windows of each group that are worth a trial. exact: the score without windows. accepts: whether the
+    net can run windows. The other arguments are those of `search_bits`.
     """
 
     groups: Sequence[Group]
@@ -193,7 +199,10 @@ class Budgeted:
         self._prices = [[*compress(*pair)] for pair in zip(prices, kept, strict=True)]
 
     def search(self) -> Found:
-        """Search. Raises ConfigError if nothing that was tried keeps the exact net's answers less the margin."""
+        """Run the search.
+
+        Raises ConfigError if nothing that was tried keeps the exact net's answers less the margin.
+        """
         self.uniform = self.best_uniform()
         least = self.exact.answers - self.margin
         floor = least if self.uniform is None else max(least, self.uniform.score.answers)
@@ -235,7 +244,9 @@ class Budgeted:
     # ------------------
 
     def best_uniform(self) -> Found | None:
-        """Find the best uniform window, by right answers, then by the finer score; None if the budget allows none."""
+        """Find the best window for all layers alike, by right answers, then by the finer score;
+        None if the budget allows none.
+        """
         windows = [*self._uniforms()]
         ranks = [self.questions.coarse(each) for each in windows]
         best: Found | None = None
@@ -247,7 +258,10 @@ class Budgeted:
         return best
 
     def _uniforms(self) -> Iterator[dict[str, BitWindow]]:
-        """For every k that a layer has at some level: the widest window within the budget that the net can run."""
+        """Yield, for every k that a layer has at some level, the widest window within the budget that the net can run.
+
+        The window is yielded for all layers, by name.
+        """
         layers, least = [layer for group in self.groups for layer in group.layers], self.objective.least_width
         top = min(max(layer.upper(0, self.headroom) for layer in layers), *(layer.limit for layer in layers))
         low = min(layer.upper(1 + self.reach, self.headroom) for layer in layers)
@@ -264,10 +278,10 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """The square of each choice's loss: the sum of the squares of the losses of its lower and its upper end.
+        """Compute the square of each choice's loss, as the sum of squares for its lower and its upper end.
 
-        The lower end is measured with all upper bits, the upper end with all lower bits. For an identity, or if the net
-        cannot run an end alone, the choice itself is measured.
+        The lower end is measured with all upper bits, the upper end with all lower bits. For windows without bits, or
+        if the net cannot run an end alone, the choice itself is measured.
         """
         ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
         lower = self._lower(group, sorted({choice.m for choice in ranked}))
@@ -284,7 +298,7 @@ class Budgeted:
         return [loss(choice) for choice in choices]
 
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
-        """Losses of windows of level 0, by m, measured from the middle outwards.
+        """Measure the losses of a group's windows [k:m) of level 0, for each m, from the middle outwards.
 
         With one dropped bit less the loss at least halves (a value is pruned half as often, and is half as large): so
         below a small loss the others are obtained by halving. Above a large loss the others are not measured.
@@ -306,7 +320,9 @@ class Budgeted:
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
-        """Measure the loss of these windows; infinite if the net cannot run them."""
+        """Measure the loss of these windows, with exact comparisons in other groups;
+        infinite if the net cannot run them.
+        """
         asked = group.named(windows)
         return max(0.0, self._most - self.questions.coarse(asked)) if self.accepts(asked) else math.inf
 
@@ -314,7 +330,10 @@ class Budgeted:
     # --------------
 
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
-        """The assignments to try in full, of choices up to this level, each once."""
+        """Return the assignments to try in full, each once, of choices up to this level.
+
+        losses: of each group's choices. An assignment is a window for every layer, by name.
+        """
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
             for found, lost in zip(self.choices, losses, strict=True)
@@ -344,7 +363,9 @@ class Budgeted:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
 
     def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
-        """Widen choices with the rest of the budget: groups in turn, a bit at a time, first upwards, then downwards."""
+        """Widen the chosen windows with the rest of the budget: groups in turn, a bit at a time,
+        first upwards, then downwards.
+        """
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:
             for depth in tuple(turns):
@@ -356,7 +377,10 @@ class Budgeted:
         return found
 
     def _wider(self, chosen: Sequence[GroupWindows], depth: int) -> GroupWindows | None:
-        """The next wider choice of a group, if budget and net allow it; None if there is none, or for an identity."""
+        """Return the next wider choice of group number `depth` that budget and net allow.
+
+        None if there is none, or if the group's windows have no bits.
+        """
         own = chosen[depth]
         over = [c for c in self.choices[depth] if c.m == own.m < 64 and c.tops != own.tops]
         above = [c for c in over if all(map(int.__ge__, c.tops, own.tops))]

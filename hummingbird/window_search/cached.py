@@ -42,7 +42,7 @@ Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the
 
 
 class _Kept(NamedTuple):
-    """The state of a batch before comparing layer number `cut`, with exact comparisons in all layers before."""
+    """The values kept of a batch before comparing layer number `cut`, with exact comparisons in all layers before."""
 
     cut: int
     state: FoldedState
@@ -54,10 +54,10 @@ class CachedEvaluator:
     The net is copied. Answers are compared with the labels; without labels, or if not `accurate`, with the exact net's.
     `answers`: the judge. public: the net's public inputs, one for all images or one for each. kind: a kind of
     answers.py; None: determined by labels and outputs. seed: seed of the protocol's random numbers. runs: number of
-    seeds over which a full score is the mean. rank: number of images of a coarse score. memory: bytes for kept values,
-    beside the images; with less memory more is computed again.
-    Cost: the exact net once; for a coarse score the tail of the net on `rank` images; for a full score the tail on all
-    images for every run.
+    seeds over which a full score is the mean. rank: number of images of a coarse score. memory: bytes for kept values
+    of layers, beside the images; with less memory more is computed again.
+    Cost: the exact net once; for a coarse score the layers behind the first window that is not exact, on `rank` images;
+    for a full score these layers on all images for every run.
     Raises InputError for images and labels that do not fit each other or the net, and for a net without a comparing
     layer; ModelError and ConfigError as `simulate` does.
 
@@ -123,7 +123,10 @@ class CachedEvaluator:
         self._full: dict[Assignment, Score] = {}
 
     def coarse(self, config: BitConfig) -> float:
-        """The fine score on the ranking images in one run. Raises ConfigError for windows that the net cannot run."""
+        """Return the finer score on the ranking images, in one run.
+
+        Raises ConfigError for windows that the net cannot run.
+        """
         windows = self._assignment(config)
         if windows not in self._coarse:
             self._begin(windows, f"a coarse score of {windows}")
@@ -136,9 +139,10 @@ class CachedEvaluator:
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
-        """Both scores, on all images and runs. If answers are below the floor, an upper bound may be returned for them.
+        """Return the score on all images and runs. Raises as `coarse`.
 
-        Raises as `coarse`.
+        If the share of right answers is below `floor`, an upper bound below it may be returned instead, after fewer
+        images.
         """
         windows = self._assignment(config)
         if windows in self._full:
@@ -164,7 +168,7 @@ class CachedEvaluator:
         return found
 
     def outputs(self, config: BitConfig) -> Tensor:
-        """Outputs of the net for every image in the first run, (N, ...) on the CPU. Raises as `coarse`.
+        """Return the net's outputs for every image in the first run, (N, ...) on the CPU. Raises as `coarse`.
 
         Several results are packed side by side, one row for each image.
         """
@@ -174,14 +178,14 @@ class CachedEvaluator:
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """A batch's number of wrong answers, and its sum of changes of the finer score: float64 (runs, 2)."""
+        """Count a batch's wrong answers, and sum its changes of the finer score, for each seed: float64 (runs, 2)."""
         judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
         wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
         moved = [float(found.moved.sum()) for found in judged]
         return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
     def _judged(self, outputs: Tensor, number: int) -> Judged:
-        """Judge each image of a batch."""
+        """Judge the net's outputs for each image of batch `number`."""
         return self.answers.judge(outputs, self._references[number])
 
     def _assignment(self, config: BitConfig) -> Assignment:
@@ -189,18 +193,20 @@ class CachedEvaluator:
         return tuple(config.window(name) for name in self._windows.names)
 
     def _begin(self, windows: Assignment, question: str) -> None:
-        """Make the layers of these windows, which `_ran` runs."""
+        """Make the layers with these windows, which `_ran` then runs. question: a text that all ranks must agree on."""
         ranks.agree(lambda: {"question": question})
         self._cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
         self._twins = self._layers(windows)
 
     def _ran(self, number: int, seed: int) -> Tensor:
-        """Run a batch from the values kept before the first window that is not exact: outputs on the CPU."""
+        """Run batch `number` from the values kept before the first window that is not exact;
+        returns outputs on the CPU.
+        """
         self._place = number, seed
         return self._tail(number, self._cut, self._twins).cpu()
 
     def _layers(self, windows: Assignment) -> dict[str, Twin]:
-        """Simulated comparing layers, each with its own random numbers for each batch."""
+        """Make the simulated comparing layers, each with its own random numbers for each batch."""
         config = BitConfig(EXACT, dict(zip(self._windows.names, windows, strict=True)))
         found = twins(self._windows.plan(config), self._net.steps, self._parties, self._compare)
 
@@ -216,7 +222,11 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
-        """Run a batch from the kept values nearest before the cut: outputs."""
+        """Run batch `number` from the nearest kept values up to comparing layer number `cut`;
+        returns the net's outputs.
+
+        The values before that layer are then kept, as far as memory allows.
+        """
         stack = self._stacks[number]
         while stack and stack[-1].cut > cut:
             stack.pop()
@@ -236,7 +246,7 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _exact(self, images: Tensor, public: Sequence[Tensor]) -> Tensor:
-        """Run the net itself, with exact comparisons; InputError for images that it cannot take."""
+        """Run the net itself, with exact comparisons. Raises InputError for images that it cannot take."""
         try:
             outputs: Tensor = self._net.finish(self._started(images, public), {})
         except (RuntimeError, ValueError, IndexError) as error:
@@ -246,10 +256,10 @@ class CachedEvaluator:
 
 
 def run_seed(seed: int, run: int) -> int:
-    """The seed of a run; the first run has `seed` itself."""
+    """Derive the seed of a run; the first run has `seed` itself."""
     return seed if run == 0 else int.from_bytes(hashlib.sha256(f"{seed} run {run}".encode()).digest()[:7], "little")
 
 
 def layer_seed(seed: int, name: str, batch: int) -> int:
-    """The seed of a layer's random numbers, for one batch."""
+    """Derive the seed of a layer's random numbers for one batch."""
     return int.from_bytes(hashlib.sha256(f"{seed} {batch} {name}".encode()).digest()[:7], "little")

@@ -16,9 +16,10 @@ from hummingbird.window_search.journal import Journal
 
 
 class Score(NamedTuple):
-    """A score of windows, both parts from 0 to 1, high is good.
+    """A score of windows, both parts from 0 to 1; higher is better.
 
-    answers: the share of answers that are right, or kept. fine: the finer score, by which windows are ranked.
+    answers: the share of answers that are right, or equal to the exact net's. fine: a finer score, which changes before
+    any answer does, and by which windows are ranked.
     """
 
     answers: float
@@ -27,17 +28,20 @@ class Score(NamedTuple):
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """Scores that depend on the config alone: randomness comes from a seed and the windows."""
+    """Interface of an object that scores windows. Scores depend on the windows alone: randomness comes from a seed."""
 
     def coarse(self, config: BitConfig) -> float:
-        """A `fine` score by which windows are ranked before any of them is tried in full."""
+        """Return a finer score, as in `Score.fine`, by which windows are ranked before any of them is tried in full."""
 
     def full(self, config: BitConfig, floor: float) -> Score:
-        """The score that decides. If its answers are below `floor`, they may be any number below it."""
+        """Return the score that decides.
+
+        If its share of right answers is below `floor`, it may be any number below `floor`.
+        """
 
 
 class FunctionEvaluator:
-    """An evaluator of `evaluate(config) -> accuracy`; it caches nothing."""
+    """An evaluator that calls a function `evaluate(config) -> accuracy`; it caches nothing."""
 
     def __init__(self, evaluate: Callable[[BitConfig], float]) -> None:
         self.evaluate = evaluate
@@ -51,7 +55,7 @@ class FunctionEvaluator:
 
 
 def checked(value: Any, where: str) -> float:
-    """Check for a number from 0 to 1; InputError for any other value."""
+    """Convert a score to float. Raises InputError, naming `where`, unless it is a number from 0 to 1."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value) or not 0 <= value <= 1:
         hint = "the fraction of right answers, from 0 to 1, not percent"
         raise InputError(f"evaluate gave an accuracy of {value!r}", where=where, hint=hint)
@@ -62,7 +66,7 @@ def checked(value: Any, where: str) -> float:
 
 
 class Progress(NamedTuple):
-    """The progress of a search: configs tried, and the share of right answers and the price of the best one so far."""
+    """The progress of a search: number of configs tried, and the best one's share of right answers and price so far."""
 
     evaluations: int
     accuracy: float | None
@@ -70,7 +74,7 @@ class Progress(NamedTuple):
 
 
 class Questions:
-    """The search's questions to an evaluator: answers are checked, counted, and written to the journal.
+    """Asks an evaluator for scores on behalf of the search; answers are checked, counted, and written to the journal.
 
     names: names of all layers, in order; layers without a window in a question are exact. `watch` is called after
     every answer.
@@ -82,11 +86,11 @@ class Questions:
         self.watch: Callable[[], None] = lambda: None
 
     def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
-        """A configuration with an entry for every layer: without one, relu#1 would take the window of relu."""
+        """Make a configuration with an entry for every layer: without one, relu#1 would take the window of relu."""
         return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
 
     def coarse(self, windows: Mapping[str, BitWindow]) -> float:
-        """Ask for the score that ranks."""
+        """Ask for the score that ranks windows; see `Evaluator.coarse`."""
         config = self.config(windows)
         return self._ask("coarse", config, 0.0, lambda: [self.evaluator.coarse(config)])[0]
 

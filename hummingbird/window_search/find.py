@@ -50,13 +50,14 @@ def search_bits(
     """Find windows for every layer of `groups`.
 
     evaluate: config -> its accuracy, or an `Evaluator`.
-    budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64); None: eco.
+    budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64). None: HummingBird-eco:
+        windows from bit 0 up that hold all values, so that no sign is wrong.
     margin: how far the accuracy may fall below the exact net's; 0.05 is five points.
     spare: bits that eco keeps above the largest magnitude.
     headroom: with a budget, how much larger than the largest value seen a window's values may be; 0.25 is a quarter.
     reach: how many bits below the range seen k may go if the budget forces it down (budgeted.py).
     widths: allowed numbers of bits in the widest window of a group; None: any number, 0 included.
-    trials: how many assignments of a level are tried in full, the most promising ones.
+    trials: how many assignments of a level (problem.py) are tried in full, the most promising ones.
     uniform: one window for all layers, the best of all k; headroom, reach and margin are ignored.
     accepts: whether the net can run a config; windows that it cannot run are not tried.
     thrifty: do not spend the rest of the budget; else an assignment is widened with it before it is tried.
@@ -67,6 +68,7 @@ def search_bits(
         on, or a kill, the result is the same as without.
     before: seconds spent before this call, to be counted.
     provenance: stored in the config, together with objective, budget, cost, accuracies, evaluations, seconds and seed.
+    progress: called with a `Progress` after every answer; without a budget only in the search for q.
 
     Raises ConfigError if no assignment meets budget and margin, if eco's windows change the accuracy, or if `state`
     belongs to another search; InputError for no layers, or accuracies outside [0, 1].
@@ -160,7 +162,11 @@ def check_margin(margin: object) -> None:
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """The window of a layer in eco: |x| < 2^(k-1) - 1, so that with m = 0 every sign is right."""
+    """Return the window of a layer in eco, which holds all values |x| < 2^(k-1) - 1 and has m = 0,
+    so that every sign is right.
+
+    spare: bits of k above the largest magnitude.
+    """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
     k = (layer.largest + 1).bit_length() + 1 + spare
@@ -177,7 +183,7 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Eco's assignment; ConfigError if it changes the accuracy."""
+    """Return eco's windows, which hold all values seen; ConfigError if they change the accuracy."""
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
     score = questions.full(windows)
@@ -191,7 +197,7 @@ def _verified(
 
 
 def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
-    """The best uniform window; ConfigError if there is none."""
+    """Return the best uniform window, one for all layers; ConfigError if the budget allows none."""
     if found is None:
         what = f"no uniform window meets a budget of {float(budget):g} {objective.unit}"
         raise ConfigError(what, where="budget", hint="allow a larger budget")
@@ -199,7 +205,7 @@ def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
 
 
 def _uniform(found: Found) -> dict[str, int | float]:
-    """The best uniform window and its score."""
+    """Return, for the provenance, the best uniform window, one for all layers, and its score."""
     window = next(iter(found.windows.values()))
     return {"k": window.k, "m": window.m, "accuracy": found.score.answers, "score": found.score.fine}
 
@@ -207,7 +213,7 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """For the provenance: q of every group, and bytes of all parties and the score, with q and without."""
+    """Return, for the provenance, q of every group, and bytes of all parties and the score, with q and with q = 0."""
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
         "bytes_in_all": in_all(found.windows) / 8,
@@ -220,7 +226,7 @@ def _rounding(
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
 ) -> list[GroupWindows]:
-    """The choices of a group; ConfigError if there is none."""
+    """Return the choices of windows for a group that are worth a trial; ConfigError if there is none."""
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
         hint = f"add a number from {objective.least_width} upwards, or 0 for an identity"
@@ -231,7 +237,9 @@ def _tried(
 def _checked_budget(
     budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
-    """The budget as a rational; ConfigError if it is no number, or below the price of the cheapest assignment."""
+    """Convert the budget to a fraction; ConfigError if it is no number,
+    or below the price of the cheapest assignment.
+    """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, Fraction)) or not 0 <= budget < float("inf"):
         raise ConfigError(f"a budget of {budget!r}", where="budget", hint=f"{objective.unit}, 0 or more")
     if objective.name == "bits" and budget > 1:

@@ -20,10 +20,10 @@ _LABELLED = "a DataLoader or a data set of (image, label), batches of (images, l
 def gathered(
     images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None, most: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gather the first `most` images (N, ...), None: all; and their labels (N, ...), None if there are none.
+    """Gather the first `most` images (N, ...), all if None, and their labels (N, ...), None if there are none.
 
-    They are held in memory; no further batch is read; a progress bar appears after two seconds. Raises InputError for
-    batches of another form, or of different shapes, and for labels in the batches and in `labels`.
+    The images are held in memory; no further batch is read; a progress bar appears after two seconds. Raises InputError
+    for batches of another form, or of different shapes, and for labels both in the batches and in `labels`.
     """
     if isinstance(images, Tensor):
         return images[:most], None if labels is None else labels[:most]
@@ -64,7 +64,7 @@ def gathered(
 def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Gather the first `most` images (N, ...) and their labels (N, ...); integer labels become int64.
 
-    source: a DataLoader, a data set, batches, or a pair of tensors. Labels are None if there are none. Raises
+    source: a DataLoader, a data set, batches, or a pair of tensors. The labels are None if there are none. Raises
     InputError, naming `where`, as `gathered`, and for labels that are no numbers.
     """
     pair = isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[0], Tensor)
@@ -87,7 +87,7 @@ def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Te
 
 
 def fingerprint(*tensors: Tensor) -> str:
-    """SHA-256 (hex) of the types, shapes and values of tensors."""
+    """Compute the SHA-256, in hexadecimal, of the types, shapes and values of tensors."""
     data = hashlib.sha256()
     for tensor in tensors:
         data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
@@ -96,7 +96,7 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def _batches(images: Iterable[Any]) -> Iterator[Any]:
-    """The batches; InputError for images of a data set that differ in shape and form no batch."""
+    """Yield the batches; InputError for images of a data set that differ in shape and so form no batch."""
     try:
         yield from tqdm(images, desc="images", unit="batch", mininterval=1, delay=2, leave=False)
     except RuntimeError as problem:  # of torch's default_collate, in this process or a worker

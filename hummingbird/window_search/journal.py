@@ -29,10 +29,10 @@ _NUMBERS = {"coarse": 1, "full": 2}  # length of an answer
 
 
 class Journal:
-    """Answers from the file first, then new ones, which are appended to it. path None: nothing is kept.
+    """The answers of an evaluator in a file: a search gets those in the file first; new ones are computed and appended.
 
-    before: seconds that this session has taken before. Raises ConfigError for a file that is no journal, or that
-    belongs to another problem.
+    path: of the file; None: nothing is kept. fingerprint: identifies the problem. before: seconds spent on the search
+    before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to another problem.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class Journal:
 
     @staticmethod
     def _begin(path: Path, fingerprint: str) -> None:
-        """Create the file with its first line, atomically."""
+        """Create the file with its first line, completely or not at all."""
         head = {"format": FORMAT, "version": VERSION, "problem": fingerprint}
         disk.save(path, [f"{json.dumps(head)}\n".encode()])
 
@@ -76,14 +76,17 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """The search's seconds so far; earlier sessions count up to their last answer."""
+        """The search's seconds so far; earlier runs that were interrupted count up to their last answer."""
         earlier = self._answers[-1].get("seconds", 0.0) if self._answers else 0.0
         if not isinstance(earlier, (int, float)) or not earlier >= 0:
             raise ConfigError(f"{earlier!r} seconds", where=str(self.path), hint="start again with another file")
         return earlier + time.perf_counter() - self._started
 
     def ask(self, question: Mapping[str, Any], evaluate: Callable[[], list[float]]) -> list[float]:
-        """The next answer: from the file while it has one, else from `evaluate`, and then written to the file."""
+        """Return the next answer: from the file while it has one, else from `evaluate`; then it is written to the file.
+
+        question: of the answer, recorded with it.
+        """
         if self.replayed < len(self._answers):
             answer = self._answers[self.replayed]
             if {key: answer.get(key) for key in question} != question:

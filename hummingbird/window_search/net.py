@@ -26,9 +26,9 @@ from hummingbird.window_search.problem import ComparingLayer
 
 
 class SearchedNet:
-    """A plain net for images of `image_shape`, (C, H, W) without the batch.
+    """A plain net for images of `image_shape`, as a search needs it: its comparing layers, their limits and prices.
 
-    `results`: the name of each result, and its shape for one image.
+    image_shape: (C, H, W) without the batch. `results`: the name of each result, and its shape for one image.
     Raises ModelError for a net that cannot be converted, InputError for one without comparing layers or that does not
     take such images, ConfigError for an unknown protocol.
 
@@ -62,9 +62,10 @@ class SearchedNet:
         return self._windows.names
 
     def layers(self, largest: Mapping[str, int]) -> list[ComparingLayer]:
-        """The comparing layers. largest: name -> the largest |x| that the layer compares, in ring units.
+        """Return the comparing layers, for a search.
 
-        Raises InputError for a layer without magnitude, or a magnitude without layer.
+        largest: name -> the largest |x| that the layer compares, in ring units. Raises InputError for a layer without
+        magnitude, or a magnitude without layer.
         """
         if set(largest) != set(self.names):
             wrong = sorted(set(largest) ^ set(self.names))
@@ -73,7 +74,7 @@ class SearchedNet:
         return [ComparingLayer(name, self._outputs[name], largest[name], self._limits[name]) for name in self.names]
 
     def accepts(self, config: BitConfig) -> bool:
-        """Whether the net can be converted with these windows."""
+        """Return whether the net can be converted with these windows."""
         try:
             self._windows.plan(config)
         except ConfigError:
@@ -81,7 +82,7 @@ class SearchedNet:
         return True
 
     def prices(self, parties: int) -> Prices:
-        """Prices of this net's layers, for `online_bytes` and `predicted_seconds`."""
+        """Return a function that prices this net's layers, for `online_bytes` and `predicted_seconds`."""
 
         def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
             if window.w == 0:
@@ -94,14 +95,17 @@ class SearchedNet:
         return price
 
     def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
-        """Bits that all parties and the dealer send for an image, by step; with aim "throughput", the fewest."""
+        """Compute the bits that all parties and the dealer send for an image, by step, with the aim of fewest bytes."""
         costs = PrivateNet(self._windows.plan(config, TableChoice.of("throughput")), self._windows.steps, {}, "").costs(
             (1, *self.image_shape), parties
         )
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
-        """The price of every comparing layer with this window, for shares with scales and bits of the exact plan."""
+        """Compute the price of every comparing layer with this window, by name.
+
+        Scales and valid bits of shares are those of a plan with exact comparisons.
+        """
         plan = self._windows.plan(BitConfig(EXACT))
         config = self._windows.order.windows(BitConfig(window))
         for step, comparison in comparisons(plan):

@@ -59,7 +59,10 @@ Prices = Callable[[ComparingLayer, BitWindow, int], Cost]  # of a layer with a w
 
 @dataclass(frozen=True)
 class Objective:
-    """A price for every layer and window. facts: its parameters, for provenance and for the identity of a search."""
+    """The quantity that a budget limits: a price for every layer and window.
+
+    facts: parameters of the objective, for provenance and for the identity of a search.
+    """
 
     name: str
     unit: str
@@ -68,12 +71,15 @@ class Objective:
     least_width: int = 2
 
     def total(self, layers: Iterable[ComparingLayer], windows: Iterable[BitWindow]) -> Fraction:
-        """The price of one window in each of these layers."""
+        """Sum the prices of these layers, each with its window."""
         return sum(map(self.price, layers, windows), Fraction(0))
 
 
 def relu_prices(protocol: str, parties: int) -> Prices:
-    """Prices of layers of ReLUs behind a linear layer; ConfigError for an unknown protocol or too few parties."""
+    """Return a function that prices ReLUs behind a linear layer.
+
+    Raises ConfigError for an unknown protocol or too few parties.
+    """
     comparison = named(protocol)
     if type(parties) is not int or parties < 2:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
@@ -85,7 +91,7 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 
 
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
-    """The paper's objective: the fraction of bits that is kept, over all of these layers."""
+    """Make the paper's objective: the fraction of bits that is kept, over all of these layers."""
     whole = 64 * sum(layer.outputs for layer in layers)
 
     def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
@@ -96,7 +102,8 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
 
 
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
-    """Objective: bytes that a party sends online per image, in batches of `images`, which share frame headers.
+    """Make the objective of bytes that a party sends online per image, in batches of `images`,
+    which share frame headers.
 
     prices: the prices of a net's layers (`SearchedNet.prices`); None: all layers are ReLUs behind a linear layer.
     """
@@ -119,9 +126,9 @@ def predicted_seconds(
     images: int = 1,
     prices: Prices | None = None,
 ) -> Objective:
-    """Objective: seconds on the network for a batch of images.
+    """Make the objective of seconds on the network for a batch of images.
 
-    bandwidth: bits per second. rtt: round-trip time in seconds. prices: as for `online_bytes`.
+    bandwidth: bits per second. rtt: round-trip time in seconds. images: in the batch. prices: as for `online_bytes`.
     """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)

@@ -119,7 +119,7 @@ def prepare(
 
 @torch.inference_mode()
 def _plain(net: nn.Module, images: Tensor) -> Tensor:
-    """Outputs of the net itself, in float32 and eval mode, on the CPU; several results are packed side by side."""
+    """Run the net itself, in float32 and eval mode; returns its outputs on the CPU, several results side by side."""
     copy = plain_copy(net).float()
     device = next((tensor.device for tensor in (*copy.parameters(), *copy.buffers())), torch.device("cpu"))
     given = (copy(part.to(device, torch.float32)) for part in images.split(128))
@@ -127,7 +127,10 @@ def _plain(net: nn.Module, images: Tensor) -> Tensor:
 
 
 def _limit(budget: str | None, objective: str) -> Any:
-    """The budget in the objective's unit, None for eco; ConfigError for an unknown objective or a wrong budget."""
+    """Parse the budget in the objective's unit; None stays None, for eco.
+
+    Raises ConfigError for an unknown objective or a wrong budget.
+    """
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r}", where="objective", hint=f"one of {', '.join(OBJECTIVES)}")
     if budget is None:
@@ -139,7 +142,10 @@ def _limit(budget: str | None, objective: str) -> Any:
 
 
 def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, Pair]:
-    """Images and labels that choose, and those that measure; alternately, as a data set may be sorted by class."""
+    """Divide images and labels into those that choose the windows, and those that measure.
+
+    They alternate, as a data set may be sorted by class.
+    """
     if test is not None:
         chosen, measured = loaded(loader, "loader", samples), loaded(test, "test")
         one, other = ({image.cpu().numpy().tobytes() for image in images} for images, _ in (chosen, measured))
@@ -156,7 +162,7 @@ def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, P
 
 
 def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers: str | None, where: str) -> None:
-    """Raise InputError, naming the argument, for images that the net cannot take and labels that do not fit it."""
+    """Raise InputError, naming the argument, for images that the net cannot take, and for labels that do not fit it."""
     if tuple(images.shape[1:]) != searched.image_shape:
         what = f"images of shape {tuple(images.shape[1:])}, those of the loader have {searched.image_shape}"
         raise InputError(what, where=where, hint="images prepared in the same way")
@@ -169,7 +175,9 @@ def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers
 
 
 def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, BitConfig]]:
-    """Names and windows of the table's rows, without eco's if the shares have too few bits for them."""
+    """Return names and windows for the rows of the result's table,
+    without eco's if the shares have too few bits for them.
+    """
     yield "exact", BitConfig()
     if budget != "eco":
         try:

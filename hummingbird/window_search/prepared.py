@@ -19,7 +19,7 @@ from hummingbird.window_search.problem import ComparingLayer
 
 @dataclass(frozen=True)
 class Candidate:
-    """Windows to choose from, with figures from the images that measure.
+    """Windows to choose from, with figures that were measured on images which did not choose them.
 
     accuracy: share of right answers; None without labels. changed: share of answers that differ from the plain net's.
     distance: of outputs from the plain net's, in units of their spread (answers.py). costs: of one image through the
@@ -36,12 +36,13 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Prepared:
-    """A trained net's windows, and the accuracy and cost of private inference with them; `str` of it is a table.
+    """The windows found for a trained net, with accuracy and cost of private inference with them; `str` makes a table.
 
     bits: for `convert_model(net, bits=prepared.bits)`. layers: the comparing layers, each with the `largest` |x| seen,
-    in ring units (2^16 is one). choices: "exact", "eco", the best uniform window, and last the windows found. images:
-    how many images chose the windows, and how many others measured. accuracy_plain: accuracy of the net itself, None
-    without labels. answers: how answers are judged.
+    in ring units (2^16 is one). choices: "exact", "eco" (windows that hold all values seen), the best uniform window
+    (one for all layers), and last the windows found. images: how many images chose the windows, and how many others
+    measured.
+    accuracy_plain: accuracy of the net itself, None without labels. answers: how answers are judged.
     """
 
     bits: BitConfig
@@ -73,9 +74,9 @@ class Prepared:
         self.bits.save(Path(path))
 
     def plot(self) -> Any:
-        """Draw accuracy against kB sent online per party and image: a matplotlib figure, which `savefig` writes.
+        """Plot the accuracy over the kB sent online per party and image; returns a matplotlib figure with `savefig`.
 
-        Without labels the share of unchanged answers is drawn in place of the accuracy. A notebook shows the figure
+        Without labels the share of unchanged answers takes the place of the accuracy. A notebook shows the figure
         after `%matplotlib inline` if a cell ends with it. Raises EnvironmentProblem without matplotlib.
         """
         try:
@@ -130,7 +131,9 @@ def _percent(share: float | None) -> str:
 
 
 def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
-    """A table of every layer's window, the largest |x| seen, and its distance in bits from the window's upper bound."""
+    """Make a text table of every layer's window, the largest |x| seen,
+    and how many bits that is below the window's top.
+    """
     head = ("layer", "outputs", "largest |x|", "window", "kept", "cut above", "cut below", "margin bits")
     rows = []
     for layer in layers:

@@ -29,7 +29,7 @@ IDENTITY = BitWindow(0, 0)
 
 @dataclass(frozen=True)
 class ComparingLayer:
-    """A layer with a window.
+    """A layer that compares, and so needs a window.
 
     name: qualified name. outputs: comparisons per image. largest: the largest |x| that it compares, in ring units (2^16
     is one). limit: the highest k that its shares allow, their valid bits without the surplus fraction
@@ -51,17 +51,21 @@ class ComparingLayer:
             raise InputError(f"a highest k of {self.limit!r}", where=self.name, hint="an integer from 2 to 64")
 
     def upper(self, level: int, headroom: float) -> int:
-        """k at a level, limited by the shares."""
+        """Return k, the upper end of the layer's window [k:m), at a level; the layer's shares limit it.
+
+        At level 0 the window holds the largest |x| seen and `headroom` more, a fraction of it; at level 1 the largest
+        |x|; each further level has one bit less.
+        """
         if level == 0:
             return min(floor(self.largest * (1 + headroom)).bit_length() + 1, self.limit)
         return max(0, min(self.largest.bit_length() + 1, self.limit) - (level - 1))
 
 
 class GroupWindows(NamedTuple):
-    """A choice of a group: a window for every layer.
+    """A choice of windows for a group, one for every layer.
 
-    level, m: its level and lower end; an identity has level 0 and m = 64. tops: the k of every layer, before windows
-    are widened upwards.
+    level: how far k goes down (`ComparingLayer.upper`). m: the common lower end of the windows [k:m); windows without
+    bits have level 0 and m = 64. tops: k of every layer, before windows are widened upwards.
     """
 
     windows: tuple[BitWindow, ...]
@@ -72,7 +76,10 @@ class GroupWindows(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """A group of layers that drop the same low bits; ConfigError for an empty group."""
+    """A group of layers whose windows [k:m) share m: they drop the same low bits.
+
+    Raises ConfigError for an empty group.
+    """
 
     name: str
     layers: tuple[ComparingLayer, ...]
@@ -82,7 +89,10 @@ class Group:
             raise ConfigError("an empty group", where=self.name, hint="leave it out, or give it a layer")
 
     def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Pairs of a level and the k of every layer, each combination at its lowest level only; level 0 first."""
+        """Return pairs (level, k of every layer), each combination of k at its lowest level only; level 0 first.
+
+        A level says how far k goes down (`ComparingLayer.upper`): 0 to 1 + reach.
+        """
         levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
         found = {tops: level for level, tops in reversed([*enumerate(levels)])}
         for k in range(min(levels[-1]), max(levels[0]) + 1):
@@ -94,17 +104,21 @@ class Group:
         return sorted((level, tops) for tops, level in found.items())
 
     def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
-        """A window for each layer; None if a layer's shares have fewer than `least` bits above m."""
+        """Return a window [k:m) for each layer, widened upwards to at least `least` bits.
+
+        None if a layer's shares have fewer bits above m. tops: k of every layer.
+        """
         wide = [max(top, m + least) for top in tops]
         if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):
             return None
         return tuple(BitWindow(top, m) for top in wide)
 
     def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[GroupWindows]:
-        """All choices worth a trial, each at its lowest level only, down to `reach` bits below the range seen.
+        """Return all windows of the group that are worth a trial, each at its lowest level only
+        (`ComparingLayer.upper`).
 
-        They are the identity, and all m that leave the widest window at least `least` bits; with `widths`, only those
-        whose widest window has one of these widths.
+        They are the windows without bits, and all m that leave the widest window at least `least` bits; with `widths`,
+        only those whose widest window has one of these widths. reach: how many bits k may go below the range seen.
         """
         found = [GroupWindows((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
@@ -119,12 +133,12 @@ class Group:
         return found
 
     def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
-        """Map the names of the layers to their windows."""
+        """Map the names of the group's layers to these windows."""
         return {layer.name: window for layer, window in zip(self.layers, windows, strict=True)}
 
 
 def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, BitWindow]:
-    """Map the names of all layers to their windows."""
+    """Map the names of all layers to the windows chosen for their groups."""
     pairs = zip(groups, chosen, strict=True)
     return {name: window for group, choice in pairs for name, window in group.named(choice.windows).items()}
 
@@ -166,11 +180,12 @@ _BY_NAME: dict[str, Callable[[str], str]] = {"layer": lambda name: name, "block"
 
 
 def group_layers(layers: Sequence[ComparingLayer], by: str | Mapping[str, Sequence[str]] = "stage") -> list[Group]:
-    """Form groups of `layers`, which are in the order of execution; groups are in the order of their first layers.
+    """Divide `layers`, which are in the order of execution, into groups, in the order of their first layers.
 
     by: "layer", "block", "stage", or patterns by group name, in which * stands for any text: {"early": ["relu1",
-    "layer1.*"], "late": ["layer[234].*"]}. Layers of the net itself, without a parent, are the group `stem` of blocks
-    and stages. Raises ConfigError for a pattern that matches nothing, and for a layer in no group or in several.
+    "layer1.*"], "late": ["layer[234].*"]}. A block is the layers of one parent module, a stage those of one outermost
+    module; layers of the net itself, without a parent, form the group `stem` of both. Raises ConfigError for a pattern
+    that matches nothing, and for a layer in no group or in several.
     """
     if not isinstance(by, (str, Mapping)) or (isinstance(by, str) and by not in _BY_NAME):
         raise ConfigError(f"unknown grouping {by!r}", where="by", hint=f"{', '.join(_BY_NAME)}, or patterns by name")
@@ -185,7 +200,7 @@ def group_layers(layers: Sequence[ComparingLayer], by: str | Mapping[str, Sequen
 
 
 def _by_pattern(layers: Sequence[str], patterns: Mapping[str, Sequence[str]]) -> list[str]:
-    """The name of every layer's group."""
+    """Return the name of every layer's group. patterns: of each group."""
     owners: dict[str, list[str]] = {name: [] for name in layers}
     for group, wanted in patterns.items():
         if isinstance(wanted, str):

@@ -32,10 +32,11 @@ Windows = Mapping[str, BitWindow]
 
 @dataclass
 class Rounding:
-    """One search for q, from `found`, windows without q; `found` becomes the best windows so far.
+    """One search for q, the number of fraction bits that the results of each group's layers drop, to send fewer bytes.
 
-    in_all: windows -> bits of all parties and the dealer. accepts: whether the net can run windows. held: windows with
-    q must not be worse than this score.
+    It starts from `found`, windows without q, which then becomes the best windows so far. in_all: windows -> bits of
+    all parties and the dealer. accepts: whether the net can run windows. held: windows with q must not be worse than
+    this score.
     """
 
     groups: Sequence[Group]
@@ -47,7 +48,7 @@ class Rounding:
     held: Score
 
     def search(self) -> Found:
-        """Search; the result is the windows without q if no q saves bits and keeps the accuracy."""
+        """Run the search; it returns the windows without q if no q saves bits and keeps the accuracy."""
         self._plain, self._bits = self.found.windows, self.in_all(self.found.windows)
         self._steps = [self._worth_it(group) for group in self.groups]
         places = self._common()
@@ -62,7 +63,10 @@ class Rounding:
         return self.found
 
     def _worth_it(self, group: Group) -> list[int]:
-        """Values of q, 0 first, each with fewer bits in all than those before, and with no higher price."""
+        """Return a group's steps: the values of q (dropped fraction bits) to try for it, ascending from 0.
+
+        Each sends fewer bits in all than those before, and has no higher price.
+        """
         plain = [self._plain[layer.name] for layer in group.layers]
         widths = [window.k - self.objective.least_width for window in plain if window.w]
         steps, bits, price = [0], self._bits, self.objective.total(group.layers, plain)
@@ -76,7 +80,9 @@ class Rounding:
         return steps
 
     def _common(self) -> list[int]:
-        """The index of each group's step for the largest common q that keeps the accuracy."""
+        """Find the largest common q that keeps the accuracy; returns, for each group,
+        the index of its last step up to that q.
+        """
         tried = []
         for q in range(max(steps[-1] for steps in self._steps), 0, -1):
             places = [sum(step <= q for step in steps) - 1 for steps in self._steps]
@@ -87,11 +93,14 @@ class Rounding:
         return [0] * len(self._steps)
 
     def _open(self, places: Sequence[int]) -> list[int]:
-        """Numbers of the groups that have a further step."""
+        """Return the numbers of the groups that have a further step. places: the index of each group's current step."""
         return [number for number, place in enumerate(places) if place + 1 < len(self._steps[number])]
 
     def _gain(self, places: Sequence[int], number: int) -> float:
-        """Bits that a group's next step saves, divided by its loss in the ranking score."""
+        """Compute the bits that the next step of group `number` saves, divided by its loss in the ranking score.
+
+        places: the index of each group's current step.
+        """
         here, next_ = self._windows(places), self._windows(_raised(places, number))
         lost = self.questions.coarse(here) - self.questions.coarse(next_)
         return (self.in_all(here) - self.in_all(next_)) / max(lost, _NOTHING)
@@ -105,7 +114,11 @@ class Rounding:
         }
 
     def _try(self, places: Sequence[int]) -> bool:
-        """Take these steps if the net runs them, they save bits and keep the accuracy."""
+        """Take these steps if the net can run them, they save bits and they keep the accuracy;
+        returns whether they were taken.
+
+        places: the index of each group's step.
+        """
         windows = self._windows(places)
         if not self.accepts(windows) or (bits := self.in_all(windows)) >= self._bits:
             return False
@@ -119,13 +132,15 @@ class Rounding:
 
 
 def without_q(config: BitConfig) -> BitConfig:
-    """The same windows with q = 0."""
+    """Return the same windows with q = 0, so that no fraction bits of results are dropped."""
     layers = {name: replace(w, q=0) for name, w in config.layers.items()}
     return BitConfig(replace(config.default, q=0), layers, rows=config.rows)
 
 
 def check_knobs(knobs: object) -> None:
-    """Raise ConfigError unless it is one of `KNOBS`, or None."""
+    """Raise ConfigError unless `knobs`, the parts of windows that are searched beside k and m,
+    is one of `KNOBS`, or None.
+    """
     if knobs is not None and knobs not in KNOBS:
         hint = 'knobs="q": windows get q as well; k and m are always chosen'
         raise ConfigError(f"unknown knob {knobs!r}", where="knobs", hint=hint)
@@ -135,7 +150,7 @@ KNOBS = ("q",)
 
 
 def _with(window: BitWindow, q: int) -> BitWindow:
-    """The window with this q; a window without bits stays as it is."""
+    """Return the window with this q (dropped fraction bits); a window without bits stays as it is."""
     return replace(window, q=q) if window.w else window
 
 

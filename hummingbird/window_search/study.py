@@ -60,7 +60,7 @@ LIMIT = 32  # of k: a share has no more bits, in units of a window or finer ones
 
 
 class CutEvaluator(CachedEvaluator):
-    """An `Evaluator` like `CachedEvaluator`, for two parties without a dealer.
+    """An `Evaluator` like `CachedEvaluator`, for two parties without a dealer (`hummingbird.hybrid`).
 
     largest: name of a comparing layer -> the largest |x|, in ring units. Raises as `CachedEvaluator` and
     `hybrid.make_plan`. Cost: the whole net on integers for every score.
@@ -84,13 +84,13 @@ class CutEvaluator(CachedEvaluator):
         super().__init__(net.cpu(), images, labels, **options)
 
     def plan(self, config: BitConfig) -> Plain:
-        """The plan with these windows; ConfigError if there is none."""
+        """Make the net's plan with these windows. Raises ConfigError if there is none."""
         windows = {name: config.window(name) for name in self._wide}
         windows = {name: self._wide[name] if window == EXACT else window for name, window in windows.items()}
         return Plain(self._traced.plan(BitConfig(EXACT, windows, input_range=self._range)))
 
     def accepts(self, config: BitConfig) -> bool:
-        """Whether the net can be converted with these windows."""
+        """Return whether the net can be converted with these windows."""
         try:
             self.plan(config)
         except ConfigError:
@@ -117,7 +117,7 @@ class CutEvaluator(CachedEvaluator):
 
 
 class Called(NamedTuple):
-    """A net that can be traced without an example, its packed inputs (N, ...), public inputs, and labels (N, ...)."""
+    """A net that can be traced without an example, with packed inputs (N, ...), public inputs, and labels (N, ...)."""
 
     net: nn.Module
     images: Tensor
@@ -126,9 +126,10 @@ class Called(NamedTuple):
 
 
 def called(net: nn.Module, images: Any, labels: Tensor | None, example: Any) -> Called:
-    """Pack the inputs of N calls. images: as for `Study`. example: as for `convert_model`; None: the images are one.
+    """Pack the inputs of N calls of a net, for a `Study`.
 
-    Raises InputError for inputs that differ from the example's in form, ModelError as `settled`.
+    images: as for `Study`. example: as for `convert_model`; None: the net takes the images alone. Raises InputError for
+    inputs that differ from the example's in form, ModelError as `settled`.
     """
     if alone(example):
         images, labels = gathered(images, labels)
@@ -153,7 +154,7 @@ def _tensors(values: Any) -> bool:
 
 
 def _in_place(example: Any, images: Tensor) -> Any:
-    """The example's arguments, with these images in place of its one private tensor."""
+    """Return the example's arguments, with these images in place of its one private tensor."""
     structure, leaves = flatten(example, is_private, is_public)
     if sum(map(is_private, leaves)) != 1:
         hint = "images=(x, y), or a dict by name: all inputs in the positions of the example"
@@ -182,9 +183,9 @@ class Study:
     protocol, parties: those of private inference.
     seed, runs: seed of the protocol's random numbers, and number of seeds in a full score.
     batch: images at a time.
-    cut: search windows of `hummingbird.hybrid`, scored by its integers (simulation/cut.py); leave protocol and parties
-        at their defaults. A search then needs a budget of bits.
-    progress: called with (images done, of all) while magnitudes are measured.
+    cut: search windows of `hummingbird.hybrid`, scored by the integers of that inference (simulation/cut.py); leave
+        protocol and parties at their defaults. A search then needs a budget of bits.
+    progress: called with (images done, of all) while the largest |x| of each layer is measured.
 
     `input_range`: the largest |x| in the images. Cost: two passes of the exact net.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
@@ -271,11 +272,11 @@ class Study:
         return f"Study({of}, chosen by {self._facts['criterion']}, protocol {self.protocol}, {self.parties} parties)"
 
     def accuracy(self, config: BitConfig) -> float | None:
-        """The accuracy with these windows, None without labels; one pass over the images."""
+        """Measure the accuracy with these windows, None without labels, by one pass over the images."""
         return self.answers.accuracy(self.evaluator.outputs(config))
 
     def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
-        """The objective of a budget, by name.
+        """Make the objective that a budget limits, by name.
 
         "bits": the fraction of bits kept. "bytes": bytes sent online by a party per image. "seconds": time on the
         network for a batch of `images`, with `bandwidth` bits per second and a round-trip time of `rtt` seconds.
@@ -311,7 +312,7 @@ class Study:
         progress: Callable[[Progress], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> BitConfig:
-        """Find windows within a budget, None: eco's, by `search_bits`, with its arguments and errors.
+        """Find windows within a budget, None: eco's, by `search_bits`, with the arguments and errors of that function.
 
         budget: also as text, "8/64" or "120kB". margin: for the study's criterion; 0.05 lets one answer in twenty
         change. knobs: "q" also chooses q for each group, for fewer bytes in all (rounding.py).
@@ -319,8 +320,8 @@ class Study:
         The provenance of the result names the net and the data. `layers`: for each layer the largest |x| seen, in ring
         units, and the bits of the window above it. `accuracy`, `exact_accuracy`: None without labels. `distance`: of
         outputs from the exact net's, in units of their spread (answers.py). `below_range`: layers whose k the budget
-        has forced below the range seen. `seconds`: time of this study and this search, with all sessions from which it
-        was resumed.
+        has forced below the range seen. `seconds`: time of this study and this search, with all earlier runs from which
+        it was resumed.
         """
         check_knobs(knobs)
         if knobs and self.protocol == PROTOCOL:
@@ -370,7 +371,7 @@ class Study:
 
     @staticmethod
     def _seen(largest: int, k: int) -> dict[str, float | None]:
-        """For the provenance: largest |x|, and margin_bits = log2(2^(k-1) / largest).
+        """Return, for the provenance, the largest |x| of a layer, and margin_bits = log2(2^(k-1) / largest).
 
         Values wrap if margin_bits is below 0. It is None for a window without bits, and if all values are 0.
         """
@@ -382,7 +383,7 @@ class Study:
 
 
 def open_study(net: nn.Module, images: Tensor, labels: Tensor | None, **options: Any) -> Study:
-    """Make a `Study` with these options, with a progress bar while magnitudes are measured."""
+    """Make a `Study` with these options, with a progress bar while the largest |x| of each layer is measured."""
     with tqdm(total=len(images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
         return Study(net, images, labels, **options, progress=lambda done, _: _advance(bar, done))
 
@@ -407,7 +408,7 @@ def find_windows(
 
 
 def shown(objective: str, price: float) -> str:
-    """Format a price in the form of a budget."""
+    """Format a price as text, as a budget of this objective is written: 8.00/64, 120.00kB, 0.05s."""
     return {"bits": f"{64 * price:.2f}/64", "bytes": f"{price / 1e3:,.2f}kB", "seconds": f"{price:.4g}s"}[objective]
 
 

@@ -19,7 +19,7 @@ _PAIRS = 1 << 23  # pairs counted at a time, 64 MiB
 
 
 def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
-    """Number of inferences that want each row, int64 (rows,)."""
+    """Count the inferences that want each row, int64 (rows,)."""
     counts = torch.zeros(rows, dtype=torch.int64)
     for wanted in accesses:
         counts[wanted.unique()] += 1
@@ -27,16 +27,20 @@ def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
 
 
 def hottest(counts: Tensor, share: float) -> Tensor:
-    """The fraction `share` of all rows with the highest counts, hottest first, int64; ties are ordered by number."""
+    """Return the numbers of the rows with the highest counts, hottest first, int64; ties are ordered by number.
+
+    share: the fraction of all rows to return, from 0 to below 1.
+    """
     if not 0 <= share < 1:
         raise InputError(f"a hot share of {share}", where="share", hint="from 0, no hot table, to less than 1")
     return counts.argsort(descending=True, stable=True)[: round(share * len(counts))]
 
 
 def companions(accesses: Sequence[Tensor], rows: int, count: int) -> Tensor:
-    """The rows most often wanted in the same inference as each row, int64 (rows, count); -1 where there are fewer.
+    """Return for each row the rows most often wanted together with it, int64 (rows, count), the most frequent first.
 
-    Ties are ordered by number. Time and memory grow with the number of different pairs.
+    Ties are ordered by row number, and -1 fills a line with too few companions. Time and memory grow with the number of
+    different pairs.
     """
     pairs, weights = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     waiting: list[Tensor] = []

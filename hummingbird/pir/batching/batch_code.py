@@ -36,10 +36,10 @@ _SEEDS = records.hexadecimal(*prg.CIPHERS.values())
 
 
 class Schedule(NamedTuple):
-    """The keys of a client for its wanted rows.
+    """The keys that a client sends for its wanted rows.
 
-    inside: int64 (keys,), the position in its bucket that each key selects, 0 for a dummy. key: int64 (N,), the number
-    of the key for each wanted row, -1 for a dropped row.
+    inside: int64 (keys,), the position in its bucket that each key selects, 0 for a dummy, a key for no row. key: int64
+    (N,), the number of the key for each wanted row, -1 for a dropped row, which gets no key.
     """
 
     inside: Tensor
@@ -48,10 +48,11 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchCode:
-    """A distribution of a table's rows over buckets; public, and fixed for the table.
+    """A public, fixed rule that stores each row of a table in several of its buckets, and assigns keys to wanted rows.
 
-    buckets: a multiple of `choices`. rounds: keys for every bucket. seed: of the permutations, not secret. Key n goes
-    to bucket n div rounds. Raises ConfigError for numbers that do not fit each other.
+    rows: rows of the table. buckets: number of small tables, a multiple of `choices`. choices: number of buckets that
+    hold each row. rounds: keys for every bucket. seed: of the permutations that distribute the rows, not secret. Key n
+    goes to bucket n div rounds. Raises ConfigError for numbers that do not fit each other.
 
         code = BatchCode.cuckoo(rows=2**20, wanted=64)          # 96 buckets of 2^15 rows: 96 keys for 64 rows
         tables = [table[rows] for rows in code.layout()]        # at the servers (-1: a row of zeros)
@@ -79,8 +80,9 @@ class BatchCode:
 
     @classmethod
     def cuckoo(cls, rows: int, wanted: int, expansion: float = 1.5, seed: bytes = _SEED) -> BatchCode:
-        """The code with 3 choices and `expansion` buckets for each of up to `wanted` rows; buckets are a multiple
-        of 3.
+        """Make the code with 3 choices for up to `wanted` rows.
+
+        expansion: buckets for each wanted row; the number of all buckets is rounded up to a multiple of 3.
         """
         groups = math.ceil(expansion * wanted / 3)
         return cls(rows, 3 * max(1, min(groups, rows)), seed=seed)
@@ -92,17 +94,20 @@ class BatchCode:
 
     @property
     def bucket_rows(self) -> int:
-        """Positions of every bucket, including empty ones."""
+        """Number of positions in every bucket, empty ones included."""
         return -(-self.rows // (self.buckets // self.choices))
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Bucket, and position inside it, of rows int64 (N,), for every choice: two int64 (N, choices)."""
+        """Return where rows, int64 (N,), are stored: their buckets, and their positions inside them.
+
+        Both are int64 (N, choices), with a column for each of a row's buckets.
+        """
         group = self.buckets // self.choices
         spread = torch.stack([self._permuted(rows, choice) for choice in range(self.choices)], 1)
         return spread % group + group * torch.arange(self.choices), spread // group
 
     def layout(self) -> Tensor:
-        """The rows of every bucket by position, int64 (buckets, bucket_rows), -1 for an empty position."""
+        """Return the row at each position of each bucket, int64 (buckets, bucket_rows), -1 for an empty position."""
         group = self.buckets // self.choices
         parts = []
         for choice in range(self.choices):
@@ -112,9 +117,9 @@ class BatchCode:
         return torch.cat(parts)
 
     def schedule(self, wanted: Tensor) -> Schedule:
-        """Assign keys to the wanted rows, int64 (N,), as many as possible; earlier rows first, equal rows share a key.
+        """Assign keys to the wanted rows, int64 (N,), in buckets that store them; equal rows share a key.
 
-        No assignment serves more rows. Raises InputError for a row that is not in the table.
+        As many rows as possible get a key, earlier rows first. Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.rows)))
         assignment = Assignment(self, distinct)
@@ -130,10 +135,10 @@ class BatchCode:
 
 
 def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
-    """Apply the permutation of a choice.
+    """Apply the pseudo-random permutation of group `choice` of the buckets to row numbers x.
 
     It consists of rounds of x -> a x + c and x -> x ^ (x >> half), bijections modulo the smallest power of two that
-    holds all rows, repeated while the result is no row (Black and Rogaway, CT-RSA 2002).
+    holds all rows; they are repeated while the result is no row (Black and Rogaway, CT-RSA 2002).
     """
     bits = (rows - 1).bit_length()
     mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
@@ -153,7 +158,7 @@ def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
-    """The whole permutation of a small table, cached: 17 us for 30 rows, where computing them takes 690 us."""
+    """Return a small table's permutation (rows,), cached: a call takes 17 us for 30 rows, computing it 690 us."""
     return _permute(torch.arange(rows), rows, seed, choice)
 
 
@@ -164,7 +169,7 @@ class Assignment:
     together are the independent sets of a transversal matroid, so placing rows by decreasing importance finds the most
     important set. The search for one row visits every key at most once.
 
-    keys: the key of each row by number, -1 for one without.
+    keys: list of the key of each row, by the row's number in the constructor's `rows`; -1 for a row without a key.
     """
 
     def __init__(self, code: BatchCode, rows: Sequence[int]) -> None:
@@ -174,7 +179,7 @@ class Assignment:
         self.keys = [-1] * len(rows)
 
     def place(self, number: int) -> bool:
-        """Find a key for one more row; False if there is none, even by moving other rows."""
+        """Find a key for row `number`; returns False if there is none, even by moving other rows."""
         rounds, reached = self.code.rounds, dict[int, int]()  # key: number of the row that would move to it
         queue = [number]
         for row in queue:
@@ -190,7 +195,11 @@ class Assignment:
         return False
 
     def _move(self, key: int, number: int, reached: dict[int, int]) -> None:
-        """Move every row on the path to the free `key` one step, back to row `number`, where the path began."""
+        """Give the free `key` to the last row of the path found, and to each earlier row, back to row `number`, the key
+        that the next row of the path left.
+
+        reached: for each key that the search visited, the number of the row that would move to it.
+        """
         row = -1
         while row != number:
             row = reached[key]
@@ -198,8 +207,9 @@ class Assignment:
             key = before
 
     def inside(self) -> Tensor:
-        """The position in its bucket that each key selects, int64 (keys,); 0 for a dummy, which servers cannot
-        detect.
+        """Return the position in its bucket that each key selects, int64 (keys,).
+
+        A key without a row is a dummy and selects position 0; servers cannot distinguish it from other keys.
         """
         out = [0] * len(self._owner)
         for key, row in enumerate(self._owner):
@@ -209,7 +219,10 @@ class Assignment:
 
 
 def checked(wanted: Tensor, rows: int) -> list[int]:
-    """Convert the wanted rows to a list. Raises InputError if one is not in the table, without naming it."""
+    """Convert the wanted rows to a list. Raises InputError, which names no row, for a row that is not in the table.
+
+    rows: number of rows in the table.
+    """
     if wanted.dtype != torch.int64 or wanted.ndim != 1:
         what = f"wanted rows {wanted.dtype} {tuple(wanted.shape)}"
         raise InputError(what, where="wanted", hint="int64 (N,)")

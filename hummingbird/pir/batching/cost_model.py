@@ -32,10 +32,11 @@ _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 
 @dataclass(frozen=True)
 class Price:
-    """The work of one inference.
+    """The work and traffic of one inference's lookups, as counts.
 
-    messages, keys: to each server. buckets: number of buckets, and held: their bytes. up, down: bytes between the
-    client and both servers. rows, read (bytes), blocks (of the PRF): work of each server.
+    messages, keys: number sent to each server. buckets: number of buckets. held: bytes that the buckets hold. up, down:
+    bytes between the client and both servers. rows, read, blocks: rows, bytes of rows and PRF blocks (AES) that each
+    server works through.
     """
 
     messages: int
@@ -53,18 +54,19 @@ class Price:
 
     @property
     def bytes(self) -> int:
-        """Bytes up and down together."""
+        """Bytes that the client sends and receives."""
         return self.up + self.down
 
     @property
     def work(self) -> dict[str, float]:
-        """Amount of each kind of work of a server, by the field names of `Speed`."""
+        """Map each kind of a server's work, by the field names of `Speed`, to its amount."""
         return {field.name: float(n) for field, n in zip(fields(Speed), _work(self), strict=True)}
 
 
 def blocks(rows: int) -> int:
-    """PRF blocks (AES) that expand one key for a table of `rows` rows: of the nodes above its leaves, and the
-    leaves.
+    """Count the PRF blocks (AES) that a server computes to expand one key for a table of `rows` rows.
+
+    The key is a tree whose leaves stand for 1024 rows each; the count is of the leaves and of the nodes above them.
     """
     leaves, depth = dpf.leaves_of(rows), dpf.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))
@@ -72,7 +74,10 @@ def blocks(rows: int) -> int:
 
 
 def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
-    """The price of a plan's codes. record_bytes: of one record, including companions."""
+    """Compute the price of one inference's lookups with a plan's codes.
+
+    record_bytes: bytes of one record, its companions included.
+    """
     parts = [_price(code, record_bytes) for code in codes]
     return sum(parts[1:], parts[0])
 
@@ -86,9 +91,9 @@ def _price(code: BatchCode, record_bytes: int) -> Price:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one server core for each message, bucket, byte held, key, PRF block, byte read and byte answered.
+    """Seconds that one server core takes for each message, bucket, byte held, key, PRF block, byte read and byte sent.
 
-    Valid if as many inferences share a pass as in the measurements.
+    The figures hold if as many inferences share a pass over the table as in the measurements.
     """
 
     message: float
@@ -101,9 +106,9 @@ class Speed:
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[Price, float]]) -> Speed:
-        """Fit nonnegative coefficients with the smallest relative errors to measured seconds.
+        """Fit nonnegative seconds of each kind of work to measured pairs (price, seconds), by relative errors.
 
-        Raises InputError for fewer than seven measurements, or one of 0 s.
+        Raises InputError for fewer than seven measurements, or for a measurement of 0 s.
         """
         if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
             raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
@@ -111,19 +116,19 @@ class Speed:
         return cls(*nonnegative(rows).tolist())
 
     def seconds(self, price: Price) -> float:
-        """Seconds of one core of each server for one inference."""
+        """Predict the seconds that one core of each server takes for one inference of this price."""
         return sum(each * count for each, count in zip(astuple(self), _work(price), strict=True))
 
 
 def _work(price: Price) -> tuple[float, ...]:
-    """The work of each server, in the order of `Speed`."""
+    """Return the amounts of a server's work, in the order of the fields of `Speed`."""
     return price.messages, price.buckets, price.held, price.keys, price.blocks, price.read, price.down / 2
 
 
 def pareto(points: Sequence[Sequence[float]]) -> list[int]:
-    """Numbers of the Pareto-optimal points: no other point is as small in all coordinates and smaller in one.
+    """Return the indices of the Pareto-optimal points: no other point is as small everywhere and smaller somewhere.
 
-    Of equal points, the first.
+    Of equal points only the first is returned.
     """
     order = sorted(range(len(points)), key=lambda number: tuple(points[number]))
     kept: list[int] = []

@@ -22,14 +22,14 @@ _TRIES = 5
 
 
 class BatchedEmbedding(nn.Module):
-    """nn.Embedding over a table at two servers, with the same number of keys for every inference; without gradients.
+    """A layer in place of nn.Embedding that looks up rows at two servers by a plan; without gradients.
 
-    plan: public, the same as the servers'.
-    clients: one for each of its codes.
+    Every inference sends the same number of keys. plan: public, the same as the servers'. clients: one `Client` for
+    each of the plan's codes.
     Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A row without
-    a key becomes zeros; so do positions of padding_idx, which need no key.
-    `dropped` counts the dropped positions so far; it is not sent. All rows of a call are of one version of the table.
-    Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
+    a key is dropped and becomes zeros; so do positions of padding_idx, which need no key.
+    `dropped` counts the dropped positions of all calls; it is not sent. All rows of a call are of one version of the
+    table. Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
         servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
         net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)
@@ -62,10 +62,10 @@ class BatchedEmbedding(nn.Module):
         one: Sequence[str | TableServer],
         **options: Any,
     ) -> BatchedEmbedding:
-        """Make the layer that replaces `embedding`, whose data are not used.
+        """Make the layer that replaces `embedding`; the embedding's weights are not used.
 
-        zero, one: the servers of party 0 and of party 1, for each of the plan's codes, as `Client` takes them; options:
-        of `Client`.
+        zero, one: the servers of party 0 and of party 1, one for each of the plan's codes, as `Client` takes them.
+        options: further arguments of `Client`.
         """
         clients = [Client(pair, **options) for pair in zip(zero, one, strict=True)]
         private = cls(plan, clients, padding_idx=embedding.padding_idx)
@@ -77,7 +77,7 @@ class BatchedEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, input: Tensor) -> Tensor:
-        """Embeddings (*, dim) of rows int32 or int64 (N,) or (B, N)."""
+        """Look up the embeddings (*, dim) of row numbers, int32 or int64 (N,) or (B, N)."""
         if input.dim() not in (1, 2) or input.dtype not in (torch.int32, torch.int64):
             hint = "(N,) for one inference, (B, N) for B of them"
             raise InputError(f"indices {input.dtype} {tuple(input.shape)}", where="BatchedEmbedding", hint=hint)
@@ -93,7 +93,10 @@ class BatchedEmbedding(nn.Module):
         return out.view(*input.shape, self.dim).to(input.device)
 
     def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """Look up the records of all inferences' keys: (B, keys, parts, dim)."""
+        """Look up the records for the keys of all inferences: (B, keys, parts, dim), with `parts` rows in a record.
+
+        inside: for each inference the position that every key selects in its bucket.
+        """
         if not inside:
             return torch.empty(0)
         parts = torch.stack(list(inside)).split([code.keys for code in self.plan.codes], 1)
@@ -105,7 +108,11 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """Look up one code's keys (B, keys): state, and records (B, keys, parts, dim)."""
+        """Look up one code's part of B inferences: the records at the positions (B, keys) that its keys select.
+
+        Returns the state of the table, and the records (B, keys, parts, dim), of `parts` rows each. number: of the
+        code.
+        """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)
         numbers = None if signed is None else signed[of_key, asked].flatten(0, 1)

@@ -39,7 +39,7 @@ class Lookup(NamedTuple):
 
     inside: the position that every key selects in its bucket, int64 (keys,), the hot table's keys first.
     key: number of the key for each wanted row, int64 (N,), -1 for a dropped row.
-    part: position of the row in that key's record, int64 (N,): 0 for the row itself, c for companion c.
+    part: position of the row in the record that this key yields, int64 (N,): 0 for the row itself, c for companion c.
     """
 
     inside: Tensor
@@ -49,7 +49,7 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan as a record. hot_rows, companions: lists of rows, checked as tensors."""
+    """A plan as a record, for its file. hot_rows, companions: lists of row numbers, checked later, as tensors."""
 
     format: str = records.constant(_FILE)
     full: BatchCode = field(records.record(BatchCode))
@@ -60,9 +60,12 @@ class PlanFile:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A plan: codes of the full and the hot table, the hot rows int64 (H,), and companions int64 (rows, C).
+    """A public plan for the lookups of an inference, which the client and both servers share (module head).
 
-    Raises ConfigError if the parts do not fit each other.
+    full: the code of the whole table. hot: the code of the hot table, a small second table of the rows most often
+    wanted; None: there is none. hot_rows: numbers of the rows in it, int64 (H,). companions: for each row the C rows
+    that are stored in its record too, int64 (rows, C), -1 for none; None: no companions.
+    Raises ConfigError if these do not fit each other.
 
         hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
         plan = Plan(BatchCode.cuckoo(rows, 16), BatchCode.cuckoo(len(hot), 24), hot)
@@ -84,7 +87,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Load a plan from a file of `to_json`. Raises InputError for any other file."""
+        """Load a plan from a file with the text of `to_json`. Raises InputError for any other file."""
         try:
             found = records.read(path.read_bytes(), PlanFile, name="plan", most=_MOST_TEXT, where=str(path), hint=_HINT)
             rows = found.full.rows
@@ -99,19 +102,19 @@ class Plan:
         return plan
 
     def to_json(self) -> str:
-        """The text of a file that clients and both servers `load`; the plan is public."""
+        """Return the plan as the text of a file that clients and both servers `load`; the plan is public."""
         beside = None if self.companions is None else self.companions.tolist()
         file = PlanFile(full=self.full, hot=self.hot, hot_rows=self.hot_rows.tolist(), companions=beside)
         return records.write(file) + "\n"
 
     @cached_property
     def where_hot(self) -> dict[int, int]:
-        """Maps each hot row to its row in the hot table."""
+        """Map the number of each hot row to its row number in the hot table."""
         return {row: place for place, row in enumerate(self.hot_rows.tolist())}
 
     @property
     def codes(self) -> tuple[BatchCode, ...]:
-        """The codes of all tables, in the order of their keys."""
+        """The codes of the plan's tables in the order in which their keys are sent: hot, if there is one, then full."""
         return (self.hot, self.full) if self.hot else (self.full,)
 
     @property
@@ -121,17 +124,20 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """Number of rows in a record: the row itself and its companions."""
+        """Number of rows in a record: one for the row itself, and one for each companion."""
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
     def facts(self, code: BatchCode, table: Facts) -> Facts:
-        """The facts of one bucket of a code, for a table with the facts `table`."""
+        """Return the facts (size and type) of one bucket of a code, as the code's server reports them.
+
+        table: the facts of the whole table.
+        """
         return replace(table, rows=code.bucket_rows, dim=self.parts * table.dim, parts=self.parts)
 
     def table(self, bucket: Facts) -> Facts:
-        """The facts of the whole table, from those of one bucket of any code.
+        """Return the facts (size and type) of the whole table, computed from those of one bucket of any code.
 
-        Raises AgreementError for another plan's bucket.
+        Raises AgreementError for a bucket of another plan.
         """
         if bucket.parts != self.parts:
             what = f"a bucket holds {bucket.text()}, this plan's {self.parts} rows in one"
@@ -139,14 +145,17 @@ class Plan:
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
-        """The rows to store in each code's buckets, int64 (buckets, bucket_rows, parts); -1 for zeros."""
+        """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts), with companions.
+
+        The number -1 stands for a place of zeros.
+        """
         return [self._layout(code, code is self.hot) for code in self.codes]
 
     def touched(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Changes in each code's tables when rows of the table, int64 (N,), change.
+        """List what changes in each code's table when rows of the whole table, int64 (N,), change.
 
-        Returns for each code its changed rows, int64 (n,), and the table's rows in their records, int64 (n, parts), -1
-        for zeros.
+        Returns for each code the rows of its table that change, int64 (n,), and the numbers, in the whole table, of the
+        rows in their records, int64 (n, parts), -1 for a place of zeros.
         """
         rows = rows.unique()
         if self.companions is not None:  # all records that contain one of the rows
@@ -163,16 +172,19 @@ class Plan:
         return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
 
     def _records(self, rows: Tensor) -> Tensor:
-        """Append companions to rows (*): (*, parts), -1 for zeros."""
+        """Append the companions of each of these rows (*), which its record holds too; returns row numbers (*, parts).
+
+        The number -1 stands for a place of zeros.
+        """
         if self.companions is None:
             return rows[..., None]
         beside = torch.where(rows[..., None] < 0, -1, self.companions[rows])
         return torch.cat([rows[..., None], beside], -1)
 
     def look_up(self, wanted: Tensor) -> Lookup:
-        """Assign keys to the wanted rows, int64 (N,); earlier rows come first, equal rows share a key.
+        """Assign keys of the hot or the full table to the wanted rows, int64 (N,); equal rows share a key.
 
-        Raises InputError for a row that is not in the table.
+        Earlier rows come first. Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.full.rows)))
         number = {row: place for place, row in enumerate(distinct)}
@@ -197,7 +209,11 @@ class Plan:
         return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
 
     def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
-        """For each wanted row, the other wanted rows in its record: (part, number)."""
+        """List, for each wanted row, the other wanted rows that are its companions and so arrive in its record.
+
+        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. A pair has the
+        position in the record, and that index.
+        """
         if self.companions is None:
             return [[] for _ in distinct]
         beside = self.companions[torch.tensor(distinct, dtype=torch.int64)].tolist()
@@ -205,7 +221,10 @@ class Plan:
 
 
 def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
-    """Check rows from `least` to size - 1, in `dim` dimensions."""
+    """Convert lists of row numbers from a file to a tensor of `dim` dimensions; ValueError for numbers out of range.
+
+    least: the smallest number allowed. size: number of rows; the largest number allowed is size - 1.
+    """
     rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
     if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
         raise ValueError("rows that are not in the table")
@@ -213,7 +232,10 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
 
 
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
-    """Numbers of rows whose records cover all wanted rows, in order: a greedy set cover."""
+    """Choose wanted rows whose records together hold all wanted rows, by a greedy set cover; returns sorted numbers.
+
+    brought: result of `Plan._brought`.
+    """
     covered: set[int] = set()
     chosen = []
     for row in sorted(range(len(brought)), key=lambda row: -len(brought[row])):
@@ -224,7 +246,7 @@ def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
 
 
 class _Placing:
-    """The assignments of both tables of a plan."""
+    """Assigns wanted rows to keys of both tables of a plan: to the hot table's first, then to the full table's."""
 
     def __init__(self, plan: Plan, distinct: list[int]) -> None:
         hot = [(number, plan.where_hot[row]) for number, row in enumerate(distinct) if row in plan.where_hot]
@@ -233,12 +255,15 @@ class _Placing:
         self._full = Assignment(plan.full, distinct)
 
     def place(self, number: int) -> bool:
-        """Find a key for one more row: in the hot table if it holds the row, otherwise in the full table."""
+        """Find a key for row `number`: in the hot table if it holds the row, otherwise in the full table.
+
+        Returns False if there is no key for it.
+        """
         hot = self._hot_number.get(number)
         return (hot is not None and self._hot is not None and self._hot.place(hot)) or self._full.place(number)
 
     def keys(self) -> list[int]:
-        """The key of every row by number, -1 for none."""
+        """Return the key of every row by the row's number, -1 for a row without a key."""
         if self._hot is None:
             return self._full.keys
         before = self._hot.code.keys
@@ -249,5 +274,5 @@ class _Placing:
         return keys
 
     def inside(self) -> Tensor:
-        """The position that every key selects."""
+        """Return the position that every key selects in its bucket, the hot table's keys first."""
         return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])

@@ -26,7 +26,7 @@ from hummingbird.pir.table import Source, State, leaf_digests
 class Buckets:
     """The buckets of a code, ready for queries: a `shards.Shard` whose queries are whole inferences.
 
-    records: uint8 (buckets, bucket_rows, record_bytes).
+    records: the rows in each bucket, uint8 (buckets, bucket_rows, record_bytes).
     """
 
     def __init__(self, code: BatchCode, records: Tensor) -> None:
@@ -38,17 +38,20 @@ class Buckets:
             table.fill(0, part)
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Take all keys and widths."""
+        """Accept any keys and width, because buckets support them all."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Answer the keys of whole inferences, in order (`BucketServer` has checked their number)."""
+        """Answer the keys of whole inferences, in order; `BucketServer` has checked their number.
+
+        width: as for `shards.Shard.answer`.
+        """
         code = self._code
         by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)
         records = kernel.answer_each(self._tables, by_bucket.flatten(1, 2), width)
         return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of the code's rows, int64 (n,), in all buckets that hold them."""
+        """Replace the records of rows of the code's table, int64 (n,), in all buckets that hold them."""
         buckets, inside = (part.flatten() for part in self._code.places(indices))
         records = records.repeat_interleave(self._code.choices, 0)
         for bucket in buckets.unique().tolist():
@@ -63,9 +66,10 @@ class Buckets:
 
 
 class BucketServer(Server):
-    """A server of a code's buckets. It refuses a query that is not of whole inferences before the query joins a batch.
+    """A server of one code's buckets, which answers the keys of whole inferences only.
 
-    table: with the facts of one bucket. options: of `Server`.
+    It refuses any other query before the query joins a batch. table: with the facts of one bucket. records: as for
+    `Buckets`. options: further arguments of `Server`.
     """
 
     def __init__(self, table: Source, party: int, code: BatchCode, records: Tensor, **options: Any) -> None:
@@ -73,7 +77,7 @@ class BucketServer(Server):
         self._code = code
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer as `Server.handle` does. Raises InputError unless the query has the keys of whole inferences."""
+        """Answer a query as `Server.handle` does. Raises InputError unless it has the keys of whole inferences."""
 
         def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
             if len(keys) % self._code.keys:
@@ -85,7 +89,7 @@ class BucketServer(Server):
 
 
 class BucketRows:
-    """The current rows of a table, from which updates derive the changes to a plan's tables.
+    """The current rows of the whole table, from which an update's changes to each of the plan's tables are derived.
 
     records: uint8 (rows + 1, record_bytes), with a last row of zeros; updates change them.
     """
@@ -94,12 +98,14 @@ class BucketRows:
         self._plan, self._records = plan, records
 
     def laid_out(self) -> list[Tensor]:
-        """Records of the buckets of every code: uint8 (buckets, bucket_rows, record_bytes)."""
+        """Return the records to store in the buckets of every code: uint8 (buckets, bucket_rows, record_bytes)."""
         # Row -1, for an empty position, is the last row, of zeros.
         return [self._records[places].flatten(2) for places in self._plan.layouts()]
 
     def spread(self, indices: Tensor, records: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Change rows; returns for every code which of its rows change, and their new records."""
+        """Change rows of the whole table; returns for every code the rows of its table that change,
+        and their new records.
+        """
         self._records[indices] = records
         return [(own, self._records[rows].flatten(1)) for own, rows in self._plan.touched(indices)]
 
@@ -113,7 +119,7 @@ def plan_servers(
     identity: bytes | None = None,
     journal: Path | None = None,
 ) -> list[Server]:
-    """Make one server of party 0 or 1 for each of the plan's codes, in order; serve each as any other server.
+    """Make the servers of party 0 or 1, one for each of the plan's codes, in order; serve each as any other server.
 
     table: a Source, plain or signed, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; the last server, of the full table, takes updates for all.

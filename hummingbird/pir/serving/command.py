@@ -35,7 +35,7 @@ With --owner, who has that key may change rows (pir-owner). Every update is in t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `main`."""
+    """Add the options of the program `pir-server` to its parser."""
     parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
     parser.add_argument("--tensor", metavar="NAME", help="name of the table, if a .safetensors file holds several")
     parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT.
 
-    Raises the errors of `rpc.programs.run_service`, InputError for the table and keys, and PeerError if a worker
+    Raises the errors of `rpc.programs.run_service`, InputError for a wrong table or key, and PeerError if a worker
     process ends.
     """
     config = options.service_of(args)
@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
-    """Open the tables; returns the program's parts."""
+    """Open the tables; returns their methods and figures, as `run_service` needs them to serve."""
     with ExitStack() as ends:
         servers = _servers(args, keys)
         for server in servers:
@@ -137,7 +137,7 @@ def _check(servers: Sequence[Server]) -> None:
 
 
 def _figures(offered: Sequence[Methods]) -> Figures:
-    """The figures of all tables: the last one is the full table."""
+    """Make the figures of all tables for Prometheus. offered: methods of each table's server, the full table's last."""
     names = ("hot", "full")[-len(offered) :]
     tables = {
         name: (methods.metrics, lambda server=methods.server: server.state.version)
@@ -148,7 +148,7 @@ def _figures(offered: Sequence[Methods]) -> Figures:
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
-    """The server of the table, or the servers of a plan's tables."""
+    """Make the server of the table, or the servers of a plan's tables."""
     journal = _journal(args)
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
@@ -163,6 +163,8 @@ def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
 
 
 def _journal(args: argparse.Namespace) -> Path | None:
-    """The journal in the options, or the one beside the table if updates are allowed or it exists."""
+    """Return the journal's path: the one in the options, or one beside the table if updates are allowed or it
+    exists.
+    """
     beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
     return args.journal or (beside if args.owner is not None or beside.exists() else None)

@@ -50,7 +50,7 @@ _STEP = 1 << 20  # bytes to read at a time
 
 
 class JournalEntry(NamedTuple):
-    """One entry: the byte where it begins, its kind, its body."""
+    """One entry of a journal: the byte where it begins, its kind, its body."""
 
     at: int
     kind: bytes
@@ -58,15 +58,15 @@ class JournalEntry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first byte after it."""
+        """Position of the first byte after this entry."""
         return self.at + _HEAD_BYTES + len(self.body)
 
 
 class Entries:
-    """The entries of a file, created if missing, which only this process has open.
+    """A file of entries with digests, created if missing, which only this process has open.
 
-    first: the packed first entry, for a new file, or one whose creation a crash interrupted. Raises the errors of
-    `Appended`, OSError if the file cannot be created, and InputError if it is not a journal.
+    first: the packed first entry; it is written to a new file, and to one whose creation a crash interrupted. Raises
+    the errors of `Appended`, OSError if the file cannot be created, and InputError if it is not a journal.
     """
 
     def __init__(self, path: Path, first: bytes) -> None:
@@ -86,11 +86,11 @@ class Entries:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file in bytes."""
         return self._file.size
 
     def all(self) -> Iterator[JournalEntry]:
-        """Yield all complete entries in order; ignores a torn entry at the end."""
+        """Yield all complete entries in order; a torn entry at the end, which a crash has left, is ignored."""
         at = len(MAGIC)
         while at < self.size and not self._torn(at):
             entry = self.read(at)
@@ -98,7 +98,7 @@ class Entries:
             at = entry.end
 
     def read(self, at: int) -> JournalEntry:
-        """The entry that begins at byte `at`."""
+        """Read the entry that begins at byte `at`. Raises InputError if it is damaged."""
         head = self._file.read(_HEAD_BYTES, at)
         kind, length, digest = self._parsed(at, head)
         body = self._file.read(length, at + _HEAD_BYTES)
@@ -107,12 +107,12 @@ class Entries:
         return JournalEntry(at, kind, body)
 
     def pieces(self, first: int, last: int) -> Iterator[bytes]:
-        """Yield bytes first..last-1 in pieces."""
+        """Yield bytes first to last - 1 of the file, in pieces of 1 MiB."""
         for at in range(first, last, _STEP):
             yield self._file.read(min(_STEP, last - at), at)
 
     def append(self, kind: bytes, body: bytes) -> int:
-        """Add an entry, which is on the disk when this returns; returns its first byte.
+        """Add an entry, which is on the disk when this returns; returns the position of its first byte.
 
         Raises OSError as `Appended.append`.
         """
@@ -121,15 +121,15 @@ class Entries:
         return at
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes. Raises OSError."""
+        """Truncate the file to its first `size` bytes. Raises OSError."""
         self._file.cut(size)
 
     def close(self) -> None:
-        """Let other processes have the file; may be called twice."""
+        """Close the file, so that other processes can open it; may be called twice."""
         self._file.close()
 
     def damaged(self, at: int, what: str) -> InputError:
-        """The error for damage at byte `at`."""
+        """Return the error for damage at byte `at`. what: the part that is damaged."""
         hint = "stop this server, and give it a copy of the other server's journal"
         return InputError(
             f"the journal is damaged at byte {at} of {self.size}: {what}", where=str(self.path), hint=hint
@@ -144,7 +144,7 @@ class Entries:
         return self._parsed(at, head)[1] > self.size - at - _HEAD_BYTES
 
     def _parsed(self, at: int, head: bytes) -> tuple[bytes, int, bytes]:
-        """Read a head: kind, length and digest of the body."""
+        """Check the head of the entry at byte `at`; returns the kind, length and digest of the entry's body."""
         if len(head) < _HEAD_BYTES or _digest(head[: _HEAD.size]) != head[_HEAD.size :]:
             raise self.damaged(at, "the head of an entry")
         kind, zeros, length, digest = _HEAD.unpack_from(head)
@@ -154,7 +154,7 @@ class Entries:
 
 
 def packed(kind: bytes, body: bytes) -> bytes:
-    """Pack an entry. kind: one byte. body: at most `MOST` bytes."""
+    """Pack an entry of the file. kind: one byte. body: at most `MOST` bytes."""
     assert len(body) <= MOST
     head = _HEAD.pack(kind, bytes(7), len(body), _digest(body))
     return head + _digest(head) + body
@@ -183,14 +183,14 @@ _STATES_KIND = records.many(_STATE, 1 << 16)
 
 @dataclass(frozen=True)
 class Header:
-    """The first entry of a journal: the table's facts, and the states as loaded."""
+    """The first entry of a journal: the table's facts, and the states of the served tables when they are loaded."""
 
     facts: Facts = field(records.record(Facts))
     states: tuple[State, ...] = field(_STATES_KIND)
 
 
 class Journal:
-    """The journal in a file, created if missing; only one process can have it open.
+    """A table's journal of updates in a file, created if missing; only one process can have it open (module head).
 
     facts: of the whole table. states: of its served tables (the table itself, or a plan's), as loaded. Raises
     InputError for a file that is damaged or not a journal, AgreementError for another table's journal,
@@ -216,16 +216,16 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file in bytes."""
         return self._entries.size
 
     @property
     def count(self) -> int:
-        """Number of unmerged updates, which are the last ones."""
+        """Number of updates in the file that are not merged; these are the last ones."""
         return len(self._updates)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
-        """Yield the contents once, in order: merged rows (indices, records), the states after them, updates.
+        """Yield the contents once, in order: merged rows (indices, records), the states after them, then each update.
 
         Cuts off a torn entry that a crash has left at the end.
         """
@@ -253,7 +253,7 @@ class Journal:
             self._entries.cut(end)
 
     def append(self, update: bytes) -> None:
-        """Add an update, which is on the disk when this returns. Raises DiskError if it cannot be written."""
+        """Add an owner's update, which is on the disk when this returns. Raises DiskError if it cannot be written."""
         try:
             self._name()
             self._updates.append(self._entries.append(_UPDATE, update))
@@ -263,28 +263,30 @@ class Journal:
             raise DiskError(what, where=str(self.path), hint=hint) from None
 
     def update(self, number: int) -> bytes:
-        """Unmerged update `number`, below `count`, as the owner sent it."""
+        """Read the unmerged update `number`, from 0 to `count` - 1, as the owner sent it."""
         return self._entries.read(self._updates[number]).body
 
     def damaged(self, what: str) -> InputError:
-        """The error for the update that `replay` yielded last."""
+        """Return the error for damage in the update that `replay` yielded last. what: the damage."""
         return self._entries.damaged(self._updates[-1], what)
 
     def close(self) -> None:
-        """Let other processes have the file; may be called twice."""
+        """Close the file, so that other processes can open it; may be called twice."""
         self._entries.close()
 
     # Merging ----------------------------------------------------------------------------------------------------------
 
     def to_merge(self) -> int:
-        """Number of the first updates to merge now; 0 while the file is small."""
+        """Return how many of the first updates to merge now; 0 while the file is small."""
         size = self.size
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a new file in which the first `count` updates are merged; updates may be added to this one meanwhile.
+        """Write a new file in which the first `count` updates are merged;
+        updates may be added to the old one meanwhile.
 
-        states: after those updates. Returns the first bytes of its entries of rows, for `adopt`. Raises OSError.
+        states: of the served tables after those updates. Returns the positions of the new file's entries of merged
+        rows, for `adopt`. Raises OSError.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
         with open(self._draft, "wb") as file:
@@ -297,9 +299,9 @@ class Journal:
         return rows
 
     def adopt(self, count: int, rows: list[int]) -> None:
-        """Append the other updates to the merged file, and replace this file by it. Raises OSError.
+        """Append the updates after the first `count` to the merged file, and replace this file by it. Raises OSError.
 
-        No update may be added meanwhile.
+        rows: result of `merge`. No update may be added meanwhile.
         """
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
@@ -316,20 +318,27 @@ class Journal:
         self._grown = max(GROWN, 2 * self.size)
 
     def give_up(self, what: str) -> None:
-        """Keep the file as it is; merging is tried again when its size has doubled."""
+        """Keep the file as it is after a failed merge, and log why; merging is tried again when the size has
+        doubled.
+        """
         _log.warning("the journal %s cannot be merged: %s", self.path, what)
         self._grown = 2 * self.size
         with contextlib.suppress(OSError):
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Flush a rename to the disk. Until then a crash may bring back the old file, so nothing may be added."""
+        """Flush the renaming of the merged file to the disk. Until then a crash may bring back the old file, so nothing
+        may be added.
+        """
         if self._unnamed:
             disk.sync(self.path.parent)
             self._unnamed = False
 
     def _last_rows(self, entries: Sequence[int]) -> Iterator[bytes]:
-        """Yield bodies of entries with the final rows of these entries, each row once."""
+        """Yield the rows that these entries leave behind, each row once, as bodies of entries of merged rows.
+
+        entries: the positions of entries of rows or updates, in order.
+        """
         seen, held, size = np.zeros(self._facts.rows, np.bool_), list[tuple[Tensor, Tensor]](), 0
         for at in reversed(entries):
             entry = self._entries.read(at)
@@ -377,7 +386,7 @@ class Journal:
 
 
 def _told(header: bytes) -> str:
-    """Describe a header's table and states in words."""
+    """Describe the table and the states in a journal's header in words, for an error."""
     try:
         found = records.read(header, Header, name="header", most=MOST)
         states = ", ".join(f"version {state.version} {state.digest.hex()[:8]}" for state in found.states)

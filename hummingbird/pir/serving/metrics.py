@@ -25,7 +25,7 @@ _LEAST = 1e-4  # seconds, upper bound of the first bucket
 
 
 class Metrics:
-    """Thread-safe counters. Latency is the time from a query's arrival to its answer, including waiting."""
+    """Thread-safe counters of a server (module head). Latency is the time from a query's arrival to its answer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,10 @@ class Metrics:
         self._latency = [0] * (24 * _STEPS)  # queries by bucket: 0.1 ms to half an hour
 
     def add(self, latencies: list[float], counts: list[int], busy: float) -> None:
-        """Add one pass: each message's latency and number of keys, and the pass's duration in seconds."""
+        """Add one pass over the table.
+
+        latencies, counts: seconds of latency and number of keys of each query in the pass. busy: seconds of the pass.
+        """
         with self._lock:
             self._busy += busy
             total = sum(counts)
@@ -45,7 +48,9 @@ class Metrics:
                 self._waited += latency * count
 
     def read(self) -> dict[str, Any]:
-        """All counters, for JSON; `latency_ms` maps upper bounds of buckets to numbers of queries."""
+        """Return all counters, for JSON; `latency_ms` maps upper bounds of latency, in milliseconds,
+        to numbers of keys.
+        """
         with self._lock:
             queries, passes = sum(self._latency), sum(self._sizes.values())
             uptime = time.monotonic() - self._started
@@ -64,7 +69,9 @@ class Metrics:
             }
 
     def families(self) -> tuple[int, int, float, list[tuple[str, float]], float]:
-        """Queries, passes, busy seconds, number of queries up to each latency in seconds, and the sum of latencies."""
+        """Return the numbers for Prometheus: keys answered, passes, seconds spent on passes, keys answered within each
+        latency in seconds, and the sum of all latencies.
+        """
         with self._lock:
             below, buckets = 0, list[tuple[str, float]]()
             for bucket, count in enumerate(self._latency):
@@ -74,7 +81,10 @@ class Metrics:
             return below, sum(self._sizes.values()), self._busy, [*buckets, ("+Inf", below)], self._waited
 
     def _quantile(self, share: float) -> float:
-        """The upper bound of the quantile's bucket, so up to 19 % too large."""
+        """Return the latency in milliseconds below which this share of the keys was answered.
+
+        The result is the upper bound of a histogram's bucket, so up to 19 % too large.
+        """
         below, wanted = 0, share * sum(self._latency)
         for bucket, count in enumerate(self._latency):
             below += count
@@ -83,7 +93,7 @@ class Metrics:
         return 0.0
 
     def line(self) -> str:
-        """A summary line, printed at the end of a program."""
+        """Return a summary line, printed at the end of a program."""
         now = self.read()
         return (
             f"{now['queries']:,} queries in {now['passes']:,} passes of {now['mean_batch']:g} on average, "
@@ -92,7 +102,10 @@ class Metrics:
 
 
 class Figures(Collector):
-    """The figures of tables, by name, for Prometheus. journal_bytes: returns the size of their journal."""
+    """Figures of a program's tables for Prometheus. tables: for each name the counters, and a function for the version.
+
+    journal_bytes: returns the size of the tables' journal.
+    """
 
     def __init__(
         self, tables: Mapping[str, tuple[Metrics, Callable[[], int]]], journal_bytes: Callable[[], int]
@@ -100,7 +113,7 @@ class Figures(Collector):
         self._tables, self._journal_bytes = tables, journal_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families to a registry."""
+        """Yield the metric families, when Prometheus asks for them."""
         queries, passes, busy = (
             CounterMetricFamily(f"hummingbird_pir_{name}", text, labels=["table"])
             for name, text in (

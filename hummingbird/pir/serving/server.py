@@ -30,13 +30,13 @@ class Server:
 
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; None for nobody.
-    identity: 32 secret bytes that sign answers.
+    identity: the 32 secret bytes of the key that signs answers; None: answers are not signed.
     device: "cpu", or "cuda" for sums with ChaCha12 keys; several, as in "cuda:0,cuda:1", hold a part each.
     shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device.
-    journal: file of updates, created if missing; the updates in it are made again. Without one, updates are lost at the
-    end. Methods may be called from any thread.
-    Raises InputError for a missing device, EnvironmentProblem if its memory is too small, and the errors of
-    `updates.Updates.recover`.
+    journal: file of updates, created if missing; the server makes the updates in it again. Without a journal, updates
+    are lost at the end.
+    Methods may be called from any thread. Raises InputError for a missing device, EnvironmentProblem if its memory is
+    too small, and the errors of `updates.Updates.recover`.
     """
 
     def __init__(
@@ -70,21 +70,23 @@ class Server:
 
     @property
     def state(self) -> State:
-        """Version and digest of the served contents."""
+        """The state of the served table: its version, and a digest of its contents."""
         return self._state
 
     @property
     def signs(self) -> bool:
-        """Whether answers are signed."""
+        """Whether this server signs its answers."""
         return self._identity is not None
 
     def describe(self) -> bytes:
-        """The packed TableDescription."""
+        """Return the server's description, packed (`TableDescription`)."""
         return TableDescription(self.party, self.facts, self._state, self.signs).pack()
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
-        """Answer checked keys: the state, and the selected records' XOR (`xor`) or sum mod 2^width, uint8 (B,
-        record_bytes).
+        """Answer keys that were checked; returns the table's state, and a result (B, record_bytes), uint8, of each key.
+
+        The result is the XOR of the records that the key selects (decoder `xor`), or the sum of their values' words,
+        mod 2^width (`sum`; width: `Facts.word_bits`).
         """
         with self.lock:
             if self._failed:
@@ -97,7 +99,7 @@ class Server:
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
         """Answer a packed query. answer: replaces `Server.answer`, to collect queries (`service.Batcher`).
 
-        Raises InputError for a malformed query, with a text that depends on the table only.
+        Raises InputError for a malformed query; the error's text depends on the table only.
         """
         decoder, keys = unpack_query(query, self.facts, self.party)
         self._shard.accept(keys, self._width(decoder))  # before it joins a batch, which would fail with it
@@ -106,7 +108,9 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Take a message of a `Client` in this process, as `TableServer.begin`."""
+        """Take a message of a `Client` in this process; returns a function that answers,
+        as `TableServer.begin` says.
+        """
         if method == "Describe":
             return self.describe
         if method == "Update":
@@ -120,7 +124,7 @@ class Server:
         return lambda: self.handle(message)
 
     def update(self, message: bytes) -> bytes:
-        """Make an owner's signed update, which applies to this state only; returns the new description.
+        """Make an owner's signed update, which applies to one state only; returns the new description.
 
         Does nothing for an update that is made already. Raises as `updates.Updates.make`, and then leaves the table
         unchanged.
@@ -129,14 +133,17 @@ class Server:
         return self.describe()
 
     def offer(self, message: bytes) -> bytes:
-        """Hold an owner's signed update for `switch`; returns the unchanged description. Raises as `update`."""
+        """Check an owner's signed update, and hold it until `switch` names it; returns the unchanged description.
+
+        Raises as `update`.
+        """
         self._updates().offer(message)
         return self.describe()
 
     def switch(self, digest: bytes) -> bytes:
         """Make the offered update whose message has this SHA-256; returns the new description.
 
-        Returns b"" if it is not held: then send it by `update`. Raises as `update`.
+        Returns b"" if the server does not hold the update: then send it by `update`. Raises as `update`.
         """
         return self.describe() if self._updates().switch(digest) else b""
 
@@ -147,34 +154,34 @@ class Server:
         return self.updates
 
     def past_update(self, message: bytes) -> bytes:
-        """The owner's signed update from a version to the next, from the journal. message: the version, 8 bytes.
+        """Return the owner's signed update from a version to the next, from the journal.
 
-        Raises InputError if it is not kept.
+        message: the version, 8 bytes. Raises InputError if the journal does not keep this update.
         """
         if self.updates is None:
             raise InputError("this server keeps no journal of updates", hint="start it with --owner")
         return self.updates.past(unpack_version(message))
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace records, while `lock` is held."""
+        """Replace the records of these rows. The caller holds `lock`."""
         self._shard.write(indices, records)
 
     def advance(self, state: State) -> None:
-        """Set the state, while `lock` is held."""
+        """Set the table's state. The caller holds `lock`."""
         self._state = state
 
     def fail(self) -> None:
-        """Refuse all queries from now on, because the table is partly changed."""
+        """Refuse all queries from now on, because an update has changed a part of the table only."""
         self._failed = True
 
     def check(self) -> None:
-        """Raise PeerError if a worker process has ended, or the table is partly changed."""
+        """Raise PeerError if a worker process has ended, or an update has changed a part of the table only."""
         self._shard.check()
         if self._failed:
             raise PeerError("an update was made in part", where=self.name, hint="start this server again")
 
     def close(self) -> None:
-        """End the worker processes, and let go of the journal; may be called twice."""
+        """End the worker processes, and close the journal; may be called twice."""
         self._shard.close()
         if self.updates is not None:
             self.updates.close()
@@ -191,9 +198,10 @@ def open_server(
     device: str = "cpu",
     journal: Path | None = None,
 ) -> Server:
-    """Open a server of a table in a file.
+    """Open a server of the table in a file.
 
-    workers: number of processes that share its rows; 0: in this process, on a device.
+    tensor: the table's name, if the file holds several. workers: number of processes that share the rows; 0: all rows
+    are in this process, on `device`. Other arguments: as for `Server`.
     """
     if workers and device != "cpu":
         hint = "a GPU needs none"
@@ -224,10 +232,10 @@ def local_servers(
 def audit(reference: Server, statement: Statement, identity: bytes | None = None) -> int:
     """Determine which party lied, from one server's statement and the owner's copy of the table (integrity.py).
 
-    reference: a server in this process over that copy, of the statement's party and in the same state.
-    identity: that server's public key, to verify that it made the statement. Assumes that the two answers together were
-    wrong, so if this one is right, the other party lied. The auditor must not see the other party's statement on the
-    same query, nor collude with that server: the two keys together reveal the row. Costs one answer.
+    reference: a server in this process over that copy, of the statement's party and in the state of the answer.
+    identity: public key of the server that made the statement, to verify that. Assumes that the two answers together
+    were wrong, so if this answer is right, the other party lied. The auditor must not see the other party's statement
+    on this query, nor collude with that server: the two keys together reveal the row. Costs one answer.
     Raises InputError for a statement that is malformed or not from the server; AgreementError for a table in another
     state.
     """

@@ -42,10 +42,10 @@ class _Job:
 
 
 class Batcher:
-    """Collects queries for `answer`, on its own thread.
+    """Collects queries on its own thread, and answers several by one call of `answer`, a pass over the table.
 
-    max_batch: number of keys that ends the waiting; a pass may have more if one query has more. max_wait: 0 to 60
-    seconds.
+    max_batch: number of waiting keys at which a pass begins; a pass has more only if a single query has. max_wait:
+    seconds, 0 to 60, after which a pass begins anyway.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Batcher:
         self._thread.start()
 
     def answer(self, keys: Tensor, decoder: str, wanted: Callable[[], bool] = lambda: True) -> tuple[State, Tensor]:
-        """Answer as `Server.answer` does, together with other queries.
+        """Answer a query as `Server.answer` does, together with other queries; waits for the result.
 
         wanted: called before the work; returns whether the client is still there.
         """
@@ -75,13 +75,13 @@ class Batcher:
         return job.result.result(_PATIENCE)
 
     def hurry(self) -> None:
-        """Stop waiting for further queries from now on."""
+        """Begin each pass at once from now on, without waiting for further queries."""
         with self._changed:
             self._max_wait = 0.0
             self._changed.notify()
 
     def close(self, timeout: float = 60.0) -> None:
-        """Answer the queued queries without waiting for more, and end; may be called twice."""
+        """Answer the queued queries without waiting for more, and end the thread; may be called twice."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -97,7 +97,9 @@ class Batcher:
                         job.result.set_exception(error)
 
     def _collect(self) -> list[_Job]:
-        """The queries of the next pass, all for one decoder; empty at the end."""
+        """Wait for the queries of the next pass, all for one decoder, and return them;
+        an empty list ends the thread.
+        """
         with self._changed:
             while not self._jobs:
                 if self._closing:
@@ -139,7 +141,7 @@ class Batcher:
 
 
 class Methods:
-    """The gRPC methods of a server, with batched queries. max_batch, max_wait: see `Batcher`."""
+    """The gRPC methods of a server; they answer several queries in one pass. max_batch, max_wait: as for `Batcher`."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class Methods:
         self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
 
     def handlers(self) -> dict[str, Method]:
-        """The methods by name, for `rpc.service.serve`."""
+        """Map the methods' names to functions, for `rpc.service.serve`."""
         server = self.server
         return {
             "Describe": lambda data, context: server.describe(),
@@ -164,11 +166,11 @@ class Methods:
         }
 
     def hurry(self) -> None:
-        """Stop waiting for further queries from now on."""
+        """Begin each pass at once from now on, without waiting for further queries."""
         self._batcher.hurry()
 
     def close(self, grace: float = 30.0) -> None:
-        """Answer the queued queries within `grace` seconds, and end; may be called twice."""
+        """Answer the queued queries within `grace` seconds, and take no more; may be called twice."""
         self._batcher.close(grace)
 
     def _collected(self, context: grpc.ServicerContext) -> Answer:
@@ -179,8 +181,8 @@ class Service:
     """A server at an address, from now until `stop`. TRUST: the two servers must have different operators.
 
     tls: mutual TLS, needed for other hosts: anybody with a certificate of its authority may ask. max_batch, max_wait:
-    see `Batcher`. limits: on its callers. Raises the errors of `rpc.service.serve`, and ConfigError for max_batch and
-    max_wait.
+    as for `Batcher`. limits: on calls and callers. Raises the errors of `rpc.service.serve`, and ConfigError for a
+    wrong max_batch or max_wait.
 
         service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
     """

@@ -21,30 +21,35 @@ from hummingbird.pir.table import Source, leaf_digests
 
 
 class Shard(Protocol):
-    """Some records, ready for queries."""
+    """Interface of a table's records, all or some, that are ready for queries,
+    in memory of a device or of processes.
+    """
 
     digests: list[bytes]  # of the leaves, as they were loaded
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Raise InputError for checked keys and a width that `answer` does not support."""
+        """Raise InputError if `answer` does not support these keys with this width; their format was checked before."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """The sum mod 2^width of the selected records, or their XOR for width 0: uint8 (B, record_bytes)."""
+        """Combine the records that each key selects, uint8 (B, record_bytes).
+
+        width: bits of the words that are added; 0: the records are combined by XOR.
+        """
 
     def write(self, indices: Tensor, records: Tensor) -> None:
         """Replace the records, uint8 (n, record_bytes), of these rows, int64 (n,)."""
 
     def check(self) -> None:
-        """Raise PeerError if one of its processes has ended."""
+        """Raise PeerError if one of the processes that hold the records has ended."""
 
     def close(self) -> None:
-        """Free everything; may be called twice."""
+        """Free memory, threads and processes; may be called twice."""
 
 
 class TableShard:
-    """Records first..last-1 of a table, in this process; zeros before `load`. `first` must begin a leaf.
+    """Records first to last - 1 of a table, in this process, all zero before `load`; `first` is a multiple of 1024.
 
-    device: "cpu", "cuda" or "cuda:1". Raises EnvironmentProblem if it has too little memory.
+    device: "cpu", "cuda" or "cuda:1". Raises EnvironmentProblem if the device has too little memory.
     """
 
     def __init__(self, source: Source, first: int = 0, last: int | None = None, *, device: str = "cpu") -> None:
@@ -55,7 +60,7 @@ class TableShard:
         self._table = kernel.Table(last - first, source.facts.record_bytes, device)
 
     def load(self) -> None:
-        """Read the records."""
+        """Read the records from the source, and compute the digests of their leaves (blocks of 1024 rows)."""
         for start, records in self._source.parts(self._first, self._last):
             records = np.ascontiguousarray(records)
             self.digests += leaf_digests(records)
@@ -84,8 +89,8 @@ class TableShard:
 class Split:
     """A table in parts of about equal size, one on each of several devices, which answer in parallel.
 
-    Raises InputError if there are more devices than leaves, or a device is missing; EnvironmentProblem if one has too
-    little memory; both before anything is read.
+    Raises InputError if there are more devices than leaves (blocks of 1024 rows), or a device is missing;
+    EnvironmentProblem if a device has too little memory; both before anything is read.
     """
 
     def __init__(self, source: Source, devices: Sequence[str]) -> None:
@@ -115,7 +120,7 @@ class Split:
 
 
 def opened(source: Source, device: str) -> Shard:
-    """Load a table on a device, or split over several: "cpu", "cuda", "cuda:0,cuda:1".
+    """Load a table on one device, or in parts on several: "cpu", "cuda", "cuda:0,cuda:1".
 
     Raises the errors of `TableShard` and `Split`.
     """
@@ -128,7 +133,10 @@ def opened(source: Source, device: str) -> Shard:
 
 
 def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
-    """Cut rows into `count` ranges (first, last + 1) of whole leaves. Raises InputError if there are fewer leaves."""
+    """Divide `rows` rows into `count` ranges (first, last + 1) of whole leaves, blocks of 1024 rows.
+
+    Raises InputError, naming `where`, if there are fewer leaves than ranges.
+    """
     leaves = leaves_of(rows)
     if not 0 < count <= leaves:
         hint = f"each has whole leaves of {LEAF_ROWS} rows, of which this table has {leaves}"

@@ -31,33 +31,33 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """A served table that can be changed, such as a `server.Server`."""
+    """Interface of a served table that can be changed, such as a `server.Server`."""
 
     lock: threading.Lock
 
     @property
     def state(self) -> State:
-        """The current state."""
+        """The current state: version and digest."""
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace records, while `lock` is held."""
+        """Replace the records of these rows. The caller holds `lock`."""
 
     def advance(self, state: State) -> None:
-        """Set the state, while `lock` is held."""
+        """Set the table's state. The caller holds `lock`."""
 
     def fail(self) -> None:
-        """Refuse all queries from now on, because the table is partly changed."""
+        """Refuse all queries from now on, because an update has changed a part of the table only."""
 
 
 Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 
 class Updates:
-    """The updates of one table. tables: the served tables derived from it. facts: of the whole table.
+    """Makes the updates of one table, in all served tables that are derived from it.
 
-    owner: public key of the owner, who may update; None for nobody. spread: maps rows of the whole table to the changes
-    of each derived table; default: the same rows. An update names the state of the last table. Raises InputError for an
-    invalid key.
+    facts: of the whole table. tables: the served tables, the whole one last; an update names that one's state. owner:
+    public key of the owner, who may update; None for nobody. spread: maps rows of the whole table, and their records,
+    to the changes of each served table; default: the same rows. Raises InputError for an invalid key.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Updates:
 
     @property
     def state(self) -> State:
-        """The state to which the next update applies."""
+        """The state (version and digest) to which the next update applies."""
         return self._tables[-1].state
 
     @property
     def journal_bytes(self) -> int:
-        """Size of the journal, 0 without one."""
+        """Size of the journal in bytes, 0 without a journal."""
         with self._turn:
             return 0 if self._journal is None else self._journal.size
 
     def recover(self, path: Path) -> None:
-        """Make the updates in a journal again, and add new updates to it from now on.
+        """Make the updates in a journal file again, and add new updates to it from now on.
 
         Raises the errors of `Journal`, and InputError for an update that does not fit.
         """
@@ -103,15 +103,16 @@ class Updates:
     def make(self, message: bytes) -> None:
         """Make an owner's signed update, unless it is made already.
 
-        Raises InputError if the owner has not signed it, AgreementError for another state, DiskError if the journal
-        cannot be written; these leave everything unchanged. Raises PeerError after an update that was made in part.
+        Raises InputError if the owner has not signed the update, AgreementError if it is for another state, DiskError
+        if the journal cannot be written; these leave everything unchanged. Raises PeerError if an earlier update was
+        made in part.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._make(*fitting)
 
     def offer(self, message: bytes) -> None:
-        """Check and hold an owner's signed update, instead of the one offered before, until `switch` names it.
+        """Check an owner's signed update, and hold it until `switch` names it; it replaces the update offered before.
 
         Does nothing for an update that is made already. Raises as `make`.
         """
@@ -120,9 +121,9 @@ class Updates:
                 self._offered = fitting
 
     def switch(self, digest: bytes) -> bool:
-        """Make the offered update with this SHA-256. Returns False if it is not held and was not made before.
+        """Make the offered update whose message has this SHA-256.
 
-        Raises DiskError and PeerError as `make`.
+        Returns False if no such update is held, and none was made before. Raises DiskError and PeerError as `make`.
         """
         with self._turn:
             self._check()
@@ -132,7 +133,9 @@ class Updates:
 
     @contextmanager
     def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
-        """Check an update and hold the lock; yields it if it applies to the current state, None if it is made
+        """Check an update, and hold the lock meanwhile.
+
+        Yields its SHA-256, message, indices and records if it applies to the current state, and None if it is made
         already.
         """
         if self._owner is None:
@@ -153,7 +156,10 @@ class Updates:
             yield digest, message, indices, records
 
     def _make(self, digest: bytes, message: bytes, indices: Tensor, records: Tensor) -> None:
-        """Make an update that applies to the current state, while the lock is held."""
+        """Make an update that applies to the current state, in the journal and in all tables.
+
+        The caller holds the lock. digest: SHA-256 of the message.
+        """
         if self._journal is not None:
             self._journal.append(message)
         self._offered = None  # it was for the previous state
@@ -163,7 +169,7 @@ class Updates:
         _log.info("version %d: %d rows updated", self.state.version, len(indices))
 
     def past(self, version: int) -> bytes:
-        """The signed update from this version to the next. Raises InputError if it is not kept."""
+        """Return the signed update from this version to the next. Raises InputError if the journal does not keep it."""
         with self._turn:
             self._check()
             first = self.state.version - len(self._made)
@@ -176,7 +182,7 @@ class Updates:
             return self._journal.update(version - first)
 
     def close(self) -> None:
-        """Close the journal; may be called twice."""
+        """Wait for a merge of the journal, and close the file; may be called twice."""
         if self._merging is not None:
             self._merging.join()
         if self._journal is not None:
@@ -196,7 +202,7 @@ class Updates:
         return list(states)
 
     def _write(self, indices: Tensor, records: Tensor, states: Sequence[State]) -> None:
-        """Write rows to all tables; if that fails midway, all tables refuse queries."""
+        """Write rows to all tables, and set their new states; if writing fails, all tables refuse queries."""
         with ExitStack() as held:
             for table in self._tables:
                 held.enter_context(table.lock)
@@ -227,7 +233,7 @@ class Updates:
                     bar.update(found[1].nbytes)
 
     def _again(self, journal: Journal, message: bytes) -> None:
-        """Make an update from the journal, which was checked before it was written."""
+        """Make an update from the journal again; its signature was checked before it was written."""
         try:
             state, indices, records, _ = unpack_update(message, self._facts)
         except HummingbirdError as error:
@@ -245,7 +251,7 @@ class Updates:
             table.advance(state)
 
     def _merge(self) -> None:
-        """Merge the first updates in the journal if it has grown, on a thread."""
+        """Start a thread that merges the first updates in the journal, if the journal has grown."""
         busy = self._merging is not None and self._merging.is_alive()
         if self._journal is not None and not busy and (count := self._journal.to_merge()):
             self._merging = threading.Thread(target=self._merged, args=(self._journal, count), name="pir-journal")

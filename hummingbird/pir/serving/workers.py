@@ -35,7 +35,7 @@ _WRITE = -1  # instead of a width: write records
 class Workers:
     """A table in a file, spread over `count` processes with one thread each.
 
-    Raises EnvironmentProblem if they cannot start, InputError if the file is not valid.
+    Raises EnvironmentProblem if the processes cannot start, InputError if the file is not valid.
     """
 
     def __init__(self, path: Path, tensor: str | None, count: int) -> None:
@@ -60,7 +60,10 @@ class Workers:
         self._ask([torch.tensor([_WRITE]), indices, records])
 
     def _ask(self, message: list[Tensor]) -> list[Tensor]:
-        """Ask every worker. Closes all after a failure, because answers to this message may still be in the pipes."""
+        """Send a message to every worker; returns their answers, in order.
+
+        Closes all workers after a failure, because answers to this message may still be in the pipes.
+        """
         try:
             for worker in self._workers:
                 worker.send(message)
@@ -81,7 +84,7 @@ class Workers:
 
 
 class _Worker:
-    """The server's end of one worker process."""
+    """The server's end of one worker process: it starts the process, sends messages and receives answers."""
 
     def __init__(self, path: Path, tensor: str | None, first: int, last: int) -> None:
         self._name = f"the worker for rows {first} to {last - 1}"
@@ -147,7 +150,7 @@ def _send(pipe: socket.socket, tensors: list[Tensor]) -> None:
 
 
 def _receive(pipe: socket.socket) -> list[Tensor] | None:
-    """The next message; None at the end of the pipe."""
+    """Receive the next message; returns None at the end of the pipe."""
     head = _read(pipe, _FRAME.size)
     if head is None:
         return None
@@ -171,7 +174,10 @@ _JOB = records.row(_TEXT, records.maybe(_TEXT), records.whole(), records.whole()
 
 
 def work(job: str) -> None:
-    """The worker process: load, send the digests, then answer until the pipe on stdin ends."""
+    """Run a worker process: load rows, send their digests, then answer until the pipe on stdin ends.
+
+    job: path, tensor, first and last row, as JSON.
+    """
     path, tensor, first, last = records.read(job, _JOB, name="job")
     pipe = socket.socket(fileno=os.dup(0))
     torch.set_num_threads(1)
