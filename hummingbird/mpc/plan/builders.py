@@ -37,7 +37,7 @@ from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, exponent_of
 
 # A smooth function is a table of polynomials or a spline of comparisons, whichever suits the aim.
 #
@@ -64,12 +64,18 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
         or not _splines_move_less(name, comparison.name, window, aim)
     ):
         return Tabulated(name, comparison)
-    return spline(name, replace(comparison, window=_fine(window)))
+    return spline(name, replace(comparison, window=_spline_window(name, window)))
 
 
-def _fine(window: BitWindow) -> BitWindow:
-    """The window that a spline on masked comparisons has in place of this one."""
-    return BitWindow(window.k, min(window.m, FINE))
+def _spline_window(name: str, window: BitWindow) -> BitWindow:
+    """The window of a spline on masked comparisons, for values of the given window.
+
+    A spline compares x - t for each of its knots t, so its window has room for these differences. A table is right for
+    every x of the window, and the aim must not change that.
+    """
+    curve = smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
+    reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
+    return BitWindow(min(64, exponent_of(reach) + 1 + SCALE), min(window.m, FINE))
 
 
 def spline(name: str, comparison: Comparison) -> Layer:
@@ -98,7 +104,7 @@ def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableCh
                 total += step.layer.cost(specs, _PARTIES)
         return _PARTIES * total.bits + aim.dealer * total.offline_bits + ROUND_BITS * _VALUES * total.rounds
 
-    return moved(spline, _fine(window)) < moved(Tabulated, window)
+    return moved(spline, _spline_window(name, window)) < moved(Tabulated, window)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
