@@ -76,7 +76,7 @@ def test_above_the_limit_there_is_growth_and_no_quantile() -> None:
     got = capacity.run(STORE, None, poisson(4.0), runs=20, requests=500)
     assert got.limit.rate == pytest.approx(2.0)  # a refill takes 0.5 s
     assert got.growth.value == pytest.approx(1.0, rel=0.1)
-    with pytest.raises(ConfigError, match="2 at most .1 refill at a time.: latency grows"):
+    with pytest.raises(ConfigError, match="above the limit of 2 .1 refill at a time.: latency grows"):
         got.quantile(0.5)
     figures = got.figures()
     assert figures["overloaded"] and "p99" not in figures and "growth" in figures

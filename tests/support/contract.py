@@ -31,8 +31,8 @@ from hummingbird import records, ring
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.service import messages as he
-from hummingbird.hybrid import description
 from hummingbird.hybrid import messages as hybrid
+from hummingbird.hybrid.plan_json import read_description
 from hummingbird.hybrid.proxy_view import read_proxy_view
 from hummingbird.hybrid.service import Service
 from hummingbird.mpc.dealer.server import JoinAnswer, JoinRequest
@@ -217,7 +217,7 @@ CASES = [  # those with tokens first, those without a method last
         streams=("Session", "Offline", "Online"),
         method="Public",
         request=lambda channels, caller, seconds: [_OPENING],
-        right=lambda channels, answers: description.read(answers[0]).input.shape == (1, 6, 6),
+        right=lambda channels, answers: read_description(answers[0]).input.shape == (1, 6, 6),
         idle=True,
     ),
     ServiceCase(

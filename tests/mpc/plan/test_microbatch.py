@@ -24,7 +24,7 @@ from hummingbird.crypten.adapter import MPCTensor
 from hummingbird.mpc.functions import smooth
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.softmax import Softmax
-from hummingbird.mpc.plan import microbatch
+from hummingbird.mpc.plan import builders, microbatch
 from hummingbird.mpc.plan import net as nets
 from hummingbird.mpc.protocols import comparison as compare
 from hummingbird.mpc.protocols.gmw import PrivateAnd
@@ -102,7 +102,7 @@ def test_cryptens_functions_draw_on_the_supply_of_their_slice(
     alone: sessions.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slices of two batches are interleaved: each supply hears the requests of one of them, in order."""
-    hummingbird.register_converter(Cubed, lambda module: ByCrypTen())
+    monkeypatch.setitem(builders.CUSTOM, Cubed, lambda module: ByCrypTen())
     private, x = convert_model(nn.Sequential(Cubed(), nn.ReLU()), BitWindow(24, 0)), torch.rand(3, 4)
     reserve, asked = alone.dealer.reserve, []
     heard: list[list[object]] = []

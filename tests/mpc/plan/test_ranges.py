@@ -408,7 +408,7 @@ ON_WHOLE_NUMBERS = {
 def test_what_torch_would_round_behind_argmax_is_refused_and_the_rest_is_right(case: str) -> None:
     function, refused = ON_WHOLE_NUMBERS[case]
     net, x = Function(function).eval(), torch.randn(3, 4, 5)
-    assert [("whole numbers" in problem.what) for problem in hummingbird.validate_model(net)] == [True] * refused
+    assert [("torch rounds" in problem.what) for problem in hummingbird.validate_model(net)] == [True] * refused
     if not refused:
         got = hummingbird.simulate(net, mode="exact", seed=0)(x)
         assert float((got - net(x)).abs().max()) < 2**-14

@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from hummingbird import convert_model
-from hummingbird.capacity import engines
+from hummingbird.capacity import recurrence
 from hummingbird.capacity.limit import limits
 from hummingbird.capacity.profile import Profile
 from hummingbird.capacity.system import Draws, Load, System
@@ -41,7 +41,7 @@ def offered(kept: int) -> Offered:
     refill = generator.uniform(0.01, 0.05, 400) if kept else None
     system = System(tokens=kept, stored=kept) if kept else System()
     draws = Draws(seconds[None], None if refill is None else refill[None])
-    outcome = engines.simulate(system, Load(due=(lined - lined[0])[None]), draws)
+    outcome = recurrence.simulate(system, Load(due=(lined - lined[0])[None]), draws)
     went, done = (times[0] + lined[0] for times in (outcome.went, outcome.left))
     there = outcome.refilled[0] + lined[0] if kept else np.empty(0)
     sets = np.stack([there - 0.005, there], axis=1)
@@ -74,7 +74,7 @@ def test_what_is_predicted_is_the_queue_of_busy_seconds_and_the_rest_of_a_lone_r
         assert (found.p50, found.p99) == (pytest.approx(0.012), pytest.approx(0.012))
     due = np.cumsum(np.random.default_rng(1).exponential(0.02, 4000))
     half = planned(FAST, 0, 1, due, ENGINES[0])
-    done = engines.simulate(System(), Load(due=due[None]), Draws(np.full((1, 1), 0.01)))
+    done = recurrence.simulate(System(), Load(due=due[None]), Draws(np.full((1, 1), 0.01)))
     assert half.p95 == pytest.approx(float(np.quantile(done.latency, 0.95)) + 0.002)
 
 

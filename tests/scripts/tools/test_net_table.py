@@ -127,7 +127,7 @@ def test_an_interrupted_run_goes_on(
     assert done == ["resnet18", "interrupted", "resnet50", "vit_b_16"]
     text = out.read_text()
     told = " ".join(text.split())
-    assert f"3 of the {len(NETS)} nets of `scripts/tools/net_catalogue.py`, of which 2 convert. They ran" in told
+    assert f"3 of the {len(NETS)} nets of `scripts/tools/net_catalogue.py`. Of these, 2 convert. They ran" in told
     assert max(len(line) for line in text.splitlines()) <= 120
     assert "| resnet50 | torchvision | 3 | 0.5 | 100 % | 0 | 0 | 0 |" in text
     assert "| vit_b_16 | torchvision | no |" in text
