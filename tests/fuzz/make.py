@@ -55,6 +55,7 @@ class Recipe:
     body: list[str] = field(default_factory=list)
     input: str = ""
     protocol: str = "masked"
+    aim: str = "latency"
     parties: int = 2
     weights: str | int = "public"
     headroom: int | None = None  # None: exact windows; else bits kept above the largest magnitude
@@ -194,6 +195,8 @@ def recipe(number: int) -> Recipe:
             break
     made.body.append(f"return x{len(made.kinds)}" if made.kinds else "return x")
     made.protocol = rng.choice(("masked", "masked", "gmw"))
+    if made.protocol == "masked" and random.Random(f"aim {number}").random() < 0.4:
+        made.aim = "throughput"
     made.parties = rng.choice((2, 2, 2, 3))
     made.weights = rng.randrange(made.parties) if rng.random() < 0.35 else "public"
     made.headroom = rng.choice((1, 2, 4)) if rng.random() < 0.1 else None

@@ -32,6 +32,7 @@ from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner
+from hummingbird.mpc.protocols.table_choice import TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties
@@ -115,7 +116,8 @@ def truth(net: nn.Module, x: Tensor, parties: int, public: bool = False) -> Trut
 def private_output(made: Recipe, net: nn.Module, x: Tensor, largest: float, tamper: Tamper | None = None) -> Tensor:
     """The opened result; raises what private inference raises. tamper: changes the converted net before it runs."""
     example = x if made.example else None
-    private = convert.build(net, _windows(made, largest), made.weights, made.protocol, example=example)
+    windows = _windows(made, largest)
+    private = convert.build(net, windows, made.weights, made.protocol, example=example, aim=made.aim)
     private.images_per_slice = made.slices
     private.costs(tuple(x.shape), made.parties)
     if tamper is not None:
@@ -179,7 +181,8 @@ def _windows(made: Recipe, largest: float) -> BitWindow | None:
 def judge(number: int, tamper: Tamper | None = None) -> Result:
     """Make net `number`, compute it twice, and compare."""
     made = recipe(number)
-    result = Result(number, "raw", kinds=made.kinds, protocol=made.protocol, parties=made.parties)
+    protocol = made.protocol if made.aim == "latency" else f"{made.protocol}, {made.aim}"
+    result = Result(number, "raw", kinds=made.kinds, protocol=protocol, parties=made.parties)
     result.weights = "public" if made.weights == "public" else "private"
     result.windows = "exact" if made.headroom is None else "windows"
     with warnings.catch_warnings():
@@ -268,7 +271,8 @@ def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     config = BitConfig.of(_windows(made, known.largest_inside))
     try:
         order = Rewritten.of(steps, made.protocol, None if owner is None else config)
-        build = builders.builder(made.protocol, order.windows(config), None if owner is None else WeightOwner(owner))
+        owned = None if owner is None else WeightOwner(owner)
+        build = builders.builder(made.protocol, order.windows(config), owned, TableChoice.of(made.aim))
         plan = Planner(build, made.protocol).plan(order.steps)
         facts = {"weights": "public" if owner is None else f"private to party {owner}"}
         private = PrivateNet(plan, [builders.bare(step) for step in order.steps], facts, "")
