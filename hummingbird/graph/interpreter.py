@@ -78,10 +78,11 @@ class Interpreter(Generic[S]):
         compute: Callable[[int, S, tuple[Any, ...]], Any],
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """Run all steps, or those in `numbers`, in order; `values` gains their values and loses those used up.
+        """Run all steps, or those in `numbers`, in order, and add their values to `values`.
 
-        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value.
-        To continue twice from the same point, pass a copy of the dict: no value is modified in place.
+        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value. Unless
+        the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice from
+        the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]

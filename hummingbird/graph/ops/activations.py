@@ -118,9 +118,9 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 
 
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a function along a dimension so that it raises InputError if x lacks the dimension.
+    """Wrap the meaning of an operation along a dimension, such as softmax: x must have the dimension, else InputError.
 
-    Without it torch would accept dimension 0 of a scalar.
+    Without this check torch would accept dimension 0 of a tensor that has no dimensions.
     """
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:

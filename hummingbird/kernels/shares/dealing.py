@@ -56,7 +56,7 @@ def mask_values(
 
 
 def widths(k: int, ring: int, whole: bool) -> list[int]:
-    """Return the bits of each dealt number of an element: the carry (unless `whole`), r_b, r_s, r_b lambda."""
+    """Return how many bits each dealt number of an element has: the carry (unless `whole`), r_b, r_s, r_b lambda."""
     return [*([] if whole else [ring - k]), ring, ring - k, ring]
 
 
@@ -74,7 +74,8 @@ def deal_masks(
     fields: all parties' shares of lambda, r_b and r_s (module head), the receiver's first; then, for each value of
     `mask_values`, the shares of all parties but the receiver. A party's shares are parts of one key stream, at the same
     blocks as the others'. k: bits of lambda. ring: bits of results; 1 <= k <= ring <= 64. m: the lowest bit of lambda
-    in a table, 0 <= m. sizes: of the tables, 1 to 8 bits each; m + sum(sizes) <= k. whole: deal no carry.
+    in a table, 0 <= m. sizes: bits of lambda that each table is for, 1 to 8; m + sum(sizes) <= k. whole: deal no carry;
+    for values whose shares are right in all bits that are read later.
     """
     function = "kernels.deal_masks"
     check_range(f"{function}(n)", n, 0, 2**56)
