@@ -37,7 +37,10 @@ S = TypeVar("S", bound=_Step)
 
 
 def arguments(step: _Step, values: Mapping[int, Any] | Sequence[Any]) -> tuple[Any, ...]:
-    """Return a step's inputs, in which the values of earlier steps, by number, take the place of references."""
+    """Return a step's inputs, with the value of the earlier step in place of each reference.
+
+    values: the values of the steps, by number.
+    """
     found: tuple[Any, ...] = map_refs(step.inputs, lambda ref: values[ref.index])
     return found
 

@@ -118,9 +118,10 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 
 
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap the meaning of an operation along a dimension, such as softmax: x must have the dimension, else InputError.
+    """Wrap a function that computes an operation along the attribute `dim`, such as softmax, with a check of `dim`.
 
-    Without this check torch would accept dimension 0 of a tensor that has no dimensions.
+    The result raises InputError if x has no such dimension. Without this check torch would accept dimension 0 of a
+    tensor that has no dimensions.
     """
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:

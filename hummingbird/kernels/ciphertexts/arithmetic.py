@@ -122,7 +122,7 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
 def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
     """Add a constant to every `step`-th residue of the first element of each ciphertext, modulo each prime, in place.
 
-    x: int32 (rows, places, size, L, N), centred, as `linear` returns it; its first two dimensions may be strided.
+    x: int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions may be strided.
     constants: int32 (rows, L), centred, for each row one that is added at all its places. step: 1 .. N. InputError for
     anything else.
     """

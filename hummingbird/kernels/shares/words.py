@@ -24,7 +24,7 @@ from hummingbird.kernels.shares.packing import bytes_of, unpack_words
 
 @dataclass(frozen=True)
 class Packed:
-    """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms of operands (module head).
+    """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms in which kernels take words.
 
     data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the unpacked tensor.
     """

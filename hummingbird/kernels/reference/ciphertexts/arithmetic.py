@@ -196,7 +196,8 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
     """Write the products of x (n, a, N) and y (n, b, N), as polynomials in the secret, to `out` (n, a + b - 1, N).
 
-    All are residues of one prime q. Each is a sum of at most 8 products below q^2 / 4, and so below 2^53 - q.
+    All three have residues modulo one prime q. Each result is a sum of at most 8 products below q^2 / 4, and so below
+    2^53 - q.
     """
     a, b = x.shape[1], y.shape[1]
     torch.mul(x[:, :1], y, out=out[:, :b])
