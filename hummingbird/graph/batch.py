@@ -19,10 +19,10 @@ class BatchFixed(InputError):
 
 
 class TracedBatch:
-    """The batch of one trace, with its size there.
+    """The batch size of one trace, and what forward() has asked about it.
 
-    asked: the uses of the batch size that are right for this size only; they are kept even if forward() catches the
-        error.
+    asked: in words, the uses of the batch size whose answer is right for this size only, such as a comparison. They
+        stay in the list even if forward() catches the error that `fixed` returns.
     """
 
     def __init__(self, size: int) -> None:
@@ -30,7 +30,7 @@ class TracedBatch:
         self.asked: list[str] = []
 
     def fixed(self, what: str) -> BatchFixed:
-        """Record a use of the batch size that is right for one size only, and return the error to raise.
+        """Note a use of the batch size whose answer is right for one size only, and return the error to raise.
 
         what: the use, in words.
         """
@@ -39,7 +39,7 @@ class TracedBatch:
 
 
 class BatchSize(int):
-    """An int that stands for `factor` times the batch size, whatever that size is (module head)."""
+    """An int that equals a multiple of the batch size, `factor` times it, and says so for batches of any size."""
 
     factor: int
     batch: TracedBatch

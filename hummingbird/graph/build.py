@@ -67,7 +67,8 @@ class StepBuilder:
     def emit(self, op: str, *inputs: Any, suffix: str = "", kind: str = TENSOR, **attrs: Any) -> Ref:
         """Append a step, named after the current call and `suffix`, and return a reference to its value.
 
-        kind: the kind of the value, one of the constants of this module. attrs: the step's attributes.
+        op: the step's operation. kind: the kind of the value, such as TENSOR, SIZE or BOOL. attrs: the step's
+        attributes.
         """
         if any(_holds_ref(value) for value in attrs.values()):
             raise Unsupported("an argument that depends on the net's input or its shape", "write the number")
@@ -89,7 +90,7 @@ class StepBuilder:
         return Ref(next(number for number, step in enumerate(self.steps) if step.op == op))
 
     def kind(self, value: Any) -> str:
-        """Return the kind of a value, one of the constants of this module; "" for a constant."""
+        """Return the kind of a step's value, such as "tensor", "size" or "bool" (see TENSOR); "" for a constant."""
         return self.kinds[value.index] if isinstance(value, Ref) else ""
 
     def tensor(self, value: Any, what: str = "input") -> Ref:
@@ -119,9 +120,9 @@ class StepBuilder:
         return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
-        """Note a constant that forward() computed from others.
+        """Note the tensors of a constant that forward() computed from other constants, so that `owns` is True for them.
 
-        owned: whether one of those is a parameter or buffer of the net.
+        owned: whether `owns` is True for one of those other constants; if not, nothing is noted.
         """
         if owned:
             self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})

@@ -45,17 +45,16 @@ _TRACING = threading.Lock()
 
 @dataclass(frozen=True)
 class Capture:
-    """The graph that one trace of a net recorded, with all that later conversion to steps needs.
+    """The graph that one trace of a net recorded, with all that the later conversion to steps needs.
 
-    graph: None if the net cannot be traced.
-    scopes: the module path of every node.
-    opaque: paths of modules that were kept whole.
-    structure: the structure of the result.
-    example: the call that was traced.
-    running: the values on the example, while the capture is checked.
-    fixed: whether the batch must have the example's size.
-    types: dtypes of nodes that are tensors; known with an example only.
-    places: file and line of every call in the net's own code.
+    root: the traced net. graph: None if the net cannot be traced. problems: reasons why the net cannot be converted.
+    scopes: node -> the path of the module in whose forward() the call is.
+    opaque: paths of modules that the trace did not enter: each is one node.
+    structure: the structure of forward()'s result. example: the call that was traced, or None.
+    running: the values of all nodes on the example, which are needed while the graph is checked.
+    fixed: whether the net can take batches of the example's size only.
+    types: dtypes of nodes that are tensors; empty without an example.
+    places: node -> file and line of the call in the net's own code.
     """
 
     root: nn.Module
@@ -125,7 +124,7 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Replace the result of a call such as chunk by a tuple of symbols; an example tells its length."""
+        """Replace the result of a call such as chunk by a tuple of symbols, as many as on the example."""
         if isinstance(value, fx.Proxy):
             known = self.known(value)
             return tuple(self._unpacked(part) for part in value) if isinstance(known, (tuple, list)) else value

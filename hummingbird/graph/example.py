@@ -82,11 +82,11 @@ class Example:
         return net(*args, **kwargs)
 
     def readings(self) -> list[Example]:
-        """List the ways to trace this call, from the most general one on.
+        """List the ways to trace this call: the most general one first, to be tried in this order.
 
-        First come traces for any batch size, then for the example's; each time first with public tensors that every
-        call brings and whose first dimension may be the batch, then without the latter, then with public tensors as
-        constants of the net.
+        A public tensor is free (each later call of the net brings its own), or a constant of the net. Free tensors may
+        have the batch in their first dimension, or not. The order is: free with a batch; free without a batch;
+        constants. All these come first as traces for any batch size, then again as traces for the example's batch size.
         """
         found = [self]
         if len(self.private) < len(self.leaves):
@@ -149,7 +149,9 @@ def is_public(value: Any) -> bool:
 class Running:
     """The values of all nodes of a trace on an example, as fake tensors of torch, which have shapes and types only.
 
-    sizes: one batch size, or two. `batch`: with two sizes, the batch of which a size may be a multiple; with one, None.
+    root: the traced net. call: the example. sizes: the batch sizes for which values are computed. With two, a size in a
+    shape that differs between them is taken for a multiple of the batch size (a `BatchSize` of `batch`); with one, none
+    is, and `batch` is None.
     """
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:

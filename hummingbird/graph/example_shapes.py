@@ -24,7 +24,8 @@ from hummingbird.graph.unwrap import unwrapped
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
     """Return the images if the net can be traced only with them as the example; None if it needs no example.
 
-    images: (B, ...); only the shape matters. custom: as for `trace`. Raises ModelError if both ways fail.
+    images: (B, ...); only the shape matters. custom: as for `trace`. Raises ModelError if the net cannot be traced with
+    the images either.
     """
     if not problems(net, custom=custom):
         return None
@@ -80,9 +81,9 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 
 
 def alone(example: Any) -> bool:
-    """Whether an example gives only a shape: it is None, or a single tensor.
+    """Whether an example says no more than a shape: it is None, or a single tensor.
 
-    If a net can be traced without such an example, both traces give the same steps.
+    If a net can also be traced without any example, that trace has the same steps as the trace with such an example.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 

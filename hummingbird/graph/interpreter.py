@@ -37,7 +37,10 @@ S = TypeVar("S", bound=_Step)
 
 
 def arguments(step: _Step, values: Mapping[int, Any] | Sequence[Any]) -> tuple[Any, ...]:
-    """Return a step's inputs, in which the values of earlier steps, by number, take the place of references."""
+    """Return a step's inputs, with the value of the earlier step in place of each reference.
+
+    values: the values of the steps, by number.
+    """
     found: tuple[Any, ...] = map_refs(step.inputs, lambda ref: values[ref.index])
     return found
 
@@ -78,10 +81,11 @@ class Interpreter(Generic[S]):
         compute: Callable[[int, S, tuple[Any, ...]], Any],
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """Run all steps, or those in `numbers`, in order; `values` gains their values and loses those used up.
+        """Run all steps, or those in `numbers`, in order, and add their values to `values`.
 
-        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value.
-        To continue twice from the same point, pass a copy of the dict: no value is modified in place.
+        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value. Unless
+        the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice from
+        the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]

@@ -30,7 +30,8 @@ class LiveCall:
     """One call of the net's own code, a node of its trace, with the step that it becomes.
 
     renamed: nodes that have this call's result as their value from here on, because the call writes in place.
-    training: the arguments in training mode. dead: nodes whose values nothing reads after this call.
+    training: the arguments, positional and by keyword, of the same call if the net is in training mode.
+    dead: nodes whose values nothing reads after this call.
     """
 
     node: fx.Node
@@ -42,9 +43,9 @@ class LiveCall:
 
 @dataclass(frozen=True)
 class LiveNet:
-    """All calls of a net, in order, to run them on the live modules.
+    """All calls that a net's forward() makes, in order, to run them again on the net's own modules and present weights.
 
-    wrapped: the net is one layer, named "0" in the trace.
+    wrapped: whether the net is itself a single layer, which the trace then names "0".
     """
 
     calls: tuple[LiveCall, ...]
@@ -60,7 +61,8 @@ class LiveNet:
     def run(self, net: nn.Module, inputs: Inputs, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """Run forward()'s calls on these inputs, and return the result; several results are a tuple in order.
 
-        instead: step name -> function that replaces this call; it takes the tensors, and the weight of a PReLU.
+        instead: step name -> a function that is called in place of that step's call. Its arguments are the tensors that
+        the call reads; for a PReLU, the weight too.
         """
         net = unwrapped(net)
         if net.training and not self.trains:
@@ -134,7 +136,10 @@ _OF_TWO = frozenset({"maximum", "minimum", "greater"})
 
 
 def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run `twin` in place of a layer that compares two tensors, or one tensor with a number of the layer."""
+    """Call the replacement `twin` of a layer that compares two tensors, or a tensor with a number among its attributes.
+
+    twin: called with one tensor for a comparison with a number, else with both. args, kwargs: of the layer's call.
+    """
     operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
     if "value" in step.attrs:
         operands = [value for value in operands if isinstance(value, Tensor)][:1]

@@ -25,7 +25,7 @@ from hummingbird.graph.steps import Step, refs
 def ranks(steps: Sequence[Step]) -> list[Rank]:
     """Compute the number of dimensions of every step's value; for a tuple (chunk, split, unbind), of each tensor in it.
 
-    Raises KeyError for a step without operation.
+    Raises KeyError for a step whose operation is not in OPERATIONS.
     """
     found: list[Rank] = []
     for step in steps:
@@ -92,7 +92,7 @@ def _fractions(step: Step) -> list[object]:
 
 
 def _is_neutral(step: Step) -> bool:
-    """Whether integers combined with a value stay integers: with a size, a comparison, or an integer constant."""
+    """Whether a step's value leaves integers integer in a sum or product: a size, comparison or integer constant."""
     return _does(step) == "neutral" or (step.op == "constant" and _is_whole(step.attrs["value"]))
 
 

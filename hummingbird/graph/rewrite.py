@@ -120,11 +120,11 @@ def _reused(steps: Sequence[Step], *candidates: Step) -> bool:
 
 
 def _channels_agree(steps: list[Step], known: Sequence[Rank], index: int, channels: int) -> bool:
-    """Whether the outputs of step `index` are the channels (dimension 1) that the batch norm after it scales.
+    """Whether step `index` has, in dimension 1 of its value, the `channels` outputs that a batch norm after it scales.
 
-    For a convolution they are; for a linear layer only if its value has 2 dimensions, (batch, features). Where it has
-    as many as the net's input, and their number is not known, 2 is assumed and written into the input step, which then
-    refuses other inputs. known: the ranks of all values. channels: how many the norm has.
+    For a convolution this is so. For a linear layer it is so only if the value has 2 dimensions, (batch, features). If
+    the layer has as many dimensions as the net's input and that number is not known, 2 is assumed: the input step gets
+    the attribute `rank`, with which the net refuses other inputs. known: number of dimensions of every value.
     """
     step = steps[index]
     if step.op == "conv_transpose":
@@ -217,7 +217,11 @@ def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
 
 
 def _fits(step: Step, length: int) -> bool:
-    """Whether a sum is of two values, or of a value and a constant with rows of this length to subtract a mean from."""
+    """Whether a mean can be subtracted from the rows of a sum by subtracting it from the rows of its operands.
+
+    It can if both are values, or if the constant operand has rows of this `length`; not if it is a number, or a
+    constant that is broadcast along the row.
+    """
     value = step.attrs.get("value")
     if "value" not in step.attrs:
         return True

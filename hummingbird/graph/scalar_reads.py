@@ -27,7 +27,8 @@ _MOST = 1 << 16  # elements of a tensor whose tolist() is taken
 class HiddenNumbers(TorchFunctionMode):
     """A context in which item() and tolist() of a net's parameters and buffers return tensors, not numbers.
 
-    So it is for values computed from parameters and buffers. Reads that need a Python number raise Unsupported.
+    The same holds for tensors that were computed from parameters and buffers. Code that needs a Python number of such a
+    tensor raises Unsupported.
     """
 
     def __init__(self, net: nn.Module) -> None:

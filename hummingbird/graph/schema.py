@@ -91,7 +91,7 @@ def _all_exact(value: Any) -> bool:
 def _is_call(value: Any) -> bool:
     """Whether a value is the structure of a call: arguments and keyword arguments.
 
-    Its constants may also be types, slices or "...", which other structures may not hold.
+    Its constants may be types, slices and "..." too; the structure of a result may not have these.
     """
     if type(value) is not tuple or len(value) != 3 or value[:2] != ("tuple", ()):
         return False
@@ -102,7 +102,10 @@ def _is_call(value: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Replace, in the structure of a call, the constants that other structures may not hold by None."""
+    """Replace, in the structure of a call, every constant that is a type, a slice or "..." by None.
+
+    These constants may be in the structure of a call only; after that, the check of all other structures can be used.
+    """
     if type(value) is not tuple or not value:
         return None
     if value[0] == "type":

@@ -63,7 +63,11 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 class _Questions:
-    """Python's special methods and attributes of a symbol: each answers, or refuses (module head)."""
+    """Python's special methods and attributes of a symbol, such as len(x), float(x) or x.shape.
+
+    Each returns the answer that a tensor gives at inference, if that is known while the net is traced; else it raises
+    an error (`SymbolTracer.refuse`).
+    """
 
     tracer: Any
     node: fx.Node
@@ -136,10 +140,10 @@ class _Attribute(_Questions, fx.proxy.Attribute):
 
 
 class SymbolTracer(fx.Tracer):
-    """A tracer of torch.fx that makes symbols, and refuses what they cannot answer.
+    """A tracer of torch.fx that makes symbols, and refuses what forward() asks of them and they cannot answer.
 
-    refused: all refusals, each with the path of the module that asked. opaque: paths of modules to keep whole.
-    running: the values on an example; None without one.
+    refused: all refusals, each with the path of the module whose code asked. opaque: paths of modules that the trace
+    does not enter. running: the values of all nodes on an example; None without one.
     """
 
     def __init__(self, opaque: set[str], running: Running | None = None) -> None:
@@ -150,7 +154,10 @@ class SymbolTracer(fx.Tracer):
         self.refused: list[tuple[str, Unsupported]] = []
 
     def refuse(self, what: str, hint: str) -> Any:
-        """Record a refusal and raise it as Unsupported. what: what forward() asks. hint: what to write instead."""
+        """Note a refusal in `refused`, and raise it as Unsupported.
+
+        what: what forward() asks. hint: what to write instead.
+        """
         error = Unsupported(what, hint)
         self.refused.append((self.paths[-1], error))
         raise error
@@ -171,7 +178,10 @@ class SymbolTracer(fx.Tracer):
         return self._parameters.get(str(node.target))
 
     def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Compute a call that asks only parameters, and only for a shape, a type or the like; None for other calls."""
+        """Compute a call that asks parameters for a shape, a type or the like, which needs no example.
+
+        None for a call that asks anything else or has another tensor among its arguments.
+        """
         given = [leaf.node for leaf in (*_leaves(args), *_leaves(kwargs)) if _isinstance(leaf, fx.Proxy)]
         if name not in FACTS or name == "getitem" or not given or any(self.own(node) is None for node in given):
             return None
@@ -238,7 +248,7 @@ class SymbolTracer(fx.Tracer):
 
 
 class Sizing(TorchFunctionMode):
-    """A context in which torch functions that are called with a batch size, but without a symbol, return symbols.
+    """A context in which torch functions that get a size of the batch, but no traced tensor, return symbols.
 
     Without it torch.arange(x.shape[0]) would be a tensor of the example's batch size.
     """

@@ -158,7 +158,10 @@ def _walk(
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[TraceState | None, list[Problem]]:
-    """Trace the net with one reading of the example, which says which inputs are free (`Example.readings`)."""
+    """Trace the net with one of the ways of `Example.readings`, and return the walk and the problems.
+
+    reading: None: without an example. hidden: the `HiddenNumbers` of the net, or None.
+    """
     with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)
         if captured.graph is None:
@@ -195,7 +198,7 @@ _SUBCLASS = "write a subclass with this forward(), or delete the replacement: de
 
 
 class TraceState:
-    """The walk over a captured graph. made: traced call -> its step.
+    """The walk over a captured graph that converts its calls to steps. made: traced call -> its step.
 
     renamed: in-place call -> nodes whose value it changes.
     """
@@ -287,7 +290,11 @@ class TraceState:
         return elementwise.emit(self.builder, found, args, kwargs)
 
     def _is_public(self, node: fx.Node, sized: bool) -> bool:
-        """Whether a call uses public values and sizes only, no weight, and its function is in `public.FUNCTIONS`."""
+        """Whether every party can compute a call by itself: of public values and sizes, and in `public.FUNCTIONS`.
+
+        sized: whether a size that grows with the batch is among the arguments; else at least one of them must be
+        public.
+        """
         given = [self.values[source] for source in node.all_input_nodes]
         kinds = [self.builder.kind(value) for value in given]
         known = all(kind in (PUBLIC, INT, SIZE) for kind, x in zip(kinds, given, strict=True) if isinstance(x, Ref))
@@ -426,7 +433,7 @@ class TraceState:
 
 
 def _live(captured: Capture) -> list[fx.Node]:
-    """List the nodes that the output needs, and in-place calls, whose effect may be needed, but no assertions of fx."""
+    """List the nodes that the output needs and the in-place calls, which may have effects, but no assertions of fx."""
     assert captured.graph is not None
     needed: set[fx.Node] = set()
     for node in reversed(captured.graph.nodes):

@@ -34,10 +34,10 @@ MOST_BLOCKS = 1 << 40  # of a stream: AES is a permutation, which 512 such strea
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
     """Compute the receiver's part of oblivious transfers: its keys T, and the sums u_j for its message (module head).
 
-    leaves: all leaves of all 32 trees, uint8 (32, 16, 16), on the CPU. block: number of the first block of 128
-    transfers;
-    blocks: their count. Returns the sums, uint8 (32, 16 blocks), packed, and the keys, int64 (128 blocks, 2).
-        InputError for anything else. Constant time.
+    leaves: all leaves of all 32 trees, uint8 (32, 16, 16), on the CPU.
+    block: number of the first block of 128 transfers. blocks: how many blocks.
+    Returns the sums, uint8 (32, 16 blocks), packed, and the keys, int64 (128 blocks, 2). InputError for anything else.
+    Constant time.
 
         sums, keys = receive(leaves, 0, 1)
     """

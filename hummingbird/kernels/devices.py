@@ -46,10 +46,11 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def on_this_card(run: _Run) -> _Run:
-    """Wrap a function for another thread, so that it runs there with this thread's current GPU, if CUDA is in use.
+    """Wrap a function that another thread will run, so that it runs there with this thread's current GPU.
 
-    torch keeps the current GPU for each thread; a new thread has the first one. There it would initialize CUDA, half a
-    gigabyte, and kernels on tensors of another GPU would fail.
+    In torch every thread has its own current GPU, and a new thread begins with the first one: there, CUDA would take
+    half a gigabyte, and kernels on tensors of another GPU would fail. If CUDA is not in use, the function is returned
+    unchanged.
     """
     if not torch.cuda.is_initialized():
         return run

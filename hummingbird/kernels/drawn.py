@@ -21,9 +21,10 @@ def blocks_of(count: int) -> int:
 class Drawn:
     """A tensor that is not stored, but a part of a key stream, and is computed where it is read.
 
-    Kernels that take one (`shares.opening`, `shares.dealing`) never store it; `octets` does. It begins at a block.
+    Kernels that take one (`shares.opening`, `shares.dealing`) never store it; `octets` does.
 
-    key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of its first block, of 64 bytes.
+    key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of the block, of 64 bytes, with whose first
+    byte the tensor begins.
     width: bits of a word, if the stream holds packed words; None: the stream holds whole elements of `dtype`.
     """
 

@@ -103,7 +103,10 @@ class Circuit:
 
     @property
     def words(self) -> int:
-        """Return how many words of `ring` bits an instance takes: its rows (module head), and one more for "data"."""
+        """Return how many words of `ring` bits the tables of one instance have, beside the gates' blocks.
+
+        They are the rows, which convert wires to numbers (module head), and for the garbler "data" a correction.
+        """
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
 

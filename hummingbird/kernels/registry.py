@@ -88,7 +88,10 @@ def _find(operation: _Any, backend: str, tensors: tuple[Tensor, ...]) -> _Any:
 
 
 def _load(operation: _Any, backend: str) -> _Kernel | None:
-    """Import a backend's module for the operation's field, and return the implementation there, or None."""
+    """Import the module in which a backend implements an operation, and return the implementation, or None.
+
+    An operation of `kernels.shares` or of a module below it is implemented in `kernels.<backend>.shares`.
+    """
     field = operation.__module__.removeprefix(f"{__package__}.").partition(".")[0]
     name = f"{__package__}.{backend}.{field}"
     if importlib.util.find_spec(name):

@@ -34,8 +34,11 @@ _SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 
 class Cut(NamedTuple):
-    """The constants of a simulated comparison; the equations in the module head have them.
+    """The numbers that define a simulated comparison: its result is the bit [(r + u - minus) mod 2^k < below].
 
+    r: the compared value times 2^16, rounded. u: the sum of `draws` uniform random numbers below 2^m. wraps: whether a
+    value outside the window comes out less a multiple of 2^k. q: how many low bits of the value are cut, with u as the
+    random rounding; 0: none. The module head has the equations.
     1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and
     q <= min(m, 16); without: draws <= 4095 and q = 0.
     """
@@ -50,10 +53,12 @@ class Cut(NamedTuple):
 
 
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Simulate a private ReLU of v: return y and, with `both`, z (else None), of v's type (equations: module head).
+    """Simulate a private ReLU of v, and return y = bit z; with `both`, also z, else None (equations: module head).
 
-    v: floating point (n,). key: seed of the random numbers, 0 <= key < 2^64. InputError for anything else.
-    One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes in other cases.
+    bit: the result of the comparison `cut` of v. z: v as the protocol would return it, cut and wrapped. Both results
+    have v's type. v: floating point (n,). key: seed of the random numbers, 0 <= key < 2^64. InputError for anything
+    else. One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes in other
+    cases.
 
         twin_relu(torch.tensor([-1.0, 2.0]), 0, Cut(20, 0, 0, 1, 2**19 - 1, True, 0))[0].tolist() == [0.0, 2.0]
     """

@@ -33,10 +33,10 @@ def chacha20_key(key: bytes, device: torch.device) -> Tensor:
 
 
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Compute blocks first ..
+    """Compute blocks `first` to `first + blocks - 1` of the key stream of ChaCha20: uint8 (64 * blocks,).
 
-    first + blocks - 1 of the key stream of ChaCha20: uint8 (64 * blocks,), on the key's device. The nonce is 0. key:
-    from `chacha20_key`. first + blocks <= 2^32, the end of the counter. InputError for anything else.
+    The result is on the key's device. The nonce is 0. key: from `chacha20_key`. first + blocks <= 2^32, the end of the
+    counter. InputError for anything else.
     """
     if key.shape != (CHACHA20_KEY_BYTES // 4,) or key.dtype != torch.int32:
         raise InputError(f"expected a key int32 (8,), got {key.dtype} {tuple(key.shape)}", where="kernels.chacha20")
@@ -58,7 +58,7 @@ def is_aes128(key: Tensor) -> bool:
 
 
 def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Compute blocks first .. first + blocks - 1 of the key stream of AES-128: uint8 (64 * blocks,).
+    """Compute blocks `first` to `first + blocks - 1` of the key stream of AES-128: uint8 (64 * blocks,).
 
     key: from `aes128_key`. first + blocks <= 2^56. InputError for anything else.
     """

@@ -118,9 +118,10 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 
 
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a function along a dimension so that it raises InputError if x lacks the dimension.
+    """Wrap a function that computes an operation along the attribute `dim`, such as softmax, with a check of `dim`.
 
-    Without it torch would accept dimension 0 of a scalar.
+    The result raises InputError if x has no such dimension. Without this check torch would accept dimension 0 of a
+    tensor that has no dimensions.
     """
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ def multihead(
 
 
 def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
-    """Emit the projections of queries, keys and values: one linear layer if all three are equal, else one each.
+    """Emit the projections of queries, keys and values: one linear layer if all three are the same value, else three.
 
     given: queries, keys, values. joint: the weights of all projections in one tensor, or None. apart: the weights one
     by one.

@@ -52,8 +52,9 @@ def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape)
 
 
 def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchRule:
-    """Make the rule of functions along some dimensions, which keep the shape: the batch must be in another dimension.
+    """Make the batch rule of a function along some dimensions that keeps the shape, such as softmax.
 
+    The result has the batch in the input's dimension; the rule raises Mixed if the function works along this one.
     axis: (attributes, shape) -> the dimensions along which the function works; negative ones count from the end.
     """
 
@@ -168,7 +169,8 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Find the batch's dimension after reshaping, which keeps the order of elements.
 
-    A new dimension must hold the batch, with parts of outer and inner as factors (module head).
+    In this order the input is laid out as outer x batch x inner (module head). One dimension of the result must have
+    the size o * batch * i, with o * (sizes before it) = outer and i * (sizes after it) = inner; else Mixed is raised.
     """
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
@@ -260,16 +262,16 @@ def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension of the channels, 1, or 0 if there is only one dimension; for `apart`."""
+    """Return the dimension of the channels, 1, or 0 if there is only one dimension: an `axis` for the rule `apart`."""
     return (min(1, len(shape) - 1),)
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension in the attribute `dim`, for `apart`."""
+    """Return the dimension that the attribute `dim` names, as a tuple: an `axis` for the rule `apart`."""
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimensions in the attribute `dims`, for `apart`."""
+    """Return the dimensions that the attribute `dims` lists: an `axis` for the rule `apart`."""
     dims: Collection[int] = a["dims"]
     return dims

@@ -19,15 +19,18 @@ DimensionRule = RankRule | Literal["listed"]
 
 
 def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return how many dimensions the net's input has, if an example or a folded batch norm has fixed it; else INPUT."""
+    """Return how many dimensions the net's input has, if an example or a folded batch norm has fixed this number.
+
+    Else return INPUT, which stands for the unknown number of dimensions of the net's input.
+    """
     return len(a["shape"]) if "shape" in a else a.get("rank") or INPUT
 
 
 def same(a: dict[str, Any], given: list[Rank]) -> Rank:
     """Compute the number of dimensions after broadcasting: the largest one of all inputs and of a constant.
 
-    It is INPUT if all inputs have as many as the net's input (INPUT), and the constant has 2 at most; else None if one
-    is not known.
+    Where an input's number is not known: INPUT if all inputs have as many dimensions as the net's input (INPUT) and the
+    constant, if there is one, has at most 2; else None.
     """
     constant = [a["value"].dim()] if isinstance(a.get("value"), Tensor) else []
     known = [rank for rank in given if isinstance(rank, int)]
@@ -37,7 +40,10 @@ def same(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def more(count: Callable[[dict[str, Any]], int]) -> RankRule:
-    """Make the rule for results with `count(attributes)` dimensions more than the inputs; None if that is unknown."""
+    """Make the rule for results with `count(attributes)` dimensions more than the inputs have.
+
+    The rule returns None if the inputs' number of dimensions is not known.
+    """
 
     def rule(a: dict[str, Any], given: list[Rank]) -> Rank:
         known = same({}, given)
@@ -89,9 +95,9 @@ def first(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return the number of dimensions of a layer on images: 2 for batch and channels, and those of its stride.
+    """Return the number of dimensions of a value of a layer on images: batch, channels, and the spatial ones.
 
-    A layer without stride has an output size.
+    The attribute `stride`, or `output_size` of a layer without stride, has one number for each spatial dimension.
     """
     return len(a["stride"] if "stride" in a else a["output_size"]) + 2
 

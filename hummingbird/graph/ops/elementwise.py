@@ -70,7 +70,10 @@ def module(kind: type[nn.Module]) -> tuple[str, str] | None:
 
 
 def known(name: str) -> str | None:
-    """Return the name of the elementwise function that torch's function, method or operator `name` is, or None."""
+    """Return the key in FUNCTIONS of the elementwise function that torch calls `name`; None if there is none.
+
+    name: of a function, method or operator; "add_" and "__add__" are "add".
+    """
     name = name.strip("_")
     name = _OPERATORS.get(name, name)
     return name if name in FUNCTIONS else None

@@ -107,7 +107,10 @@ def _inside(b: StepBuilder, name: str) -> Any:
 
 
 def _check(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise Unsupported unless a submodule of the encoder has the type `kind`, as in torch's own, and no hooks."""
+    """Raise Unsupported unless a submodule of the encoder has the type `kind` that torch's own encoder has there.
+
+    Hooks on the submodule, and a forward() set on it, are refused too: the conversion would lose them.
+    """
     found = nn.utils.parametrize.type_before_parametrizations(module)
     if found is not kind:
         raise Unsupported(f"an encoder with {found.__name__}", f"use nn.{kind.__name__}")

@@ -36,7 +36,8 @@ def conv(
 ) -> Ref:
     """Convert a call of a convolution of n spatial dimensions to steps.
 
-    padding="same" with an odd sum of both sides, and padding with the input's own values, become a step before it.
+    Some paddings become a step of their own before the convolution: those with the input's own values ("reflect" and
+    the like), and padding="same" where the two sides of a dimension get different amounts.
     """
     x, w, c = b.tensor(input), b.weight(weight), None if bias is None else b.weight(bias, "bias")
     strides, dilations = b.ints(stride, n, "stride"), b.ints(dilation, n, "dilation")

@@ -208,7 +208,7 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize x.square().mean(dimensions, keepdim=True) + eps, and return its three parts; None for other values."""
+    """Recognize x.square().mean(dimensions, keepdim=True) + eps, and return x, the dimensions and eps; else None."""
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number

@@ -69,9 +69,9 @@ class Op:
     view: whether a value may share memory with the input, as in torch (alias.py).
     makes: the kind of a value (build.py), or a function from the attributes to the kind.
     integers: how the operation treats integers, int64 in torch (properties.py). "": its result is real. "kept":
-        integers stay integers. "promoted": so they do, unless a constant has a fraction. "rounded": torch rounds its
-        result. "made": its result is integer, whatever its input. "neutral": other inputs of a later step stay integers
-        beside its value.
+        integers stay integers. "promoted": they stay integers unless a constant has a fraction. "rounded": torch rounds
+        its result. "made": its result is integer, whatever its input. "neutral": a later step that reads its value
+        beside integers still has an integer result.
     """
 
     name: str

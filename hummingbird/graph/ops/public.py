@@ -50,10 +50,10 @@ _REFLECTED = "and or xor eq ne lt le gt ge add sub mul radd rsub rmul rtruediv t
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """Convert an attention mask to the numbers that are added to the logits.
+    """Convert an attention mask to the numbers that are added to the logits, from HIDDEN (hidden) to 0 (shown).
 
-    False, and numbers far below the largest of their row, become HIDDEN. Raises InputError for a row that hides all
-    keys.
+    False, and numbers far below the largest of their row, become HIDDEN, -4096; the row's largest number becomes 0. A
+    mask of integers is returned unchanged. Raises InputError for a row that hides all keys.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
@@ -137,7 +137,7 @@ def _plain(structure: Structure) -> Structure:
 
 
 def share(b: StepBuilder, value: Ref, kind: str, whole: bool = False) -> Ref:
-    """Emit a step that converts a public value to a private one.
+    """Emit a step that converts a public value to a private one, with which private steps can compute.
 
     kind: the kind of the result (build.py). whole: whether torch computes in integers here.
     """

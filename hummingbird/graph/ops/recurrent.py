@@ -58,8 +58,8 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
 def _sequence(layer: nn.RNNBase, names: str, x: Any, time: int, state: State, backwards: bool) -> tuple[Tensor, State]:
     """Run one direction of one recurrent layer, and return the states h of all time steps and the last state.
 
-    names: the suffix of the names of its weights. time: the dimension of the time steps. state: the first; () for
-    zeros.
+    names: the suffix of the names of its weights, as "_l0_reverse". time: the dimension of x that counts time steps.
+    state: the state before the first time step; () for zeros. backwards: go from the last time step to the first.
     """
     cell, arranged = _CELLS[type(layer)]
     w, v = (arranged(getattr(layer, kind + names)) for kind in ("weight_ih", "weight_hh"))

@@ -34,7 +34,10 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Ref:
-    """Convert a call of interpolate to a step; a target size that is another tensor's size becomes an input of it."""
+    """Convert a call of interpolate to a step "resize".
+
+    If a target size is the size of another tensor, this size becomes an input of the step.
+    """
     if mode not in MODES or antialias:
         what = f"mode={mode!r}" + (", antialias=True" if antialias else "")
         raise Unsupported(f"resizing with {what}", f"use one of {', '.join(MODES)}, without antialias")

@@ -88,9 +88,9 @@ KEYWORDS = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdi
 
 
 def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
-    """Return the rule of a module, and the attributes that are its arguments.
+    """Return the rule of a module, and the names of the module's attributes that the rule takes as parameters.
 
-    A parametrized layer counts as its original type.
+    None for a module without rule. A parametrized layer counts as its original type.
     """
     if type(module).__name__ in _IDENTITY_NAMES and _does_nothing(module):
         return net.identity, ""

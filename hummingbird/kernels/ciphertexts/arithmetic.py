@@ -34,12 +34,13 @@ _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q m
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute linear combinations of ciphertexts: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
 
+    There are G groups of `rows` sums; each is computed at several places p, as a convolution's filters at all pixels.
     weights: float64 (G, rows, K), integers. index: int32 (G, places, K): the ciphertext of x that each term reads; -1
     for a term that is 0. x: int32 (inputs, ..., L, N), centred. out: where to write the result; its first two
-    dimensions may be strided, so that slices of places can be computed one after the other. Returns int32 (G rows,
-    places, ..., L, N). Uses torch.get_num_threads(). InputError for other types or shapes, for an index out of range,
-    and for a row whose sums could be inexact: ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for
-    26-bit primes).
+    dimensions may be strided, so that some of the places can be computed at a time. Returns int32 (G rows, places, ...,
+    L, N). Uses torch.get_num_threads(). InputError for other types or shapes, for an index out of range, and for a
+    row whose sums could be inexact: ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit
+    primes).
 
         linear(ring, torch.tensor([[[2.0, -1.0]]]).double(), torch.tensor([[[0, 1]]]).int(), x)[0, 0]  # 2 x[0] - x[1]
     """
@@ -78,7 +79,10 @@ def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) ->
 
 
 def _check_exact(ring: Ring, weights: Tensor) -> int:
-    """Return the bound of all sums of a linear layer; InputError if float64 cannot hold such sums exactly."""
+    """Return a number that no sum of a linear layer exceeds in absolute value.
+
+    InputError for weights that are not integers, and if float64 cannot hold such sums exactly.
+    """
     if not weights.numel():
         return 0
     if not bool((weights == weights.round()).all()):  # NaN differs from itself; infinity fails below
@@ -118,8 +122,9 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
 def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
     """Add a constant to every `step`-th residue of the first element of each ciphertext, modulo each prime, in place.
 
-    x: int32 (rows, places, size, L, N), centred; its first two dimensions may be strided. constants: int32 (rows, L),
-    centred, one for all ciphertexts of a row and each prime. step: 1 .. N. InputError for anything else.
+    x: int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions may be strided.
+    constants: int32 (rows, L), centred, for each row one that is added at all its places. step: 1 .. N. InputError for
+    anything else.
     """
     where, primes = "kernels.shift", len(ring.primes)
     ring.check(x, f"{where}(x)", 5)

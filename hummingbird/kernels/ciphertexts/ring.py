@@ -38,7 +38,8 @@ def root(degree: int, q: int) -> int:
 def exponents(degree: int, parts: int) -> Tensor:
     """Compute the exponents e_i of the factors X^{N/parts} - zeta^e_i of X^N + 1: int64 (parts,).
 
-    degree: N. zeta is the root of one of `root`. Splitting X^m - zeta^e in two gives the exponents e/2 and e/2 + N.
+    degree: N. zeta: the 2N-th root of one that the function `root` returns. Splitting X^m - zeta^e in two gives the
+    exponents e/2 and e/2 + N.
     """
     e = torch.tensor([degree])
     while e.numel() < parts:
@@ -47,7 +48,10 @@ def exponents(degree: int, parts: int) -> Tensor:
 
 
 def powers(degree: int, q: int) -> Tensor:
-    """Compute all powers zeta^i mod q, 0 <= i < 2N, of the root of one of `root`: int64 (2N,), centred."""
+    """Compute all powers zeta^i mod q, 0 <= i < 2N, centred: int64 (2N,).
+
+    zeta: the 2N-th root of one that the function `root` returns. degree: N.
+    """
     out, factor = torch.ones(1, dtype=torch.int64), root(degree, q)
     while out.numel() < 2 * degree:
         out = torch.cat([out, out * factor % q])  # below 2^52
@@ -101,7 +105,7 @@ class Ring:
     def order(self) -> Tensor:
         """Return the order of a transform's values: value p is the polynomial at zeta^order[p]; int64 (N,).
 
-        zeta is the root of one of `root`.
+        zeta: the 2N-th root of one that the function `root` returns.
         """
         return exponents(self.degree, self.degree)
 

@@ -53,7 +53,8 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 def ternary(stream: Stream, degree: int) -> Tensor:
     """Draw uniform numbers from -1, 0 and 1: int32 (degree,).
 
-    A random byte b gives b mod 3 - 1; in place of 255, another byte is drawn, in the manner of `uniform`.
+    Each is b mod 3 - 1 for a random byte b from 0 to 254. All bytes 255 are drawn again, in the order of their indices,
+    until none is left.
     """
     _check_count(degree, "kernels.ternary(degree)")
     x = stream.bytes(degree)

@@ -49,9 +49,9 @@ def _factors(degree: int, q: int, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _table(ring: Ring) -> Tensor:
-    """Make the table that csrc/ntt.cpp reads: of each prime, the prime, the factors, and those of the inverse.
+    """Make the table that csrc/ntt.cpp reads: float64 (L, 8 + 2 N).
 
-    float64 (L, 8 + 2 N).
+    For each prime it has the prime, the factors of the transform (`_factors`), and those of the inverse transform.
     """
     rows = []
     for q in ring.primes:
@@ -63,7 +63,10 @@ def _table(ring: Ring) -> Tensor:
 
 @implements(arithmetic.linear, "cpu")
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
-    """Implement `kernels.ciphertexts.arithmetic.linear` in C++; `out` may be strided."""
+    """Implement `kernels.ciphertexts.arithmetic.linear` in C++, which writes the result to `out`, also a strided one.
+
+    steps: 1 if all sums are below 2^51, so that one reduction mod q centres them; else 2.
+    """
     lines, degree = x.shape[1:-1].numel(), ring.degree
     sizes = (*weights.shape, index.shape[1], x.shape[0], lines, len(ring.primes), degree, *out.stride()[:2])
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)  # struct Sizes of csrc/ciphertexts.cpp
@@ -118,7 +121,8 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
     """Implement `kernels.ciphertexts.arithmetic.switch` in C++.
 
-    plain: number of the first elements that are coefficients. inverses: of the last prime modulo each other prime.
+    plain: how many of the first elements of a ciphertext are coefficients; the others are NTT values. inverses: of the
+    last prime modulo each other prime.
     """
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
     return _combine(ring.take(len(inverses)), x, _spread(ring, x, plain), inverses, [-i for i in inverses])
@@ -127,7 +131,7 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
 
-    plain: number of the first elements that are coefficients; the others are NTT values, and stay such.
+    plain: how many of the first elements are coefficients; the others are NTT values, and stay such.
     """
     count = len(ring.primes) - 1
     dropped = x[:, :, count:].contiguous()
@@ -211,9 +215,9 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
 
 @implements(sampling.uniform, "cpu")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert random words to residues in place, and return the indices of those to draw again, flat, int64.
+    """Convert random words to residues in place, and return where a residue must be drawn again.
 
-    x: int32 (n, L, N). moduli: the primes, int32 (L,).
+    x: int32 (n, L, N). moduli: the primes, int32 (L,). The result has the indices into the flattened x, int64.
     """
     places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
     count = handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())

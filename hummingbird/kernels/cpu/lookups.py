@@ -41,7 +41,10 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 @implements(dpf.generate, "cpu")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `kernels.lookups.dpf.generate` in C++. prf: its number. random: uint8 (B, 48)."""
+    """Implement `kernels.lookups.dpf.generate` in C++.
+
+    prf: the number of the PRF in a key's header. random: random bytes, uint8 (B, 48).
+    """
     first, second = (torch.empty((len(alphas), key_bytes(rows)), dtype=torch.uint8) for _ in range(2))
     signs, out = torch.empty_like(alphas), (first.data_ptr(), second.data_ptr())
     handle().hb_dpf_generate(
@@ -80,10 +83,11 @@ class SlicedRows(RowStore):
 
 
 def _answer(stores: Sequence[Any], data: Tensor, width: int, leaf: int) -> Tensor:
-    """Answer keys, or selection bits, from tables of one shape, in C++.
+    """Combine the rows that keys, or selection bits, select in each of several tables of one shape, in C++.
 
-    data: uint8 (T, B, size), B for each of T tables: keys, from leaf `leaf` on, or with leaf -1 selection bits.
-    width: bits of the words that are summed; 0: XOR.
+    stores: the T tables. data: uint8 (T, B, size), B queries for each table: keys, if `leaf`, the leaf of the keys'
+    tree at which row 0 is, is 0 or more; selection bits if `leaf` is -1. width: bits of the words that are summed; 0:
+    XOR.
     """
     rows, row_bytes = stores[0]._shape
     data = data.contiguous()

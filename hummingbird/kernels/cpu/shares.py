@@ -143,7 +143,7 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """Return the address of words in memory, and the bits of a word; -32 stands for int32, which has a sign."""
+    """Return the address of words in memory, and how many bits a word has: -32 for int32, which has a sign."""
     found = stored(words)
     if isinstance(found, Packed):
         return found.data, found.width

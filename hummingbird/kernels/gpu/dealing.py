@@ -37,8 +37,8 @@ from hummingbird.kernels.shares import dealing
 def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
     """Subtract the other parties' shares from a tile of values, and store the difference, the correction, packed.
 
-    A tile is LANES x 16 elements (gpu/tiles.py). first: number of the first block of the shares in the parties' key
-    streams.
+    A tile is LANES lanes of 16 elements (gpu/tiles.py). first: number of the first block of the shares in the parties'
+    key streams. WIDTH: bits of a correction.
     """
     drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
     for party in range(1, parties):

@@ -31,7 +31,7 @@ _FEW = 6  # digits of a result, at most, whose sums fit the registers in tiles o
 def exact(bits: int, weight_bits: int, terms: int) -> bool:
     """Whether all sums of products of digits stay within int32, beyond which tensor cores may saturate.
 
-    bits: read bits of the result. terms: products in a sum.
+    bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: products in a sum.
     """
     pairs = min(_of_weight(weight_bits), _of_result(bits))  # products of digits in one S_s, each at most 2^14
     return terms * pairs << 14 < 2**31
@@ -125,9 +125,10 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     TERMS: tl.constexpr,
 ):
-    """Multiply digits (module head) and sum them to a convolution's result, out (images, groups * outputs, length).
+    """Multiply the digits (signed bytes) of inputs and weights, and sum them to a convolution's result.
 
-    x: (DIGITS, images, plane, channels). w: (WEIGHT_DIGITS, .., terms). length: positions of an output image.
+    x: the digits of the inputs, (DIGITS, images, plane, channels). w: those of the weights, (WEIGHT_DIGITS, .., terms).
+    out: (images, groups * outputs, length). length: positions of an output image.
     """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT

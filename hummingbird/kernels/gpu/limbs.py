@@ -21,9 +21,10 @@ _COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def count(bits: int, weight_bits: int, terms: int) -> int:
-    """Return the least number of limbs of the shares with which sums of `terms` products are exact; 0 if more than 8.
+    """Return the least number of limbs into which shares must be split for sums of products to be exact in float64.
 
-    bits: read bits of the result.
+    0 if 8 limbs do not suffice. bits: how many low bits of the result are read. weight_bits: bits of a weight. terms:
+    products in a sum.
     """
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above
@@ -52,7 +53,10 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """Implement `kernels.shares.products.conv2d` by float64 products in plain torch, where `count` is not 0."""
+    """Implement `kernels.shares.products.conv2d` by float64 products of limbs, in plain torch.
+
+    To be called only where `count` finds a number of limbs whose sums are exact. size: height and width of the result.
+    """
     outputs, inputs, *kernel = factor.code.shape
     terms, places = factor.code[0].numel(), size[0] * size[1]
     limbs = count(bits, factor.bits, terms)

@@ -77,7 +77,7 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
-    """Read entries v and `other` of each element's step table of 2^C bits, a share that is drawn from a key stream.
+    """Read two entries, `v` and `other`, of each element's step table of 2^C bits: a share drawn from a key stream.
 
     Returns two planes of a tile, 16 bits of each lane in uint32 (gpu/tiles.py).
     """
@@ -215,7 +215,7 @@ def _lift(
 
 
 def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """Describe words for `tiles.read`: their tensor, the number of the first block, their form and their width."""
+    """Describe words by the arguments of `tiles.read`: tensor or key, number of the first block, form and width."""
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):

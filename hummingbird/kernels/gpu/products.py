@@ -27,9 +27,10 @@ TENSOR_CORES = (8, 0)  # the least compute capability with products of bytes in 
 
 
 def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) -> str:
-    """Choose a method of WAYS for sums of `terms` products, by the bits of the result and of the weights.
+    """Choose a method of WAYS ("digits", "limbs" or "reference") that computes sums of products exactly.
 
-    capability: the GPU's compute capability.
+    bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: products in a sum. capability:
+    the GPU's compute capability.
     """
     if capability >= TENSOR_CORES and digits.exact(bits, weight_bits, terms):
         return "digits"
@@ -37,7 +38,7 @@ def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) ->
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Whether the groups of a convolution have several input channels: with one, it needs no matrix product."""
+    """Whether each group of a convolution has several input channels, so that it is worth a matrix product."""
     return bool(x.numel() and weight.numel()) and weight.shape[1] > 1
 
 

@@ -168,9 +168,9 @@ def _drawn(key, first, lane, WIDTH: tl.constexpr):
 
 @triton.jit
 def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
-    """Read a tile of an operand in one of the forms of the module head: uint64 (lanes, 16).
+    """Read a tile of an operand, which is stored, drawn or packed (FORM, module head): uint64 (lanes, 16).
 
-    WIDTH: the bits of a packed word; for a drawn word 32 or 64. first: number of the first block, if it is drawn.
+    WIDTH: the bits of a packed word; for a drawn word 32 or 64. first: number of the first block of a drawn operand.
     """
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = element < n
@@ -234,9 +234,8 @@ def keep_plane(out, lane, bits, n):
 def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
     """Store the low WIDTH bits of each element of a tile, uint64 (lanes, 16), as one packed stream.
 
-    out: int16, with memory for whole lanes. n: elements in all tiles. A lane's 16 WIDTH bits are stored 64, 32 or 16 at
-    a
-    time: the largest unit at whose multiples all lanes begin.
+    out: int16, with memory for whole lanes. n: elements in all tiles. A lane's 16 WIDTH bits are stored in pieces of
+    64, 32 or 16 bits: the largest that divides them.
     """
     if WIDTH > 0:
         BITS: tl.constexpr = 16 if WIDTH % 2 else 32 if WIDTH % 4 else 64

@@ -126,5 +126,8 @@ def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor])
 
 
 def header(rows: int, prf: int) -> bytes:
-    """Return the first 16 bytes of party 0's key, as the format has them (module head). prf: its number."""
+    """Return the first 16 bytes of party 0's key, as the format has them (module head).
+
+    prf: the number of the PRF in `PRFS`.
+    """
     return MAGIC + bytes([VERSION, prf, 0, 0, 0]) + rows.to_bytes(8, "little")

@@ -30,7 +30,7 @@ WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 class RowStore(ABC):
     """The rows of a lookup table in the layout of one backend's kernels; all rows are zeros at first.
 
-    `Table` calls it, after it has checked all arguments and made them contiguous.
+    Only `Table` uses a store: the arguments of all methods here are already checked and contiguous.
     """
 
     nbytes: int
@@ -44,7 +44,10 @@ class RowStore(ABC):
 
     @abstractmethod
     def replace(self, index: Tensor, rows: Tensor) -> None:
-        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); the last one wins for equal indices."""
+        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes).
+
+        If an index occurs several times, the last of its rows stays.
+        """
 
     @abstractmethod
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
@@ -121,9 +124,10 @@ class Table:
         self._store.write(start, data.contiguous())
 
     def update(self, index: Tensor, rows: Tensor) -> None:
-        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); the last one wins for equal indices.
+        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); InputError for anything else.
 
-        For each row it writes one bit in each of 8 row_bytes bytes.
+        If an index occurs several times, the last of its rows stays. On a CPU each row costs 8 row_bytes writes of one
+        bit.
         """
         where = "kernels.rows.Table.update"
         self._check_rows(rows, f"{where}(rows)")

@@ -45,7 +45,10 @@ def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
 
 
 def _columns(streams: Tensor) -> Tensor:
-    """Sum, for each of a tree's four columns b, the streams whose number has bit b: uint8 (32, 4, 16 blocks)."""
+    """XOR, for each bit b of a leaf's number, the key streams of the leaves whose number has this bit.
+
+    Returns uint8 (32, 4, 16 blocks): trees, bits b, bytes.
+    """
     return torch.stack([_sum([streams[:, x] for x in range(LEAVES) if x >> b & 1]) for b in range(4)], 1)
 
 

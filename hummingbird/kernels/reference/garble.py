@@ -39,7 +39,10 @@ def colour(x: Tensor) -> Tensor:
 
 
 def _weights(circuit: Circuit) -> list[int]:
-    """Return the weight z_i that each wire with rows has in the result (kernels/garble.py)."""
+    """List the number that each sum bit x_i adds to the result if it is 1, such as 2^i (kernels/garble.py).
+
+    For "relu" this is without the sign's bit, which adds nothing.
+    """
     if circuit.kind == "relu":
         return [1 << i for i in range(circuit.width - 1)]
     return [*(1 << i for i in range(circuit.width - 1)), -1 << (circuit.width - 1)]
@@ -48,10 +51,11 @@ def _weights(circuit: Circuit) -> list[int]:
 def _garble(
     circuit: Circuit, hash_of: Hash, delta: Tensor, labels: Tensor, own: Tensor, first: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Garble one tile of m instances: compute the gates' blocks, the rows' words, and the offsets.
+    """Garble one tile of m instances: return the gates' blocks, the rows' words, and the offsets of the results.
 
-    labels, own: int64 (m, w, 2), labels of 0 of the evaluator's and of the garbler's bits. first: bit 0 of the
-    garbler's shares, int64 (m, 1); None for the garbler "model".
+    hash_of: the tile's hash. delta: the XOR of a wire's two labels. labels, own: int64 (m, w, 2), labels of 0 of the
+    evaluator's and of the garbler's bits. first: bit 0 of the garbler's shares, int64 (m, 1); None for the garbler
+    "model".
     """
     blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
     for i in range(circuit.width):
@@ -73,9 +77,10 @@ def _garble(
 
 
 def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Compute the words of the rows, and the offsets (kernels/garble.py).
+    """Compute the words of the rows, which convert wires to numbers, and the results' offsets (kernels/garble.py).
 
-    wires: labels of 0 of each x_i, int64 (m, 2).
+    hash_of: the tile's hash. delta: the XOR of a wire's two labels. wires: labels of 0 of each sum bit x_i, int64 (m,
+    2).
     """
     words, offset, positive = [], torch.zeros(len(wires[0]), dtype=torch.int64), wires[-1] ^ delta
     for i, weight in enumerate(_weights(circuit)):
@@ -94,7 +99,11 @@ def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -
 def _evaluate(
     circuit: Circuit, hash_of: Hash, labels: Tensor, own: Tensor, blocks: Iterator[Tensor], words: Tensor
 ) -> Tensor:
-    """Evaluate one tile of m instances: int64 (m,). blocks: int64 (m, 2) each. words: int64 (circuit.words, m)."""
+    """Evaluate one tile of m instances of a circuit, and return the results: int64 (m,).
+
+    hash_of: the tile's hash. labels, own: int64 (m, w, 2), a label of each bit of the evaluator's and the garbler's
+    share. blocks: the gates' blocks, int64 (m, 2) each. words: the rows' words, int64 (circuit.words, m).
+    """
     carry, wires = torch.zeros_like(labels[:, 0]), []
     for i in range(circuit.width):
         a, b = labels[:, i] ^ carry, own[:, i] ^ carry
@@ -118,7 +127,7 @@ def _evaluate(
 
 
 def _spans(n: int) -> list[slice]:
-    """Return the slice of the instances in each tile."""
+    """List, for each tile, the range of its instances among all n, as a Python slice."""
     return [slice(TILE * i, min(TILE * (i + 1), n)) for i in range(tiles(n))]
 
 
@@ -128,7 +137,10 @@ def _joined(circuit: Circuit, blocks: list[Tensor], words: list[Tensor]) -> Tens
 
 
 def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Tensor]:
-    """Split a tile's tables into the gates' blocks and the rows' words, for m instances."""
+    """Split a tile's tables into the gates' blocks, which are yielded in order, and the rows' words.
+
+    m: instances in the tile. Each block is int64 (m, 2); the words are int64 (circuit.words, m).
+    """
     size = LABEL_BYTES * circuit.blocks * m
     blocks = tables[:size].clone().view(torch.int64).view(circuit.blocks, m, 2)
     words = unpack_words(tables[size:], circuit.words * m, circuit.ring).view(circuit.words, m)

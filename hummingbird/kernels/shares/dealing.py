@@ -38,10 +38,11 @@ def mask_values(
 ) -> list[Tensor]:
     """Compute the values that follow from masks: the carry (unless `whole`), r_b, r_s, r_b lambda, and step tables.
 
-    The module head explains them. The first four are int64 (n,); the low 64 - k bits of the carry are right. mask: the
-    parties' masks, (n,); only the low k bits are used. choice, wrap: r_b and r_s, packed, uint8 (ceil(n/8),), or J rows
-    of them, for results (J, n). sizes: the number of bits c of each table, from bit m of lambda on. A table is uint8
-    (ceil(n 2^c / 8),).
+    lambda is the sum of the masks mod 2^k, the carry is (sum - lambda) / 2^k, r_b and r_s are random bits (module
+    head). The first four values are int64 (n,); the low 64 - k bits of the carry are right. mask: the parties' masks,
+    (n,); only the low k bits are used. choice, wrap: r_b and r_s, packed, uint8 (ceil(n/8),), or J rows of them, for
+    results (J, n). sizes: the number of bits c of each table, from bit m of lambda on. A table is uint8 (ceil(n 2^c /
+    8),).
     """
     low = (1 << k) - 1 if k < 64 else -1
     total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
@@ -56,7 +57,7 @@ def mask_values(
 
 
 def widths(k: int, ring: int, whole: bool) -> list[int]:
-    """Return the bits of each dealt number of an element: the carry (unless `whole`), r_b, r_s, r_b lambda."""
+    """Return how many bits each dealt number of an element has: the carry (unless `whole`), r_b, r_s, r_b lambda."""
     return [*([] if whole else [ring - k]), ring, ring - k, ring]
 
 
@@ -71,10 +72,11 @@ def deal_masks(
 ) -> list[Tensor]:
     """Compute the dealer's corrections for n masked openings, in the order of `mask_values`: packed uint8.
 
-    fields: all parties' shares of lambda, r_b and r_s (module head), the receiver's first; then, for each value of
-    `mask_values`, the shares of all parties but the receiver. A party's shares are parts of one key stream, at the same
-    blocks as the others'. k: bits of lambda. ring: bits of results; 1 <= k <= ring <= 64. m: the lowest bit of lambda
-    in a table, 0 <= m. sizes: of the tables, 1 to 8 bits each; m + sum(sizes) <= k. whole: deal no carry.
+    fields: all parties' shares of lambda (the sum of their masks) and of the random bits r_b and r_s, the receiver's
+    first; then, for each value of `mask_values`, the shares of all parties but the receiver. A party's shares are parts
+    of one key stream, at the same blocks as the others'. k: bits of lambda. ring: bits of results; 1 <= k <= ring <=
+    64. m: the lowest bit of lambda in a table, 0 <= m. sizes: bits of lambda that each table is for, 1 to 8; m +
+    sum(sizes) <= k. whole: deal no carry; for values whose shares are right in all bits that are read later.
     """
     function = "kernels.deal_masks"
     check_range(f"{function}(n)", n, 0, 2**56)

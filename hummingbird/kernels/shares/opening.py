@@ -62,8 +62,9 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of y = b z and of z, from an opened value and the masked bit c = b xor r.
+    """Compute this party's shares of z and of y = b z, from an opened value and the masked bit c = b xor r.
 
+    b: the bit by which a ReLU keeps z or makes it 0. r: a random bit that no party knows.
     opened, mask_high, mask_low, shift, first, offset: as for `rescale`, whose result is z. choice: uint8 (ceil(n/8),),
     public, packed c. bit: int64 (n,), a share of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask,
     for a set and a clear top bit of `opened`. Returns (y, z): int64 (n,) each.
@@ -149,8 +150,9 @@ def compare_opened(
     frames: all parties' packed words, uint8 (ceil(n k / 8),) each. table: this party's XOR share of the step tables of
     lambda >> m, uint8 (ceil(n 2^(k - m) / 8),), lambda being the mask. choice_bits, wrap_bits: its XOR shares of the
     random bits r_b and r_s, uint8 (ceil(n/8),). 1 <= k - m <= 8, k <= 64. first: True at exactly one party. Returns the
-    opened words, as `open_words`, and this party's XOR shares of the masked results c_b = b xor r_b and c_s = s xor
-    r_s, uint8 (2, ceil(n/8)), packed.
+    opened words, as `open_words`, and this party's XOR shares of two results, each masked by a random bit: c_b = b xor
+    r_b for the comparison's bit b, and c_s = s xor r_s for the bit s by which `lift` undoes the wrap; uint8 (2,
+    ceil(n/8)), packed.
     """
     function = "kernels.compare_opened"
     check_range(f"{function}(k)", k, 1, 64)
@@ -178,16 +180,16 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k (mpc/protocols/masked.py).
+    """Compute this party's shares of z and of b z, mod 2^64, from an opening of z mod 2^k and the comparison's bit b.
 
     opened: int64 (n,), public, z + lambda mod 2^k, unsigned, lambda being the mask. choice: uint8 (2, ceil(n/8)),
-    public, packed c_b = b xor r_b and c_s = s xor r_s.
+    public, packed: c_b = b xor r_b, and c_s = s xor r_s of the wrap's bit s; `compare_opened` returns shares of both.
     mask: (n,), this party's mask, a summand of lambda; only the low k bits are used. carry, bit, wrap, product: (n,),
     its shares of the masks' carry, r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32 bits of the
-    results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
-    first: True at exactly one party. Returns (y, z): int64 (n,) each. carry None: `mask` is this party's share of z
-        itself, int64, and is returned as z. With z' in [-2^(k-1), 2^(k-1)) the value of z that the opening determines,
-        y is b z' + c_b (z - z').
+    results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32. first:
+    True at exactly one party. Returns (y, z): int64 (n,) each, y = b z. carry None: `mask` is this party's share of z
+    itself, int64, and is returned as z. With z' in [-2^(k-1), 2^(k-1)) the value of z that the opening determines, y is
+    then b z' + c_b (z - z'). mpc/protocols/masked.py has the equations.
     """
     function, n = "kernels.lift", _size(opened)
     check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)

@@ -26,7 +26,8 @@ class Factor:
     """A public factor of many products, which keeps what backends compute from it.
 
     code: int64, a weight in the layout of `matmul` or `conv2d`; it must not change any more. bits: the range of the
-    weight, -2^(bits-1) <= code < 2^(bits-1); None: the least such number, found by a pass over `code`; 64 holds always.
+    weight, -2^(bits-1) <= code < 2^(bits-1); 64 is always enough; None: the least such number, found by a pass over
+    `code`.
     """
 
     def __init__(self, code: Tensor, bits: int | None = None) -> None:

@@ -24,7 +24,7 @@ from hummingbird.kernels.shares.packing import bytes_of, unpack_words
 
 @dataclass(frozen=True)
 class Packed:
-    """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms of operands (module head).
+    """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms in which kernels take words.
 
     data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the unpacked tensor.
     """
@@ -70,7 +70,7 @@ def plain(words: Words) -> Tensor:
 
 
 def anchor(words: Words) -> Tensor:
-    """Return the tensor in which words are stored, or their key stream's key; `registry.best` chooses by it."""
+    """Return the tensor in which words are stored, or their key stream's key, for `registry.best` to choose by."""
     return words if isinstance(words, Tensor) else words.key if isinstance(words, Drawn) else words.data
 
 

@@ -23,9 +23,10 @@ _FEW_ROWS = 8  # up to here rows of several places are joined; from about 16 row
 
 @implements(arithmetic.linear, "reference")
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
-    """Implement `kernels.ciphertexts.arithmetic.linear` in plain torch, a few places and columns at a time.
+    """Implement `kernels.ciphertexts.arithmetic.linear` in plain torch; the result goes to `out`, which may be strided.
 
-    So all buffers stay in the cache. out may be strided. steps: of `_reduce`, as many as the largest sum needs.
+    A few places and columns are computed at a time, so that all buffers stay in the cache. steps: as for `_reduce`, 1
+    or 2, as the largest sum needs.
     """
     (groups, rows, terms), places = weights.shape, index.shape[1]
     numbers = _CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS
@@ -60,12 +61,12 @@ _Piece = tuple[slice, slice, Tensor, Tensor]
 
 
 def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
-    """Split the work of a linear layer into matrix products that fit the cache.
+    """Split the linear combinations of `linear` into matrix products that fit the cache.
 
-    Yields groups, their places, matrices (g, n rows, u), and the ciphertexts that they multiply, (g, u, p). Either up
-    to `most` places are columns side by side (n = 1); or n places that read mostly the same ciphertexts are rows one
-    below the other (p = 1): for a convolution with few filters, whose matrix is so small that reading the columns would
-    take most of the time.
+    weights, index: as for `linear`, which has G groups of weights and, in each, the same sums at many places. Yields a
+    range of groups, a range of places, their matrices (g, n rows, u), and the ciphertexts that these multiply, (g, u,
+    p). Either up to `most` places are the columns of one product (n = 1). Or, for so few rows that reading the columns
+    would take most of the time, n places that read mostly the same ciphertexts go into one larger matrix (p = 1).
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -85,10 +86,10 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
 
 
 def _runs(index: Tensor) -> list[int]:
-    """Split places into runs of up to 4, in which each place shares at least half of its inputs with earlier ones.
+    """Split the places of a linear layer into runs of up to 4 that read mostly the same ciphertexts.
 
-    index: the inputs of each place, (places, K). A run of 4 reads at most 2.5 K ciphertexts, so it has at most 2.5
-        times as many products.
+    index: the ciphertexts that each place reads, (places, K). In a run, at least half of a place's inputs are inputs of
+    earlier places too: a run of 4 reads at most 2.5 K ciphertexts, so it has at most 2.5 times as many products.
     """
     runs: list[int] = []
     seen: set[int] = set()
@@ -106,7 +107,7 @@ def _runs(index: Tensor) -> list[int]:
 def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Make the matrix that computes n places at once, (1, n rows, u), and the u ciphertexts that it reads, (1, u, 1).
 
-    weights: (rows, K). index: the inputs of each place, (n, K).
+    weights: (rows, K). index: for each of the n places, the ciphertexts that its sums read, (n, K).
     """
     used, position = index.reshape(-1).unique(return_inverse=True)
     places, terms = index.shape
@@ -130,11 +131,12 @@ def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
 
 
 def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
-    """Apply a function to ciphertexts, as float64 residues modulo one prime after the other, a few at a time.
+    """Apply a function to ciphertexts modulo one prime after the other, on float64, and return its reduced results.
 
-    tensors: int32 (n, ..., L, N). function: (number of the prime, output, residues (n, ..., N) of each tensor). It
-    writes `sizes` ring elements for each ciphertext, in the range that `_reduce` allows with `steps`, and may overwrite
-    the residues.
+    tensors: int32 (n, ..., L, N); a few ciphertexts are converted at a time. function: (number of the prime, output,
+    residues (n, ..., N) of each tensor): writes its results, `sizes` ring elements for each ciphertext, to `output`,
+    and may overwrite the residues. steps: as for `_reduce`, which then centres the results. Returns int32 (n, sizes, L,
+    N).
     """
     like, count = tensors[0], tensors[0].shape[0]
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
@@ -194,7 +196,8 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
     """Write the products of x (n, a, N) and y (n, b, N), as polynomials in the secret, to `out` (n, a + b - 1, N).
 
-    All are residues of one prime q. Each is a sum of at most 8 products below q^2 / 4, and so below 2^53 - q.
+    All three have residues modulo one prime q. Each result is a sum of at most 8 products below q^2 / 4, and so below
+    2^53 - q.
     """
     a, b = x.shape[1], y.shape[1]
     torch.mul(x[:, :1], y, out=out[:, :b])
@@ -207,7 +210,8 @@ def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
 def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
     """Implement `kernels.ciphertexts.arithmetic.switch` in plain torch.
 
-    plain: number of the first elements that are coefficients. inverses: of the last prime modulo each other prime.
+    plain: how many of the first elements of a ciphertext are coefficients; the others are NTT values. inverses: of the
+    last prime modulo each other prime.
     """
     head, spread = ring.take(len(inverses)), _spread(ring, x, plain)  # |spread| <= (p - 1) / 2 < 2^25
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
@@ -217,7 +221,7 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
 
-    plain: number of the first elements that are coefficients; the others are NTT values, and stay such.
+    plain: how many of the first elements are coefficients; the others are NTT values, and stay such.
     """
     (n, size, _, degree), count = x.shape, len(ring.primes) - 1
     dropped = x[:, :, count]

@@ -32,10 +32,10 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Compute the matrices of the transform's steps, or of the inverse, which begins with the last step.
+    """Compute the matrices of a transform's steps, or for `inverse` those of the inverse transform, in order of use.
 
-    A step has a pair of float64 (G, K, K), entry [g, i, k] = c_{g,i}^k (module head): the matrix, and the matrix
-    divided by q.
+    The inverse undoes the last step first. A step has a pair of float64 (G, K, K): the matrix with entries
+    c_{g,i}^k at [g, i, k] (module head; for the inverse, its inverse mod q), and this matrix divided by q.
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):

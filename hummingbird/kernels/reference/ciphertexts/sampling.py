@@ -15,9 +15,9 @@ _AT_ONCE = 1 << 15  # elements at a time on a CPU: their memory fits the second-
 
 @implements(sampling.uniform, "reference")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert random words to residues in place, and return the indices of those to draw again, flat, int64.
+    """Convert random words to residues in place, and return where a residue must be drawn again.
 
-    x: int32 (n, L, N). moduli: the primes, int32 (L,).
+    x: int32 (n, L, N). moduli: the primes, int32 (L,). The result has the indices into the flattened x, int64.
     """
     (primes, degree), moduli = x.shape[1:], moduli.view(-1, 1)
     half, apart = moduli // 2, degree // 8

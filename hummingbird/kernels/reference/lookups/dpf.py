@@ -108,7 +108,10 @@ def _masks(nodes: Tensor) -> Tensor:
 
 @implements(dpf.generate, "reference")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `kernels.lookups.dpf.generate` in plain torch. prf: its number. random: uint8 (B, 48)."""
+    """Implement `kernels.lookups.dpf.generate` in plain torch.
+
+    prf: the number of the PRF in a key's header. random: random bytes, uint8 (B, 48).
+    """
     batch, levels = len(alphas), depth(rows)
     public = random[:, 2 * BLOCK :].clone()
     if prf == CHACHA12:

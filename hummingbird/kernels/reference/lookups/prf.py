@@ -28,7 +28,8 @@ _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
     """Compute the two children, H(0) and H(1), of every seed: uint8 (B, n, 32).
 
-    prf: its number. public: the keys' public part, uint8 (B, 16). seeds: uint8 (B, n, 16). H: module head.
+    prf: the number of the PRF in a key's header. public: the keys' public part, uint8 (B, 16). seeds: uint8 (B, n, 16).
+    H: the PRF (module head).
     """
     return _aes(public, seeds, 0, 2) if prf == AES else _chacha12(public, seeds, 0)[:, :, : 2 * BLOCK]
 
