@@ -44,8 +44,9 @@ from hummingbird.serving.plan import input_bits, result_bits
 
 
 class _Again(Zeros):
-    """A dealer that deals zeros, and the first slice's again for every further slice:
-    making them takes a party no time.
+    """A dealer for measuring parties, whose material, all zeros, costs them no time to get.
+
+    It makes the material of the first slice, and deals the same again for every further slice.
     """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
@@ -102,7 +103,7 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure one party's seconds for a slice of `shape` on torch's threads, as a profile row of this name.
+    """Measure one party's seconds for a slice of `shape` on torch's threads; returns a row of a profile, named `name`.
 
     Each part (computing, expanding seeds, dealing) runs `repeats` times, after one run to warm up. Raises InputError as
     `dry_run` does.

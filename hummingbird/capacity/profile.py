@@ -93,11 +93,11 @@ class Profile:
         check_count(self.threads, "threads", 1, "threads")
 
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
-        """Return the seconds of one part of some work: as measured, if a row has its digest,
-        else composed from its amounts.
+        """Return the seconds of one part of some work: as measured, if a row has its digest, else composed from its
+        amounts.
 
-        kind: of the rows to compose from. amounts: of each kind of work. digest: of the work. Raises ConfigError if no
-        such work was measured.
+        kind: of the profile's rows to compose from. part: such as "compute". amounts: how much of each kind of work
+        there is. digest: identifies the work. Raises ConfigError if no such work was measured.
         """
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
         same = [row for row in rows if digest and row.digest == digest]
@@ -156,8 +156,9 @@ def command(kind: str) -> str:
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Compute the seconds of a part of work with these amounts, by seconds for each unit of work that are fitted to the
-    rows.
+    """Compute the seconds of one part of some work from the seconds of each unit of work, which are fitted to the rows.
+
+    amounts: how many units of each kind of work there are.
     """
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
