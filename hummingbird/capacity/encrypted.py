@@ -199,7 +199,10 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 
 
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
-    """Return the steps of all rounds, one round after the other. turns: seconds of each part, for each round."""
+    """Return the steps of a request (`WorkStep`): those of all rounds, one round after the other.
+
+    turns: for each round the seconds of each part of it. profile: says on how many threads.
+    """
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):
         up, down = public.turn_bytes(turn)

@@ -254,9 +254,8 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
 
 
 def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
-    """Return the parties' steps for a slice: first they compute, then all bits are sent, then all rounds pass.
-
-    In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
+    """Return the parties' steps for a slice: first they compute, then they send all bits, then they wait for all
+    rounds. In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
     """
     computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)

@@ -113,7 +113,9 @@ class Profile:
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def compute(self, host: str, seconds: Seconds) -> Compute:
-        """Make the work of a step that takes these seconds on `threads` cores of a host."""
+        """Make the work (`Compute`) of a step that takes these seconds on as many cores of `host` as the profile has
+        threads.
+        """
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
@@ -149,8 +151,9 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """Return a sentence with the command that measures rows of a kind;
-    the kind's first word is a section of `calibrate`.
+    """Return a sentence, for hints, that names the command which measures rows of this kind of work.
+
+    The kind's first word is a section of the program `calibrate`.
     """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
@@ -169,7 +172,9 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Compute the mean relative error of composed seconds: each row is composed from all others, and compared."""
+    """Compute the mean relative error of composed seconds of a part: each row's are composed from all other rows, and
+    compared with those measured.
+    """
     errors = []
     for row in rows:
         measured = statistics.median(row.seconds[part])

@@ -253,7 +253,9 @@ class _Present:
         return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
-        """Note that the request that arrived at the replicas `rows` at time `at` leaves at time `left`."""
+        """Note that a request of each run, which arrived at time `at`, leaves at time `left`. rows: the requests'
+        replicas.
+        """
         flat = self.leaves.reshape(-1, self.leaves.shape[2])
         place = flat[rows].argmin(1)
         if (flat[rows, place] > at).any():

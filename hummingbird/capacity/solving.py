@@ -132,7 +132,7 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
 
 
 def heaviest(requests: int) -> float:
-    """Return the largest load whose steady state a run of this number of requests shows.
+    """Return the largest load at which a run of this number of requests reaches a steady state.
 
     The load is the rate over the largest rate; a queue remembers about 1 / (1 - load)^2 requests.
     """
@@ -293,7 +293,7 @@ def _run_of(trial: Trial) -> Result:
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """Return the error for a goal that no value meets. trial: that of the value which helps most."""
+    """Return the error for a goal that no value meets. trial: the one with the value that helps most."""
     what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
@@ -438,14 +438,17 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
 
 
 def _wider(service: Service, role: str, kind: str) -> Service:
-    """Return the same service with the link of host `role` wider by the factor `_STEP`. kind: "up" or "down"."""
+    """Return the same service, but the link of host `role` has `_STEP` times the bandwidth in one direction.
+
+    kind: the direction, "up" or "down".
+    """
     host = service.hosts[role]
     more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
     return dataclasses.replace(service, hosts={**service.hosts, role: more})
 
 
 def _faster(service: Service, role: str) -> Service:
-    """Return the same service with the cores of host `role` faster by the factor `_STEP`."""
+    """Return the same service, but the cores of host `role` compute faster by the factor `_STEP`."""
     changed = {}
     for name, phase in service.phases().items():
         steps = []

@@ -38,7 +38,9 @@ _OVERHEAD = 1024  # bytes, an upper bound on the headers of a frame
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A server's description of itself: party, release, table, and whether it signs answers."""
+    """A server's description of itself: its party (0 or 1), its release of this package, its table, and whether it
+    signs answers.
+    """
 
     party: int = field(records.whole(0, 1))
     facts: Facts = field(records.record(Facts))

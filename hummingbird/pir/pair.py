@@ -79,16 +79,17 @@ class Pair:
         self.state = zero.state
 
     def renew(self) -> None:
-        """Ask both servers for the state again. Raises AgreementError if they hold another table than before."""
+        """Ask both servers for the state of their table again, and keep it in `state`.
+
+        Raises AgreementError if they hold another table than before.
+        """
         facts, self.state = self._agree()
         if facts != self.facts:
             hint = "make a new client for the new table"
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """Return a new deadline for `wait`: until then, different states of the servers may mean an update in
-        progress.
-        """
+        """Return a new time limit for `wait`: until then, differing states may mean that an update is in progress."""
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
     def wait(self, settling: Retry, zero: State, one: State) -> None:
@@ -186,7 +187,7 @@ def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[Ta
 
 
 def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State) -> AgreementError:
-    """Return the error for two servers that differ, naming both.
+    """Return the AgreementError for two servers that differ, which names both.
 
     what: a word for what differs, such as "contents". sides: the facts or states of party 0 and party 1.
     """

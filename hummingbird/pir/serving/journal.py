@@ -129,7 +129,7 @@ class Entries:
         self._file.close()
 
     def damaged(self, at: int, what: str) -> InputError:
-        """Return the error for damage at byte `at`. what: the part that is damaged."""
+        """Return an InputError for a file that is damaged at byte `at`. what: the part that is damaged, in words."""
         hint = "stop this server, and give it a copy of the other server's journal"
         return InputError(
             f"the journal is damaged at byte {at} of {self.size}: {what}", where=str(self.path), hint=hint
@@ -267,7 +267,7 @@ class Journal:
         return self._entries.read(self._updates[number]).body
 
     def damaged(self, what: str) -> InputError:
-        """Return the error for damage in the update that `replay` yielded last. what: the damage."""
+        """Return an InputError for damage in the update that `replay` yielded last. what: the damage, in words."""
         return self._entries.damaged(self._updates[-1], what)
 
     def close(self) -> None:

@@ -234,7 +234,7 @@ class Updates:
                     bar.update(found[1].nbytes)
 
     def _again(self, journal: Journal, message: bytes) -> None:
-        """Make an update from the journal again; its signature was checked before it was written."""
+        """Make an update that was read from the journal; its signature was checked before it was written there."""
         try:
             state, indices, records, _ = unpack_update(message, self._facts)
         except HummingbirdError as error:
