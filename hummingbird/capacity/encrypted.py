@@ -45,7 +45,10 @@ PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """Return the kind of the profile rows from which a net's seconds are composed, named after the net's mode."""
+    """Return the kind of work, as rows of a profile name it, of a net in its mode.
+
+    The net's seconds follow from rows of this kind.
+    """
     return f"he {public.mode}"
 
 

@@ -34,14 +34,14 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     **rules: int | float | bool | None,
 ) -> Result:
-    """Simulate a service under these arrivals, in `runs` runs of `requests` requests;
-    the same seed gives the same figures.
+    """Simulate a service under these arrivals, in `runs` runs of `requests` requests; the same seed gives the same
+    figures.
 
-    at: machines and link in place of the service's own. engine: "recurrence" treats cores and links as unshared,
-    "events" shares them; None: events if the demand on a core or link may exceed its capacity. full: whether stores are
-    full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress: called by the
-    event engine with (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or
-    10^4 by events; both take seconds.
+    at: machines and link in place of the service's own. engine: "recurrence" computes as if no phases shared cores and
+    links, "events" lets them share; None: events if the demand on a core or link may exceed its capacity. full: whether
+    stores are full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress:
+    called by the event engine with (requests done, requests in all). By default 10^6 requests are simulated by the
+    recurrence, or 10^4 by events; both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}

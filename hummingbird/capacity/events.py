@@ -61,7 +61,9 @@ class _Running:
 
 
 class Machine:
-    """Runs steps on the hosts and links of every replica, with one clock and a heap of future events."""
+    """Runs steps on the hosts and links of every replica (copy of the service), with one clock and a heap of coming
+    events.
+    """
 
     def __init__(self, service: Service, replicas: int = 1) -> None:
         self.service, self.now = service, 0.0

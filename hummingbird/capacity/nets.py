@@ -67,7 +67,10 @@ class _Again(Zeros):
 
 
 def kind_of(private: PrivateNet) -> str:
-    """Return the kind of the profile rows from which a net's seconds are composed, named after the net's protocol."""
+    """Return the kind of work, as rows of a profile name it, of a net with its protocol.
+
+    The net's seconds follow from rows of this kind.
+    """
     return f"mpc {private.facts['protocol']}"
 
 

@@ -44,7 +44,8 @@ class Result:
     def limit(self) -> Limit:
         """The largest rate of arrivals that can be served, in closed form, and its cause.
 
-        If the recurrence was used, limits of cores and links are left out, because it treats them as unshared.
+        If the recurrence was used, limits of cores and links are left out, because it computes as if no phases shared
+        them.
         """
         least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
@@ -173,7 +174,7 @@ class Result:
     def overcommitted(self) -> dict[str, float]:
         """Demand divided by capacity, for each core and link whose demand exceeds its capacity.
 
-        The recurrence treats them as unshared: its latencies are then too small.
+        The recurrence computes as if no phases shared them: its latencies are then too small.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -201,7 +202,7 @@ class Result:
 
     @cached_property
     def _parts(self) -> Floats:
-        """1 / (size of its batch) for every request, (runs, requests).
+        """Fractions 1 / (size of its batch) of all requests, (runs, requests).
 
         Requests that began at one time are assumed to be in as few batches as can hold them.
         """

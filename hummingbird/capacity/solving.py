@@ -122,7 +122,7 @@ def figure(run: Result, goal: str) -> float:
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
     """Compute the rate of the service's requests over the largest rate; 0 for users, who wait for their answers.
 
-    engine: "recurrence" ignores the limits of cores and links, which it treats as unshared.
+    engine: "recurrence" ignores the limits of cores and links, as it computes as if no phases shared them.
     """
     if isinstance(arrivals, Users):
         return 0.0

@@ -135,7 +135,9 @@ def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """Return v - z, rounded to a multiple of 2^k ring units; 0 if v is not finite, or too large to tell."""
+    """Return by how much the protocol's arithmetic has wrapped v around: v - z, rounded to a multiple of 2^k ring
+    units; 0 if v is not finite, or too large to tell.
+    """
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step
     return turned.nan_to_num(0.0, 0.0, 0.0)

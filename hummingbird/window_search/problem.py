@@ -145,7 +145,10 @@ def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, 
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """List the layers of all groups. Raises InputError if there is none, ConfigError if a name or layer occurs twice."""
+    """List the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
+
+    The name may be that of a group or of a layer.
+    """
     if not groups:
         hint = "a net without ReLU or another comparing layer needs no windows"
         raise InputError("no comparing layers", where="groups", hint=hint)

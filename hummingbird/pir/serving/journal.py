@@ -225,9 +225,10 @@ class Journal:
         return len(self._updates)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
-        """Yield the contents once, in order: merged rows (indices, records), the states after them, then each update.
+        """Yield the file's contents, in order; to be called once.
 
-        Cuts off a torn entry that a crash has left at the end.
+        They are rows into which updates were merged, as pairs (indices, records), then the states of the tables after
+        them, then each update. A torn entry that a crash has left at the end is cut off.
         """
         entries, end, merged = self._entries.all(), len(MAGIC), False
         for entry in entries:
@@ -326,8 +327,8 @@ class Journal:
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Flush the renaming of the merged file to the disk. Until then a crash may bring back the old file, so nothing
-        may be added.
+        """Write to the disk that the merged file has the journal's name now. Until then a crash may bring back the old
+        file, so nothing may be added.
         """
         if self._unnamed:
             disk.sync(self.path.parent)
