@@ -37,10 +37,10 @@ _GATE_BYTES = 32  # of a garbled AND (half gates: Zahur, Rosulek and Evans, EURO
 
 
 def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | None = None, name: str = "net") -> Net:
-    """Compute the constants of a net for images of `shape` (C, H, W), from the unit costs of `profile`,
-    by default `asplos23`.
+    """Compute the constants (seconds and bytes, `Net`) of private inference with a net, from its layers.
 
-    Raises ModelError, naming all of them, for layers that are neither linear nor ReLUs, and errors of tracing.
+    shape: of an image, (C, H, W). profile: has the costs of one unit of each kind of work; default: `asplos23`. Raises
+    ModelError, naming all of them, for layers that are neither linear nor ReLUs, and errors of tracing.
     """
     units = (profile or asplos23()).units
     layers, relus, results = describe(net, shape)
@@ -48,7 +48,7 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
 
 
 def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
-    """Replace a profile's seconds of garbled circuits, at both sides, by those of a measured machine.
+    """Replace a profile's seconds of garbled circuits, of client and server, by those of a measured machine.
 
     Returns the new profile, and a note on the origin of these seconds. The number of a ReLU's AND gates follows from
     the bytes of its circuit. Raises ConfigError if `measured` has no rows "gc".
@@ -85,7 +85,7 @@ def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], in
 
 
 def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> LayerUnits:
-    """Return the sizes of the layer that a step computes.
+    """Return the sizes (`LayerUnits`) of the convolution or linear layer that a step computes.
 
     values: results of all steps for one image. made: the result of this step.
     """
@@ -104,9 +104,10 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 
 
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
-    """Compute the constants of a net with these layers, `relus` ReLUs and `results` values in its result.
+    """Compute the constants (seconds and bytes, `Net`) of a net with these layers, from the costs of one unit of work.
 
-    Layers that read the same value share one message, which is sized for the widest kernel.
+    relus: number of ReLUs for one image. results: number of values in the net's result. The client sends a value once,
+    also if several layers read it; the message is sized for the layer with the widest kernel.
     """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}
@@ -144,9 +145,9 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """Compute the seconds until the last of the layers ends, if they run in parallel on `threads` threads.
+    """Compute the seconds until the last of the layers ends, if they are evaluated in parallel on `threads` threads.
 
-    seconds: of each layer, on one thread. In order, each layer begins on the first free thread.
+    seconds: of each layer, on one thread. Layers begin in order, each on the thread that is free first.
     """
     free = [0.0] * threads
     for length in seconds:

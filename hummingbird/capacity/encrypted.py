@@ -45,7 +45,10 @@ PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """Return the kind of the profile rows from which a net's seconds are composed, named after the net's mode."""
+    """Return the kind of work, as rows of a profile name it, of a net in its mode.
+
+    The net's seconds follow from rows of this kind.
+    """
     return f"he {public.mode}"
 
 
@@ -199,7 +202,10 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 
 
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
-    """Return the steps of all rounds, one round after the other. turns: seconds of each part, for each round."""
+    """Return the steps of a request (`WorkStep`): those of all rounds, one round after the other.
+
+    turns: for each round the seconds of each part of it. profile: says on how many threads.
+    """
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):
         up, down = public.turn_bytes(turn)

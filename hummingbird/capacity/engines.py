@@ -34,14 +34,14 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     **rules: int | float | bool | None,
 ) -> Result:
-    """Simulate a service under these arrivals, in `runs` runs of `requests` requests;
-    the same seed gives the same figures.
+    """Simulate a service under these arrivals, in `runs` runs of `requests` requests; the same seed gives the same
+    figures.
 
-    at: machines and link in place of the service's own. engine: "recurrence" treats cores and links as unshared,
-    "events" shares them; None: events if the demand on a core or link may exceed its capacity. full: whether stores are
-    full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress: called by the
-    event engine with (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or
-    10^4 by events; both take seconds.
+    at: machines and link in place of the service's own. engine: "recurrence" computes as if no phases shared cores and
+    links, "events" lets them share; None: events if the demand on a core or link may exceed its capacity. full: whether
+    stores are full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress:
+    called by the event engine with (requests done, requests in all). By default 10^6 requests are simulated by the
+    recurrence, or 10^4 by events; both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
@@ -92,10 +92,10 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 
 
 def shared(service: Service, system: System) -> Resource | None:
-    """Find a core or link whose capacity phases that run at the same time may exceed; None if there is none.
+    """Find a core or link on which phases that run at the same time may ask for more than its capacity; None if none.
 
-    The bound counts all steps of a phase that are not ordered with one of its steps as simultaneous. Sharing among the
-    steps of one phase is part of the phase's seconds already (`Service.seconds`).
+    All steps of a phase that are not ordered with one of its steps count as simultaneous with it, so the demand may be
+    overestimated. Sharing among the steps of one phase is part of the phase's seconds already (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:
@@ -112,8 +112,10 @@ def shared(service: Service, system: System) -> Resource | None:
 
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
-    """Compute the largest rate at which steps of a phase use a core or link,
-    if steps that are not ordered run at once.
+    """Compute the most cores, or bits per second, of a resource that the steps of a phase may use at one time.
+
+    resource: the cores of a host, or its link up or down. Two steps may run at one time unless one waits, directly or
+    not, for the other.
     """
     before: dict[str, set[str]] = {}
     for step in phase.steps:
@@ -137,7 +139,10 @@ def _rate(service: Service, step: WorkStep, resource: Resource) -> float:
 
 
 def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Draws:
-    """Draw a factor for the core-seconds of every run of a phase, from the measured factors of the service's phases."""
+    """Draw, for every run of a phase, the factor by which its core-seconds are multiplied.
+
+    A factor is one measured time over the mean; it is drawn from those that the service's phases list.
+    """
     runs, requests = load.shape
     tokens = int(load.sizes().sum(1).max()) * system.per_request
 
@@ -157,7 +162,11 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:
-    """Compute the seconds of every run of a phase, without sharing, from its factors: the input of the recurrence."""
+    """Compute the seconds of every run of a phase, as if no other phase used its cores and links.
+
+    factors: the factor by which each run's core-seconds are multiplied. The result, of the same form, is what the
+    recurrence (recurrence.py) reads.
+    """
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:
         if phase is None or values is None:

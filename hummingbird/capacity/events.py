@@ -61,7 +61,9 @@ class _Running:
 
 
 class Machine:
-    """Runs steps on the hosts and links of every replica, with one clock and a heap of future events."""
+    """Runs steps on the hosts and links of every replica (copy of the service), with one clock and a heap of coming
+    events.
+    """
 
     def __init__(self, service: Service, replicas: int = 1) -> None:
         self.service, self.now = service, 0.0
@@ -93,7 +95,7 @@ class Machine:
         then()
 
     def _share(self, replica: int) -> None:
-        """Compute how fast each running step of a replica proceeds, as steps share cores and links.
+        """Compute how fast each running step of a replica proceeds while these steps share cores and links.
 
         Then schedule the end of the first step to end.
         """
@@ -166,7 +168,10 @@ class Machine:
                 start(number)
 
     def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
-        """Convert the steps of a phase to tasks, and give numbers to their flows."""
+        """Convert the steps of a phase to tasks (`_Task`), whose fields refer to steps and flows by number.
+
+        A flow (`Flow`) is a set of cores or links that a step uses at one rate.
+        """
         after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
         made = tuple(
             _Task(len(set(step.after)), after[step.name], *self._work(step), isinstance(step.work, Compute))
@@ -176,8 +181,11 @@ class Machine:
         return made
 
     def _work(self, step: WorkStep) -> tuple[float, int | None]:
-        """Return the amount of a step's work, and the number of its flow;
-        None for a step that shares no core or link.
+        """Return the amount of a step's work, and the number of the flow (`Flow`: its cores or links) that does the
+        work.
+
+        The amount is core-seconds or bits. For a step that shares no core or link it is seconds, and the number is
+        None.
         """
         work, flow = step.work, self.service.flow(step)
         if isinstance(work, Rounds) or flow is None:
@@ -326,9 +334,7 @@ class _Run:
             self.machine.at(until, GIVES_UP, partial(self._lose, number))
 
     def _gather(self, here: _Replica) -> None:
-        """Begin the batches that are full, or whose first request has waited for `hold` seconds,
-        while slots are free.
-        """
+        """While slots are free, begin batches that are full, or whose first request has waited for `hold` seconds."""
         b, waiting = self.system.batch, here.waiting
         while here.slots and waiting:
             if len(waiting) < b and self.machine.now < self.times[_A, waiting[0]] + self.system.hold:
@@ -422,7 +428,10 @@ class _Run:
         self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
 
     def _longer(self, here: _Replica, group: Group) -> None:
-        """Compute for `each` seconds more for every request of a batch but the first, then end the batch."""
+        """Keep a batch in its slot for the additional time of its requests after the first, then end it.
+
+        The additional time is `System.each` seconds for each of these requests.
+        """
         seconds, then = self.system.each * (len(group) - 1), partial(self._done, here, group)
         if not seconds:
             then()

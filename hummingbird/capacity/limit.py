@@ -30,14 +30,17 @@ class Limit(NamedTuple):
 
 
 def mean_seconds(service: Service, phase: Phase) -> float:
-    """Compute the mean seconds of a phase over its measured factors, if it has its cores and links to itself."""
+    """Compute the mean seconds of a phase that shares its cores and links with no other phase.
+
+    The mean is over `Phase.factors`: for each of them the phase's core-seconds are multiplied by it.
+    """
     return statistics.fmean(service.seconds(phase, factor) for factor in phase.factors or (1.0,))
 
 
 def refills_per_request(service: Service) -> float:
     """Return the mean number of refills, runs that make tokens, for a request.
 
-    With tokens made on demand each batch takes a whole number of refills.
+    If tokens are made on demand, a batch needs an integer number of refills.
     """
     if service.refill is None:
         return 0.0
@@ -62,8 +65,9 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
 def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
     """Compute the mean core-seconds and bits that a request needs of every core and link but those of its client.
 
-    The request's shares of its batch and of refills are included. together: mean number of requests in a batch; None:
-    all batches are full. The time that each further request adds to a batch counts as computing.
+    A request that is one of n in its batch is charged 1/n of the batch, and the refills that make its tokens. together:
+    mean number of requests in a batch; None: all batches are full. The time by which further requests make a batch
+    longer counts as computing.
     """
     n = service.batch if together is None else together
     more = service.request.computing
@@ -77,10 +81,10 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
-    """Return the least of the limits that apply. limits: sorted.
+    """Return the least upper bound on a service's rate, of those that apply.
 
-    shared: whether the limits of cores and links that phases share apply; those of links that only the transit uses
-    always apply.
+    limits: all bounds, the least first. shared: whether phases share cores and links; if not, the bounds of cores and
+    links are ignored, but for links that only the transit uses.
     """
     used = {
         name: {resource for resource, amount in loads(service, phase).items() if amount}

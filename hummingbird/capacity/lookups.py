@@ -22,9 +22,9 @@ _ONCE = ("bucket", "held")  # kinds of work of a pass that do not depend on the 
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """Count each kind of work in an inference, with its share of a pass that answers this number of inferences.
+    """Count each kind of work of one inference, if one pass over the table answers `inferences` inferences.
 
-    cost: the price of one inference.
+    The inference is charged 1 / `inferences` of the pass. cost: the price of one inference.
     """
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}

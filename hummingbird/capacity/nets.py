@@ -44,8 +44,9 @@ from hummingbird.serving.plan import input_bits, result_bits
 
 
 class _Again(Zeros):
-    """A dealer that deals zeros, and the first slice's again for every further slice:
-    making them takes a party no time.
+    """A dealer for measuring parties, whose material, all zeros, costs them no time to get.
+
+    It makes the material of the first slice, and deals the same again for every further slice.
     """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
@@ -66,7 +67,10 @@ class _Again(Zeros):
 
 
 def kind_of(private: PrivateNet) -> str:
-    """Return the kind of the profile rows from which a net's seconds are composed, named after the net's protocol."""
+    """Return the kind of work, as rows of a profile name it, of a net with its protocol.
+
+    The net's seconds follow from rows of this kind.
+    """
     return f"mpc {private.facts['protocol']}"
 
 
@@ -102,7 +106,7 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure one party's seconds for a slice of `shape` on torch's threads, as a profile row of this name.
+    """Measure one party's seconds for a slice of `shape` on torch's threads; returns a row of a profile, named `name`.
 
     Each part (computing, expanding seeds, dealing) runs `repeats` times, after one run to warm up. Raises InputError as
     `dry_run` does.
@@ -253,9 +257,8 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
 
 
 def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
-    """Return the parties' steps for a slice: first they compute, then all bits are sent, then all rounds pass.
-
-    In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
+    """Return the parties' steps for a slice: first they compute, then they send all bits, then they wait for all
+    rounds. In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
     """
     computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)

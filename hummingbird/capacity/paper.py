@@ -159,7 +159,10 @@ def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
 
 
 def faster(at: Service, times: Mapping[str, float]) -> Service:
-    """Speed up steps of a service: fewer core-seconds, or fewer bytes. times: maps names of steps to factors."""
+    """Return a service some of whose steps take fewer core-seconds, or send fewer bytes.
+
+    times: maps the name of such a step to the factor by which its amount is divided.
+    """
 
     def step(one: WorkStep) -> WorkStep:
         work, factor = one.work, times.get(one.name, 1.0)
@@ -183,7 +186,8 @@ def sent(at: Service) -> tuple[float, float]:
 
 
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
-    """Return the split of a bandwidth, in bits per second up and down, that minimises a refill and a request together.
+    """Return the split of a bandwidth, in bits per second up and down, that minimises the seconds on it of a refill and
+    a request together.
 
     The paper calls it WSA. For U bits up and D down, of the bandwidth B the part b up and B - b down, U/b + D/(B - b)
     is minimal where its derivative by b is 0, at b = B sqrt U / (sqrt U + sqrt D).

@@ -93,11 +93,11 @@ class Profile:
         check_count(self.threads, "threads", 1, "threads")
 
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
-        """Return the seconds of one part of some work: as measured, if a row has its digest,
-        else composed from its amounts.
+        """Return the seconds of one part of some work: as measured, if a row has its digest, else composed from its
+        amounts.
 
-        kind: of the rows to compose from. amounts: of each kind of work. digest: of the work. Raises ConfigError if no
-        such work was measured.
+        kind: of the profile's rows to compose from. part: such as "compute". amounts: how much of each kind of work
+        there is. digest: identifies the work. Raises ConfigError if no such work was measured.
         """
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
         same = [row for row in rows if digest and row.digest == digest]
@@ -113,7 +113,9 @@ class Profile:
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def compute(self, host: str, seconds: Seconds) -> Compute:
-        """Make the work of a step that takes these seconds on `threads` cores of a host."""
+        """Make the work (`Compute`) of a step that takes these seconds on as many cores of `host` as the profile has
+        threads.
+        """
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
@@ -149,15 +151,17 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """Return a sentence with the command that measures rows of a kind;
-    the kind's first word is a section of `calibrate`.
+    """Return a sentence, for hints, that names the command which measures rows of this kind of work.
+
+    The kind's first word is a section of the program `calibrate`.
     """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Compute the seconds of a part of work with these amounts, by seconds for each unit of work that are fitted to the
-    rows.
+    """Compute the seconds of one part of some work from the seconds of each unit of work, which are fitted to the rows.
+
+    amounts: how many units of each kind of work there are.
     """
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
@@ -168,7 +172,9 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Compute the mean relative error of composed seconds: each row is composed from all others, and compared."""
+    """Compute the mean relative error of composed seconds of a part: each row's are composed from all other rows, and
+    compared with those measured.
+    """
     errors = []
     for row in rows:
         measured = statistics.median(row.seconds[part])

@@ -160,7 +160,7 @@ class Net:
 
 
 class LinearFit(NamedTuple):
-    """A line fitted to measured seconds for x ReLUs: slope * x + intercept."""
+    """A line, slope * x + intercept, that was fitted to measured seconds for x ReLUs."""
 
     slope: float
     intercept: float

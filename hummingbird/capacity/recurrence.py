@@ -60,10 +60,10 @@ def _check(system: System, load: Load, seconds: Draws) -> None:
 
 
 class Replay:
-    """Base class of the recurrence over requests: slots, tokens and times of all runs at once.
+    """Base class that follows the requests of all runs at once, through slots and tokens, and notes their times.
 
-    Row run * replicas + replica of its arrays belongs to a replica of a run. need: tokens of each request. start: the
-    state to begin with; None: idle.
+    In its arrays the row run * replicas + replica belongs to one replica (copy of the service) of a run. need: tokens
+    that each request takes. start: the state to begin with; None: idle.
     """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
@@ -253,7 +253,9 @@ class _Present:
         return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
-        """Note that the request that arrived at the replicas `rows` at time `at` leaves at time `left`."""
+        """Note that a request of each run, which arrived at time `at`, leaves at time `left`. rows: the requests'
+        replicas.
+        """
         flat = self.leaves.reshape(-1, self.leaves.shape[2])
         place = flat[rows].argmin(1)
         if (flat[rows, place] > at).any():
@@ -283,9 +285,10 @@ _ROUNDS = 100
 
 
 def pieces_of(system: System, load: Load) -> int:
-    """Choose the number of pieces to cut each run into.
+    """Choose the number of pieces to cut each run into, which are simulated side by side.
 
-    It is 1 if the run is too short, or if its state is more than the times of slots and refills.
+    It is 1, so that runs are not cut, if they are too short, or if slots' and refills' times do not tell all of a run's
+    state: with users, a bounded queue, patience, replicas or batches.
     """
     turned_away = system.queue is not None or load.patience is not None
     if load.due is None or turned_away or system.replicas > 1 or system.batch > 1:
@@ -296,14 +299,18 @@ def pieces_of(system: System, load: Load) -> int:
 
 
 def _window(system: System) -> int:
-    """Count the refill ends in the state of a piece of a run: those of all tokens in store,
-    and those of all workers.
+    """Count the ends of refills that the state at the beginning of a piece of a run must hold.
+
+    These are the ends of the last refills: as many as fill the store, and one for each worker.
     """
     return system.store // system.per_refill + 1 + system.workers
 
 
 def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOutcome | None:
-    """Simulate with runs cut into pieces; returns None where `_ROUNDS` rounds are not enough."""
+    """Simulate long runs by cutting each into pieces that are simulated side by side; returns the outcome.
+
+    Returns None if the pieces do not fit each other after `_ROUNDS` repetitions. need: tokens that each request takes.
+    """
     return _Pieces(system, load, seconds, need).run()
 
 
@@ -335,7 +342,9 @@ class _Pieces:
         return np.pad(values, ((0, 0), (0, added)), mode=mode).reshape(self.rows, self.length)  # type: ignore[call-overload]
 
     def _before(self) -> tuple[Ints, Ints]:
-        """Count the refills begun and the tokens taken before each piece of a run; they do not depend on any time."""
+        """Count the refills that have begun, and the tokens taken, before each piece of a run; no times are needed for
+        that.
+        """
         system = self.system
         needs = self.need if system.store else -(-self.need // system.per_refill)
         sums = needs.sum(1).reshape(self.runs, self.each)
@@ -348,7 +357,7 @@ class _Pieces:
     def run(self) -> LoadOutcome | None:
         """Simulate pieces until each begins in the state in which the piece before it ended.
 
-        Returns None if that is not reached after `_ROUNDS` rounds.
+        Returns None if that is not reached after `_ROUNDS` repetitions.
         """
         state = np.repeat(self.due[:, :1], self.system.slots + self.window, axis=1)
         state[self.first_piece] = -math.inf

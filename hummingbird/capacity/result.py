@@ -44,14 +44,15 @@ class Result:
     def limit(self) -> Limit:
         """The largest rate of arrivals that can be served, in closed form, and its cause.
 
-        If the recurrence was used, limits of cores and links are left out, because it treats them as unshared.
+        If the recurrence was used, limits of cores and links are left out, because it computes as if no phases shared
+        them.
         """
         least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
     @cached_property
     def growth(self) -> Interval:
-        """Growth of the latency, in seconds per second of the run, with its interval."""
+        """Growth of the latency, in seconds per second of the run, with its confidence interval."""
         return statistics.growth(self.outcome)
 
     @cached_property
@@ -75,7 +76,7 @@ class Result:
     def quantile(self, q: float) -> Interval:
         """Estimate the quantile q of the latency, in seconds.
 
-        Raises ConfigError above the limit, and for too few requests.
+        q: from 0 to 1. Raises ConfigError if more requests arrive than can be served, and for too few requests.
         """
         if self.overloaded:
             limit, rate = self.limit, self.arrivals.per_second()
@@ -93,8 +94,10 @@ class Result:
 
     @cached_property
     def means(self) -> dict[str, Interval]:
-        """Mean seconds of the latency and its parts: wait for a slot, blocked in it for tokens,
-        transit, online phase.
+        """Mean seconds, by name, of the latency and of the parts of it, with confidence intervals.
+
+        The parts are the wait for a slot, the time in the slot blocked until the tokens are there, the transit, and the
+        online phase.
         """
         o = self.outcome
         parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
@@ -106,16 +109,17 @@ class Result:
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """The times at which the first and the last counted request of every run reached the service, and the seconds
-        between them, (runs, 1) each.
+        """The times, in seconds, at which the first and the last counted request of every run reached the service, and
+        the time between them: three arrays (runs, 1).
         """
         low, high = self._came[:, self.cut, None], self._came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
-        """Compute how many of the time intervals from `begin` to `end`, (runs, n), overlap on average over the window.
+        """Compute the mean number of intervals that are open at a time, between the first and last counted arrival.
 
-        weights: by which each interval counts. An interval with NaN is left out.
+        begin, end: the intervals' ends, seconds, (runs, n); an interval with NaN is left out. weights: how much each
+        interval counts.
         """
         low, high, length = self._window
         total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)
@@ -123,8 +127,10 @@ class Result:
 
     @cached_property
     def levels(self) -> dict[str, float]:
-        """Means over time, by name: requests that wait for a slot, are in a slot,
-        and are blocked in a slot; tokens in store.
+        """Means over time, by name: how many requests wait for a slot, are in a slot, and are blocked.
+
+        A request is blocked while it is in a slot and waits for tokens. With a store, also the mean number of tokens in
+        it.
         """
         o, system = self.outcome, self.system
         waited = np.where(np.isnan(o.began), o.left, o.began)
@@ -168,7 +174,7 @@ class Result:
     def overcommitted(self) -> dict[str, float]:
         """Demand divided by capacity, for each core and link whose demand exceeds its capacity.
 
-        The recurrence treats them as unshared: its latencies are then too small.
+        The recurrence computes as if no phases shared them: its latencies are then too small.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -196,7 +202,7 @@ class Result:
 
     @cached_property
     def _parts(self) -> Floats:
-        """The fraction 1 / (size of its batch) of every request, (runs, requests).
+        """Fractions 1 / (size of its batch) of all requests, (runs, requests).
 
         Requests that began at one time are assumed to be in as few batches as can hold them.
         """
@@ -214,8 +220,10 @@ class Result:
 
     @cached_property
     def estimates(self) -> dict[str, Interval]:
-        """Means of the latency and its parts, and the quantiles that are known, by name;
-        above the limit only the growth.
+        """Means of the latency and of its parts, and its quantiles, by name, with confidence intervals.
+
+        Quantiles for which there are too few requests are left out. If more requests arrive than can be served, there
+        is only the growth of the latency.
         """
         if self.overloaded:
             return {"growth": self.growth}
@@ -281,7 +289,7 @@ HOURS_PER_MONTH = 730.0
 
 
 class HostCost(NamedTuple):
-    """Money for a service: per hour for cores, for bytes sent and for bytes stored; and in all for 1,000 images."""
+    """Money that a service costs: per hour for cores, bytes sent and bytes stored, and in all for 1,000 images."""
 
     cores: float
     sent: float

@@ -210,8 +210,8 @@ class WorkStep:
 class Phase:
     """The steps of a refill, a request, a session or a transit, in topological order.
 
-    factors: measured core-seconds of whole phases, divided by those of the steps; each run of the phase draws one
-    factor.
+    factors: ratios of a measured run's core-seconds to those that the steps name; each run of the phase draws one, and
+    multiplies its core-seconds by it.
     Empty: the factor is 1. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a
     cycle.
     """

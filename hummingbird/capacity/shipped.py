@@ -29,7 +29,8 @@ _FREE = frozenset("input output conv linear avg_pool adaptive_avg_pool add flatt
 
 
 def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
-    """Compute the rounds, and the bits at each party, of a batch through the net's layers, without opening the result.
+    """Compute the rounds, and the bits that each party sends, for a batch through the net's layers; the result is not
+    opened.
 
     Raises ModelError, naming all of them, for layers other than convolutions, linear layers, ReLUs, average pools and
     sums; ConfigError for private weights.

@@ -66,7 +66,7 @@ class Solution:
 
 
 class Trial(NamedTuple):
-    """One simulated service of a search, and its latency in seconds, as the goal measures it.
+    """One trial of a search: a service, its simulation (`run`), and its latency in seconds, as the goal measures it.
 
     Above the heaviest load there is no simulation: the latency is inf, and the run None.
     """
@@ -78,7 +78,9 @@ class Trial(NamedTuple):
 
 @dataclass
 class _Search:
-    """The trials of one search for an input's value, all with the same random draws."""
+    """The trials of one search for the value of an input (such as the rate) that meets a goal; all use the same random
+    draws.
+    """
 
     service: Service
     arrivals: Arrivals
@@ -108,7 +110,9 @@ class _Search:
 
 
 def figure(run: Result, goal: str) -> float:
-    """Return the latency of a run in seconds, as the goal measures it; inf above the limit. goal: a key of `GOALS`."""
+    """Return the latency of a run in seconds, as the goal measures it; inf if more requests arrive than can be served.
+    goal: a key of `GOALS`.
+    """
     q = GOALS[goal]
     if run.overloaded:
         return math.inf
@@ -118,7 +122,7 @@ def figure(run: Result, goal: str) -> float:
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
     """Compute the rate of the service's requests over the largest rate; 0 for users, who wait for their answers.
 
-    engine: "recurrence" ignores the limits of cores and links, which it treats as unshared.
+    engine: "recurrence" ignores the limits of cores and links, as it computes as if no phases shared them.
     """
     if isinstance(arrivals, Users):
         return 0.0
@@ -128,7 +132,7 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
 
 
 def heaviest(requests: int) -> float:
-    """Return the largest load whose steady state a run of this number of requests shows.
+    """Return the largest load at which a run of this number of requests reaches a steady state.
 
     The load is the rate over the largest rate; a queue remembers about 1 / (1 - load)^2 requests.
     """
@@ -257,9 +261,10 @@ def _bandwidth(search: _Search) -> Solved:
 
 
 def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: bool) -> Solved:
-    """Bisect, from `first` on, for the value that just meets the goal. at: tries a value.
+    """Find the value of the varied input that just meets the goal, by bisection; returns its simulation and the value.
 
-    up: whether larger values help.
+    at: tries a value. first: the value tried first. up: whether larger values help to meet the goal. Raises ConfigError
+    if no value meets it.
     """
     towards = 2.0 if up else 0.5  # the direction that helps
     good, bad, trial = first, math.nan, at(first)
@@ -288,7 +293,7 @@ def _run_of(trial: Trial) -> Result:
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """Return the error for a goal that no value meets. trial: that of the value which helps most."""
+    """Return the error for a goal that no value meets. trial: the one with the value that helps most."""
     what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
@@ -401,10 +406,10 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Compute the elasticities of the goal's latency, by 10 % more of each input that is used.
+    """Compute how much 10 % more of each input that is used changes the latency that the goal measures.
 
-    An elasticity is (change of the latency in percent) / (change of the input in percent); NaN where it cannot be
-    shown.
+    Returned is for each input the elasticity: (change of the latency in percent) / (change of the input in percent);
+    NaN where it cannot be shown.
     """
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 
@@ -433,14 +438,17 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
 
 
 def _wider(service: Service, role: str, kind: str) -> Service:
-    """Return the same service with the link of host `role` wider by the factor `_STEP`. kind: "up" or "down"."""
+    """Return the same service, but the link of host `role` has `_STEP` times the bandwidth in one direction.
+
+    kind: the direction, "up" or "down".
+    """
     host = service.hosts[role]
     more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
     return dataclasses.replace(service, hosts={**service.hosts, role: more})
 
 
 def _faster(service: Service, role: str) -> Service:
-    """Return the same service with the cores of host `role` faster by the factor `_STEP`."""
+    """Return the same service, but the cores of host `role` compute faster by the factor `_STEP`."""
     changed = {}
     for name, phase in service.phases().items():
         steps = []

@@ -78,10 +78,12 @@ def sections(values: Floats) -> list[Floats]:
 
 
 def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
-    """Estimate a figure of all values (runs, requests) but NaN, with its interval. of: computes the figure.
+    """Estimate a figure of values (runs, requests), with its 95 % confidence interval; NaN values are left out.
 
-    If the estimates of all sections are above 0, the interval is that of their logarithm: errors of a queue are
-    factors, and not symmetric. Without any value the estimate is NaN; with too few sections the interval is NaN.
+    of: computes the figure from an array of values. The interval follows from how much the figure differs between the
+    parts of the data that `sections` makes. If the figure is above 0 in all parts, the interval is that of its
+    logarithm: errors of a queue are factors, and not symmetric. Without any value the estimate is NaN; with too few
+    parts the interval is NaN.
     """
     parts = sections(values)
     if not parts:
@@ -98,7 +100,7 @@ def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
 
 
 def mean(values: Floats) -> Interval:
-    """Estimate the mean of values (runs, requests), with its interval."""
+    """Estimate the mean of values (runs, requests), with its confidence interval."""
     return estimate(values, lambda part: float(part.mean()))
 
 
@@ -108,7 +110,9 @@ def least_requests(q: float) -> int:
 
 
 def quantile(values: Floats, q: float) -> Interval:
-    """Estimate the quantile q of values (runs, requests), with its interval. Raises ConfigError for too few values."""
+    """Estimate the quantile q of values (runs, requests), with its confidence interval. Raises ConfigError for too few
+    values.
+    """
     if not 0 < q < 1:
         raise ConfigError(f"{q!r} is no quantile", where="q", hint="between 0 and 1: 0.99")
     count, least = int(np.isfinite(values).sum()), least_requests(q)

@@ -75,10 +75,10 @@ class System:
     def check_tokens(self, need: Ints) -> None:
         """Raise ConfigError if a request could wait for ever because no full store holds all tokens that it takes.
 
-        need: tokens of the requests. Let the store have room for K tokens, and a refill make m. With N tokens taken the
-        store stops at floor((N + K - stored) / m) refills. So it may stop short of K by (N + K - stored) modulo m,
-        which is at most m - g + (K - stored) modulo g, where g is the greatest common divisor of m and all requests'
-        tokens.
+        need: tokens that each request takes. Why requests could wait: let the store have room for K tokens, and a
+        refill make m. With N tokens taken the store stops at floor((N + K - stored) / m) refills. So it may stop short
+        of K by (N + K - stored) modulo m, which is at most m - g + (K - stored) modulo g, where g is the greatest
+        common divisor of m and all requests' tokens.
         """
         if not self.store or not need.size:
             return
@@ -167,7 +167,8 @@ class Load:
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Compute the seconds that each arrival spends on its way there and back, with all its requests at once.
+    """Compute the seconds that each arrival spends on its way there and back, with all requests that it brings sent at
+    once.
 
     The result is (runs, requests).
     """
@@ -181,7 +182,7 @@ class Draws:
 
     request: (runs, requests), in order of arrival (a batch uses its first request's number). refill: (runs * replicas,
     refills), in order of start, repeated from the first when used up. session: (runs, requests) or None. An axis of
-    size 1 broadcasts.
+    size 1 stands for equal numbers along it.
     """
 
     request: Floats

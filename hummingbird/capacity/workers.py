@@ -17,11 +17,11 @@ _MOST_BYTES = 4 << 30  # of the array of all refills' ends
 
 
 class Start(NamedTuple):
-    """The state with which a simulation begins; any time before the first arrival means the same.
+    """The state with which a simulation begins; all times before the first arrival have the same effect.
 
     slots: (rows, slots), the times at which slots become free. ends: (rows, any), the last ends of refills that have
     begun, ascending. begun: number of refills that have begun. taken: number of tokens that were taken. run: for each
-    row, the row of the refills' seconds.
+    row, the row of the array of refills' seconds to use.
     """
 
     slots: Floats
@@ -39,13 +39,18 @@ class Start(NamedTuple):
 
 
 class Workers:
-    """Places of one kind, such as slots, in every row, and the times from which they are free: (rows, places)."""
+    """Places of one kind, such as slots, of all runs at once: for each place the time from which it is free.
+
+    The times are an array (rows, places), with a row for each run and replica.
+    """
 
     def __init__(self, free: Floats) -> None:
         self.free = free.copy()
 
     def first(self, rows: Ints) -> tuple[Ints, Floats]:
-        """Return the index of the place of each row that becomes free first, and the time at which it does."""
+        """Return, for each of these rows, the index of the place that becomes free first, and the time at which it
+        does.
+        """
         place = self.free[rows].argmin(1) if self.free.shape[1] > 1 else np.zeros_like(rows)
         return place, self.free[rows, place]
 
@@ -60,25 +65,29 @@ class NoTokens:
     ahead = False  # made before a request needs them
 
     def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
-        """Return the times at which requests that get a slot at `begin` have all their tokens.
+        """Return the times at which requests have all their tokens.
 
-        rows: their rows (module head). need: their numbers of tokens.
+        rows: the array row of each request, which stands for a run and a replica in it. begin: the times at which the
+        requests get their slots. need: how many tokens each takes.
         """
         return begin
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
-        """Take `need` tokens in each of these rows; their places in the store are free from the times `at` on."""
+        """Take tokens out of the stores of these array rows, each of which stands for a run and a replica in it.
+
+        need: how many tokens. at: the times, in seconds, from which their places in the stores are free again.
+        """
 
     def ends(self, before: int = 0) -> Floats:
-        """Return the times at which refills, which make tokens, ended, (rows, before + refills),
-        ascending; inf for none.
+        """Return the times at which refills, which make tokens, ended, (rows, before + refills), ascending; inf for
+        none.
 
-        before: number of refills from before the start whose ends come first.
+        before: how many refills from before the start of the simulation to include; their ends come first.
         """
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
-        """Return when the last `count` refills (which make tokens) begun so far end, (rows, count)."""
+        """Return the times at which the `count` refills that began last end, (rows, count). A refill makes tokens."""
         return np.empty((0, 0))
 
 
@@ -149,7 +158,7 @@ class SimulatedStore(NoTokens):
         self._refill(rows, at)
 
     def _refill(self, rows: Ints, at: Floats) -> None:
-        """Begin the refills for which the stores of these rows have room from the times `at` on."""
+        """Begin the refills for which stores have room from the times `at` on. rows: array rows, one for each store."""
         system, r = self.system, self.system.workers
         while rows.size:
             room = self.taken[rows] + system.store - system.stored

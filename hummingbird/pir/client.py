@@ -39,13 +39,13 @@ class Client:
 
     servers: parties 0 and 1: addresses (HOST:PORT, unix:PATH) or servers in this process.
     tls: mutual TLS, needed for other hosts.
-    tokens: one from each server's operator, instead of a client certificate; then `Tls(ca=...)` is enough.
-    decoder: how servers combine the selected rows, `xor` or `sum`; the rows looked up are equal.
+    tokens: one from each server's operator, in place of a client certificate; then `Tls(ca=...)` is enough.
+    decoder: how servers combine the selected rows, `xor` or `sum`; the client gets the same rows either way.
     prf: the pseudo-random function by which servers expand keys, `aes` or `chacha12`.
     timeout: seconds for each message; a lookup is also repeated, with new keys, for this time while a server is away or
     full.
-    owner: the table owner's public key; rows must carry its signatures.
-    identities: both servers' public keys, in order; answers must carry their signatures.
+    owner: the table owner's public key; then every row must carry the owner's signature.
+    identities: the public keys of party 0 and party 1; then every answer must carry its server's signature.
     Raises PeerError for a server that is down or late, AgreementError if the servers differ, and TrustError if both are
     the same server; all name the server. Raises InputError for invalid keys.
 
@@ -162,7 +162,7 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """Look up the records of rows `places`, with one message each way, and check their signatures.
+        """Look up the records of row numbers `places`, with one message each way, and check their signatures.
 
         Returns the state of the table, and the records, uint8 (n, record_bytes). numbers: as for `read`.
         """

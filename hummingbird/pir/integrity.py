@@ -99,7 +99,7 @@ class Owner:
         """Make a signed update of some rows, for both servers.
 
         The update applies to this state only, so it cannot be replayed. indices: int64 (n,), distinct. rows: (n, dim)
-        of the table's type. Raises InputError if they exceed one message of 4 MiB.
+        of the table's type. Raises InputError for more rows than fit into one message of 4 MiB.
         """
         if rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
             hint = "rows as in the table"
@@ -136,7 +136,10 @@ def read_key(path: Path) -> bytes:
 
 
 def rows_in_an_update(facts: Facts) -> int:
-    """Return how many rows fit into one update: a message of 4 MiB, with less than 1 KiB of headers and signature."""
+    """Return how many rows fit into one update, which is one message of at most 4 MiB.
+
+    1 KiB of the message is left free for its headers and its signature.
+    """
     return (MAX_MESSAGE - 1024) // (facts.record_bytes + 8)
 
 
@@ -233,5 +236,9 @@ def _answer_text(party: int, query: bytes, state: State, records: Tensor) -> byt
 def answer_signed(
     key: Ed25519PublicKey, party: int, query: bytes, state: State, records: Tensor, signature: bytes | None
 ) -> bool:
-    """Return whether the signature shows that the server with this public key gave this answer to this query."""
+    """Return whether `signature` is that of `party` for this answer: the server with the public key `key` signed it.
+
+    query: the client's message. state: that of the table when it was asked. records: the answer. A missing signature is
+    not valid.
+    """
     return signature is not None and _verified(key, signature, _answer_text(party, query, state, records))

@@ -38,7 +38,9 @@ _OVERHEAD = 1024  # bytes, an upper bound on the headers of a frame
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A server's description of itself: party, release, table, and whether it signs answers."""
+    """A server's description of itself: its party (0 or 1), its release of this package, its table, and whether it
+    signs answers.
+    """
 
     party: int = field(records.whole(0, 1))
     facts: Facts = field(records.record(Facts))
@@ -66,7 +68,7 @@ def as_bytes(data: bytes) -> Tensor:
 
 
 def keys_in_a_query(facts: Facts) -> int:
-    """Return the largest number of keys in one query, such that the query and its answer each fit into one message."""
+    """Return the largest number of keys in a query for which the query and its answer each fit into one message."""
     return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(dpf.key_bytes(facts.rows), facts.record_bytes))
 
 
@@ -131,7 +133,7 @@ def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -
 
 
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
-    """Read an answer to `count` keys: state, records and signature. Raises InputError for other shapes than expected.
+    """Read an answer to `count` keys: state, records and signature. Raises InputError for anything else.
 
     signed: whether the answer must carry a signature.
     """

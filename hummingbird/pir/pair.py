@@ -72,23 +72,24 @@ class Pair:
     def update(self, message: bytes) -> None:
         """Send an owner's signed update to both servers, and set `state` to the new state.
 
-        Raises AgreementError if the servers' states then differ.
+        Raises AgreementError if the two servers report different states afterwards.
         """
         zero, one = updated(self.links, message, "pir.Client")
         self.check_states(zero.state, one.state)
         self.state = zero.state
 
     def renew(self) -> None:
-        """Ask both servers for the state again. Raises AgreementError if they hold another table than before."""
+        """Ask both servers for the state of their table again, and keep it in `state`.
+
+        Raises AgreementError if they hold another table than before.
+        """
         facts, self.state = self._agree()
         if facts != self.facts:
             hint = "make a new client for the new table"
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """Return a new deadline for `wait`: until then, different states of the servers may mean an update in
-        progress.
-        """
+        """Return a new time limit for `wait`: until then, differing states may mean that an update is in progress."""
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
     def wait(self, settling: Retry, zero: State, one: State) -> None:
@@ -131,7 +132,7 @@ class Pair:
 
 
 def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescription]:
-    """Ask both servers for their descriptions.
+    """Ask both servers for their descriptions (party, release, table), and return them.
 
     Raises AgreementError unless both are of this release, are parties 0 and 1 in this order, and hold tables with the
     same facts; PeerError for a server that does not answer.
@@ -153,7 +154,10 @@ def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescript
 def described(
     links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
 ) -> list[TableDescription]:
-    """Send a message to each server; returns the descriptions with which they answer."""
+    """Send a message to each server, and read the description that each sends back; returns both descriptions.
+
+    messages: one for each server. method: the call of the servers (`TableServer.begin`). where: location in errors.
+    """
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
         found.append(_description(link, answer))
@@ -168,7 +172,7 @@ def _description(link: TableServer, answer: bytes) -> TableDescription:
 
 
 def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
-    """Update both servers: first both receive the update, then party 0 makes it, then party 1.
+    """Update both servers' tables: first both receive the update, then party 0 changes its table, then party 1.
 
     Returns the descriptions of both servers.
     So the servers differ only for the time of one short message, however long the update takes to arrive. If one of
@@ -183,7 +187,7 @@ def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[Ta
 
 
 def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State) -> AgreementError:
-    """Return the error for two servers that differ, naming both.
+    """Return the AgreementError for two servers that differ, which names both.
 
     what: a word for what differs, such as "contents". sides: the facts or states of party 0 and party 1.
     """

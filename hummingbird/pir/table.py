@@ -59,8 +59,9 @@ class Facts:
     """The fixed facts of a served table, which both servers must share.
 
     rows: number of rows. dim: number of values in a record. dtype: torch's name of their type. table_id: 32 hexadecimal
-    digits for a table of signed records, else "". parts: number of rows in a record, each with its own proof (a plan's
-    row and its companions); dim counts the values of all of them.
+    digits for a table of signed records, else "". parts: number of rows in a record, each with its own signature if
+    records are signed; above 1 for a plan, whose records hold a row and its companions. dim counts the values of all of
+    them.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -182,9 +183,10 @@ class Source:
         disk.save(Path(path), chain([struct.pack("<Q", len(header)), header], rows))
 
     def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield records first to last - 1 in pieces of whole leaves (1024 rows), of about `size` bytes.
+        """Yield pairs (number of a row, records of the rows from there on) that together hold rows first to last - 1.
 
-        Each piece comes after the number of its first row.
+        The records of a pair are uint8 (n, record_bytes), of about `size` bytes; n is a multiple of 1024, the rows of a
+        leaf, but for the last pair.
         """
         step = max(1, size // self.facts.record_bytes // LEAF_ROWS) * LEAF_ROWS
         for start in range(first, last, step):
@@ -192,7 +194,7 @@ class Source:
 
 
 def leaf_digests(records: np.ndarray) -> list[bytes]:
-    """Compute a digest of each leaf, a block of 1024 records; the first record must be the first of a leaf."""
+    """Compute a digest of each leaf, a block of 1024 rows' records; `records` must begin where a leaf begins."""
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
 
 

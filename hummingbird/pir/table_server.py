@@ -52,8 +52,9 @@ class Remote:
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message, as `TableServer.begin` does; the method Metrics,
-        for the server's counters, exists here too.
+        """Send a message, as `TableServer.begin` does.
+
+        Here there is one more method, Metrics, which asks for the server's counters.
         """
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)

@@ -20,11 +20,11 @@ from hummingbird.mpc.protocols.law import UNIT, Law
 
 
 class Compare:
-    """Simulates comparisons on real tensors as a protocol computes them: bit z, which is a ReLU, and z.
+    """Simulates comparisons of real tensors v with 0 as a protocol computes them: the results are `bit` and z.
 
-    z is v after the protocol's roundings, and bit is 1 where the protocol decides that v is not negative. seed: of the
-    keys of the random numbers; None: take each key from torch's own generator (the CPU's). clamp: in training, move
-    values into the range that the window surely holds.
+    bit is 1 where the protocol decides that v is not negative. z is v after the protocol's roundings; the product bit *
+    z is the ReLU. seed: of the keys of the random numbers; None: take each key from torch's own generator (the CPU's).
+    clamp: in training, move values into the range that the window surely holds.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
@@ -40,10 +40,10 @@ class Compare:
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """Return a function for ranks to call before pass number 0, 1, ...,
-        so that each draws the keys of a single process.
+        """Return a function that ranks, which divide the passes over a net, call with the number of a pass before it.
 
-        run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
+        So each rank draws for pass 0, 1, ... the keys that a single process would draw. run_one: runs any pass; with
+        several ranks it is called once, to count the keys of a pass.
         """
         if ranks.size() == 1:
             return lambda number: None
@@ -71,10 +71,11 @@ class Compare:
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
-        """Compute bit z, which is a ReLU, and z, which is v as the protocol rounds and wraps it.
+        """Compute the product bit * z, which is the ReLU, and z, which is v as the protocol rounds and wraps it.
 
-        u: a key drawn before, for comparisons that share their random number u; None: draw one. rounding: a key drawn
-        before for the rounding of shares beyond two, for comparisons of the same opened value.
+        bit is 1 where the protocol decides that v is not negative. law: the rule of the comparison. u: a key drawn
+        before, for comparisons that share their random number u; None: draw one. rounding: a key drawn before for the
+        rounding of shares beyond two, for comparisons of the same opened value.
         """
         y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True, rounding)
         assert z is not None
@@ -106,7 +107,7 @@ class Compare:
 
 
 def _inner(bound: float, dtype: torch.dtype) -> float:
-    """Return the bound in this type, rounded towards zero."""
+    """Return the bound as the nearest number of this type that is not farther from zero."""
     near = torch.tensor(bound, dtype=dtype)
     if abs(float(near)) > abs(bound):
         near = torch.nextafter(near, torch.zeros_like(near))
@@ -134,14 +135,16 @@ def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """Return v - z, rounded to a multiple of 2^k ring units; 0 if v is not finite, or too large to tell."""
+    """Return by how much the protocol's arithmetic has wrapped v around: v - z, rounded to a multiple of 2^k ring
+    units; 0 if v is not finite, or too large to tell.
+    """
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step
     return turned.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Compare(torch.autograd.Function):
-    """Autograd function that computes a ReLU, bit z, and with `both` also z (`Compare`).
+    """Autograd function that computes a ReLU, the product bit * z of `Compare`, and with `both` also z.
 
     The gradient passes where the value passed, as if nothing were rounded.
     """

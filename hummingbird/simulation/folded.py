@@ -37,8 +37,8 @@ class FoldedState(NamedTuple):
 class FoldedNet:
     """A copy of a net as steps with folded batch norms, in the order in which a protocol's parties compute them.
 
-    It can run from any step to any other. `traced`: the steps of `graph.trace`. scales: name of a step -> fraction bits
-    of its weights, if windows reduce them (`rounding.weight_scales`). Raises ModelError for a net that cannot be
+    It can run from any step to any later one. `traced`: the steps of `graph.trace`. scales: name of a step -> fraction
+    bits of its weights, if windows reduce them (`rounding.weight_scales`). Raises ModelError for a net that cannot be
     converted.
     """
 

@@ -30,7 +30,7 @@ Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU
 
 
 class Simulated(Reals):
-    """Arithmetic of layers' formulas on real numbers, with comparisons that decide as the protocol does on shares."""
+    """Real numbers on which private layers' formulas are computed, with comparisons that decide as on shares."""
 
     def __init__(self, comparison: Comparison, scale: int, parties: int, decide: Compare) -> None:
         self.scale, self.parties, self.decide = scale, parties, decide
@@ -72,8 +72,9 @@ class Simulated(Reals):
 
 
 class RingUnits(Reals):
-    """Arithmetic of layers' formulas on integers, int64, in units of 2^-16, for windows with m = 0:
-    nothing is random.
+    """Integers, int64 in units of 2^-16, on which private layers' formulas are computed; windows have m = 0.
+
+    Comparisons then decide without randomness.
     """
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
@@ -117,7 +118,7 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
 def on_live(
     twins: Mapping[str, Twin], plan: Sequence[PlanStep], passed: Mapping[str, Sequence[str]]
 ) -> dict[str, Twin]:
-    """Adapt simulated layers to the order and values of the net itself, which differ from those of its private form.
+    """Adapt simulated layers to a net itself, whose order of layers and values differ from its private form's.
 
     In the net values still have the means that the private form's weights take away before norms. A ReLU that was
     exchanged with max poolings (passed: pooling -> ReLUs) is computed behind the last of these poolings.

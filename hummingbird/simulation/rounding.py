@@ -56,7 +56,7 @@ def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
 
 
 def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
-    """Return the fraction bits of the weights of a plan's linear layers, by name."""
+    """Return the number of fraction bits of the weights of each linear layer of a plan, by name."""
     return {step.name: step.layer.fraction for step in plan if isinstance(step.layer, Linear)}
 
 

@@ -29,7 +29,9 @@ _LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows o
 
 
 class _Seen:
-    """Notes the range of a layer's rows so far, and the largest mean of e^(x - mean) in a softmax."""
+    """Notes the range of the rows that a softmax or norm has worked on so far, and the largest mean of e^(x - mean) in
+    a softmax.
+    """
 
     def __init__(self) -> None:
         self.least, self.most, self.sum = math.inf, -math.inf, 1.0

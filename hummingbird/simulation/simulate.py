@@ -109,7 +109,7 @@ class ExactNet(nn.Module):
 class Parties:
     """All parties of a private inference in this process, on a device.
 
-    seed: the dealer's seeds and the input's shares are derived from it; None: they are fresh.
+    seed: the dealer's seeds and the input's shares follow from it; None: they are drawn at random.
     """
 
     def __init__(self, parties: int, seed: int | None, device: torch.device) -> None:
@@ -269,13 +269,18 @@ def _in_eval(net: nn.Module) -> Iterator[None]:
 
 
 class InputRange:
-    """Warns once of inputs beyond the largest |x| for which windows were found; None: the bound is not known."""
+    """Warns, once, of inputs beyond the largest |x| for which windows were found.
+
+    most: this largest |x|; None: it is not known, and no input is warned of.
+    """
 
     def __init__(self, most: float | None) -> None:
         self.most, self.warned = most, False
 
     def see(self, x: Tensor) -> None:
-        """Check a batch of inputs. The bound is rounded to x's type, so that in half precision too x may reach it."""
+        """Warn if a value of these inputs is beyond the largest |x|, unless a warning was given before. That bound is
+        rounded to x's type, so that in half precision too x may reach it.
+        """
         if self.most is None or self.warned or not x.numel():
             return
         least, most = torch.aminmax(x.detach())
@@ -351,9 +356,9 @@ class FastSimulator(nn.Module):
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """Return the function `Compare.passes` for this module, for ranks that split batches.
+        """Return a function that ranks, which divide batches among them, call with a batch's number before they run it.
 
-        image: any one, (1, ...).
+        Each then draws the random numbers of a single process (`Compare.passes`). image: any one, (1, ...).
         """
         return self._compare.passes(lambda: self(image))
 

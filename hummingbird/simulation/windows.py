@@ -37,7 +37,7 @@ def check_protocol(protocol: str, parties: int) -> None:
 
 
 def traced(net: nn.Module, example: Any = None) -> list[Step]:
-    """Trace a net that has a private form. Raises ModelError, with all problems, for a net without."""
+    """Trace a net that can be converted; returns its steps. Raises ModelError, with all problems, for any other net."""
     if problems := convert.validate_model(net, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)

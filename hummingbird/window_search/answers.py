@@ -37,9 +37,10 @@ _UNIT = 1e-3  # largest difference between the length of an embedding and 1
 
 
 class Judged(NamedTuple):
-    """The judgement of each input: the share of its decisions that are kept, and the change of its finer score.
+    """The judgement of each input of a batch, two tensors float64 (B,).
 
-    Both are float64 (B,).
+    kept: the proportion of its decisions that are kept. moved: the change of its finer score, which changes before any
+    decision does.
     """
 
     kept: Tensor
@@ -65,13 +66,16 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge the outputs of a batch. expected: the batch's rows of `references`, the right values."""
+        """Judge the outputs of a batch of inputs; returns a `Judged`. expected: the batch's rows of `references`, the
+        right values.
+        """
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return the share of right answers of each input, from outputs for all inputs, float64 (N,);
-        None without labels.
+        """Return 1 for each input whose distance from its label is at most `NEAR`, else 0, float64 (N,).
+
+        None without labels. outputs: for all inputs.
         """
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
@@ -84,12 +88,12 @@ class Values:
         return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
 
     def _seen(self, outputs: Tensor) -> Tensor:
-        """Return the numbers to compare, with two dimensions or more, from outputs (B, *shape)."""
+        """Convert outputs (B, *shape) to the numbers that are compared: float32, with two dimensions or more."""
         return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
 
 
 class Direction(Values):
-    """Judges embeddings: rows that are compared by their direction."""
+    """Judges embeddings: vectors of which only the direction counts, by the distance of their unit vectors."""
 
     kind = "embedding"
 
@@ -129,7 +133,7 @@ class Classes:
         )
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
-        """Judge the outputs of a batch.
+        """Judge the outputs of a batch of inputs; returns a `Judged`.
 
         target, expected: the batch's rows of `references`: right classes, and certainties p.
         """
@@ -137,7 +141,7 @@ class Classes:
         return Judged(_each(outputs.argmax(self.dim) == target), _each(moved))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return the share of right answers of each input, as `Values.right`."""
+        """Return the proportion of each input's answers that equal the labels, float64 (N,); None without labels."""
         return None if self.labels is None else _each(outputs.argmax(self.dim) == self.labels)
 
 
@@ -162,7 +166,8 @@ class ThresholdScore:
         return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
-        """Judge the outputs of a batch; the finer score is the larger change, of the certainty or of the distance.
+        """Judge the outputs of a batch; returns a `Judged`, whose finer score is the larger change, of the certainty or
+        of the distance.
 
         target, expected, exact: the batch's rows of `references`: the right sides of the threshold, the exact net's
         certainties of them, and its outputs.
@@ -172,7 +177,7 @@ class ThresholdScore:
         return Judged(_each((outputs > self.threshold) == target) * near.kept, torch.maximum(moved, near.moved))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return the share of right answers of each input, as `Values.right`."""
+        """Return the proportion of each input's answers that equal the labels, float64 (N,); None without labels."""
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
@@ -198,19 +203,21 @@ class Numbers:
         return "whole numbers, equal or not"
 
     def judge(self, outputs: Tensor, target: Tensor) -> Judged:
-        """Judge the outputs of a batch. target: the batch's rows of `references`, the right numbers."""
+        """Judge the outputs of a batch of inputs; returns a `Judged`. target: the batch's rows of `references`, the
+        right numbers.
+        """
         kept = _each(outputs == target)
         return Judged(kept, 1 - kept)
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return the share of right answers of each input, as `Values.right`."""
+        """Return the proportion of each input's answers that equal the labels, float64 (N,); None without labels."""
         return None if self.labels is None else _each(outputs == self.labels)
 
 
 class Alike(Values):
-    """Judges decisions that are the same for all inputs, by distances, as any windows might keep such decisions.
+    """Judges by distances a net that decides the same for all inputs, because any windows might keep such decisions.
 
-    decided: the judge by decisions, which still counts right answers.
+    decided: the judge by decisions that is replaced; it only compares them with labels (`right`).
     """
 
     def __init__(self, outputs: Tensor, decided: Classes | ThresholdScore | Numbers) -> None:
@@ -221,7 +228,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return the share of right answers of each input, as `Values.right`, by the decisions."""
+        """Return the proportion of each input's answers that equal the labels, by decisions; None without labels."""
         return self.decided.right(outputs)
 
 
@@ -270,7 +277,7 @@ class Answers:
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Judge the outputs of a batch. references: the batch's rows of the tensors in `self.references`."""
+        """Judge the outputs of a batch; returns a `Judged`. references: the batch's rows of `self.references`."""
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
             own, left = left[: len(part.references)], left[len(part.references) :]
@@ -282,24 +289,26 @@ class Answers:
         )
 
     def kept(self, outputs: Tensor) -> float:
-        """Return the share of decisions that are kept, for the outputs of all inputs."""
+        """Return the mean over inputs of the proportion of decisions that are kept, from the outputs for all inputs."""
         return float(self.judge(outputs, self.references).kept.mean())
 
     def accuracy(self, outputs: Tensor) -> float | None:
-        """Return the share of right answers among the outputs for all inputs; None without labels."""
+        """Return the proportion of outputs, for all inputs, that agree with the labels; None without labels."""
         pairs = zip(self.parts, self._parted(outputs), strict=True)
         found = [right for part, values in pairs if (right := part.right(values)) is not None]
         return float(found[0].mean()) if found else None
 
     def distance(self, outputs: Tensor) -> float:
-        """Return the distance of the outputs for all inputs from the exact net's: root mean square,
-        of the worst result.
+        """Return how far these outputs for all inputs are from the exact net's, as a root mean square over the inputs.
+
+        A distance is in units of the outputs' spread (module head). Of a net with several results it is the largest of
+        theirs.
         """
         trios = zip(self.distances, self._parted(outputs), self._exact, strict=True)
         return max(float(values.distance(part, exact).square().mean().sqrt()) for values, part, exact in trios)
 
     def _parted(self, outputs: Tensor) -> list[Tensor]:
-        """Split packed outputs into the net's results, each (B, *shape)."""
+        """Split outputs, in which a net's results are packed side by side, into these results, each (B, *shape)."""
         if len(self.shapes) == 1:
             return [outputs.reshape(len(outputs), *self.shapes[0])]
         sizes = [math.prod(shape) for shape in self.shapes]
@@ -323,10 +332,10 @@ def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tupl
 def fitting(
     shapes: Sequence[Sequence[int]], count: int, labels: Tensor | None, kind: str | None = None
 ) -> list[tuple[str, Tensor] | None]:
-    """Find the result that the labels (N, ...) of `count` inputs fit.
+    """Find out which of a net's results the labels (N, ...) of `count` inputs fit.
 
-    Returns for each result its kind and its labels, or None. Raises InputError for labels that fit no result,
-    ConfigError for an unknown kind.
+    shapes: of the results. Returns for each result its kind and the labels, or None if they are not for it. Raises
+    InputError for labels that fit no result, ConfigError for an unknown kind.
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"unknown kind of answers {kind!r}", where="answers", hint=f"one of {', '.join(KINDS)}")
@@ -383,7 +392,7 @@ def _classes(labels: Tensor, count: int) -> Tensor:
 
 
 def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, accurate: bool, alone: bool) -> Single:
-    """Make the judge of one result.
+    """Make the object that judges one result of the net.
 
     outputs: the exact net's, for all inputs. fit: the result's kind and labels from `_fit`, None without labels. alone:
     whether the net has no other result.
@@ -426,9 +435,10 @@ def _kind(outputs: Tensor, alone: bool) -> str:
 
 
 def _scattered(count: int) -> Tensor:
-    """Return sort keys that spread the first inputs evenly over the data set, for kinds without certainty.
+    """Return a sort key for each of `count` inputs, by which the first inputs are spread evenly over the data set.
 
-    A data set may be sorted by class. The keys are multiples of the golden ratio mod 1 (Weyl).
+    They choose the inputs for quick scores where no certainty says which inputs matter. A data set may be sorted by
+    class. The keys are multiples of the golden ratio mod 1 (Weyl).
     """
     return torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1
 

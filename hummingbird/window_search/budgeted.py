@@ -98,9 +98,9 @@ def least_sums(
 
 
 class _Relaxed:
-    """Computes a lower bound on the sum of losses of some groups, for any budget that pays their cheapest choices.
+    """Computes a lower bound on the sum of losses of some groups within a budget.
 
-    The bound is the least sum if a group may mix two of its choices.
+    It is the least sum if a group could mix two of its choices. The budget must pay the cheapest choice of every group.
     """
 
     def __init__(self, tables: Sequence[Sequence[Item]]) -> None:
@@ -160,7 +160,7 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Return whether a score is not worse than another one, in answers and in the finer score."""
+    """Return whether `score` is at least as good as `other`, in right answers and in the finer score."""
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 
@@ -168,9 +168,10 @@ def holds(score: Score, other: Score) -> bool:
 class Budgeted:
     """One search for the windows with the best score within a budget.
 
-    It measures the loss of each group's windows, and tries the assignments with the least sums in full (module head).
-    choices: the windows of each group that are worth a trial. exact: the score without windows. accepts: whether the
-    net can run windows. The other arguments are those of `search_bits`.
+    It measures the loss of each window of each group alone, adds up the squares of these losses for every assignment of
+    windows to groups, and runs the assignments with the smallest sums on all images (module head). choices: the windows
+    of each group that are worth a trial. exact: the score without windows. accepts: whether the net can run windows.
+    The other arguments are those of `search_bits`.
     """
 
     groups: Sequence[Group]
@@ -199,9 +200,9 @@ class Budgeted:
         self._prices = [[*compress(*pair)] for pair in zip(prices, kept, strict=True)]
 
     def search(self) -> Found:
-        """Run the search.
+        """Run the search; returns the best windows found, with price and score.
 
-        Raises ConfigError if nothing that was tried keeps the exact net's answers less the margin.
+        Raises ConfigError if no windows tried have enough right answers: as many as the exact net, less `margin`.
         """
         self.uniform = self.best_uniform()
         least = self.exact.answers - self.margin
@@ -244,8 +245,8 @@ class Budgeted:
     # ------------------
 
     def best_uniform(self) -> Found | None:
-        """Find the best window for all layers alike, by right answers, then by the finer score;
-        None if the budget allows none.
+        """Find the best window for all layers alike, by the number of right answers, then by `Score.fine`; None if the
+        budget allows none.
         """
         windows = [*self._uniforms()]
         ranks = [self.questions.coarse(each) for each in windows]
@@ -258,9 +259,9 @@ class Budgeted:
         return best
 
     def _uniforms(self) -> Iterator[dict[str, BitWindow]]:
-        """Yield, for every k that a layer has at some level, the widest window within the budget that the net can run.
+        """Yield windows [k:m) that all layers have alike: for every k in reach the widest that budget and net allow.
 
-        The window is yielded for all layers, by name.
+        Each is yielded as a map from the layers' names to it.
         """
         layers, least = [layer for group in self.groups for layer in group.layers], self.objective.least_width
         top = min(max(layer.upper(0, self.headroom) for layer in layers), *(layer.limit for layer in layers))
@@ -278,10 +279,11 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """Compute the square of each choice's loss, as the sum of squares for its lower and its upper end.
+        """Compute, for each of a group's choices of windows [k:m), the square of the score's loss by it.
 
-        The lower end is measured with all upper bits, the upper end with all lower bits. For windows without bits, or
-        if the net cannot run an end alone, the choice itself is measured.
+        The square is the sum of two: of the loss by the lower end m, measured with all upper bits, and of the loss by
+        the upper end k, measured with all lower bits. For windows without bits, or if the net cannot run an end alone,
+        the loss by the whole choice is measured.
         """
         ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
         lower = self._lower(group, sorted({choice.m for choice in ranked}))
@@ -298,10 +300,11 @@ class Budgeted:
         return [loss(choice) for choice in choices]
 
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
-        """Measure the losses of a group's windows [k:m) of level 0, for each m, from the middle outwards.
+        """Measure the losses of a group's windows [k:m) for each m; k is that of level 0, which holds all values seen.
 
-        With one dropped bit less the loss at least halves (a value is pruned half as often, and is half as large): so
-        below a small loss the others are obtained by halving. Above a large loss the others are not measured.
+        Measuring begins at the middle m. Dropping one bit less at least halves the loss, as values are pruned half as
+        often, and are half as large: so smaller m than one with a small loss are not measured, but get half the loss of
+        the m above. Larger m than one with a large loss get that loss without a measurement.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]
@@ -320,7 +323,7 @@ class Budgeted:
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
-        """Measure the loss of these windows, with exact comparisons in other groups;
+        """Measure how much the score loses by these windows of a group, with exact comparisons in all other groups;
         infinite if the net cannot run them.
         """
         asked = group.named(windows)
@@ -330,9 +333,9 @@ class Budgeted:
     # --------------
 
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
-        """Return the assignments to try in full, each once, of choices up to this level.
+        """Return the assignments of windows to layers, by name, that are worth a run on all images, each once.
 
-        losses: of each group's choices. An assignment is a window for every layer, by name.
+        losses: of each group's choices. level: only choices of levels up to this one are used.
         """
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
@@ -363,8 +366,8 @@ class Budgeted:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
 
     def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
-        """Widen the chosen windows with the rest of the budget: groups in turn, a bit at a time,
-        first upwards, then downwards.
+        """Widen the chosen windows as far as the rest of the budget allows: groups in turn, a bit at a time, first
+        upwards, then downwards.
         """
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:
@@ -377,7 +380,7 @@ class Budgeted:
         return found
 
     def _wider(self, chosen: Sequence[GroupWindows], depth: int) -> GroupWindows | None:
-        """Return the next wider choice of group number `depth` that budget and net allow.
+        """Return, for group number `depth`, the next wider choice of windows that budget and net allow.
 
         None if there is none, or if the group's windows have no bits.
         """

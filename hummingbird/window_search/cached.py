@@ -123,7 +123,7 @@ class CachedEvaluator:
         self._full: dict[Assignment, Score] = {}
 
     def coarse(self, config: BitConfig) -> float:
-        """Return the finer score on the ranking images, in one run.
+        """Return the finer score (`Score.fine`) on the `rank` images that windows change first, in one run.
 
         Raises ConfigError for windows that the net cannot run.
         """
@@ -141,8 +141,8 @@ class CachedEvaluator:
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
         """Return the score on all images and runs. Raises as `coarse`.
 
-        If the share of right answers is below `floor`, an upper bound below it may be returned instead, after fewer
-        images.
+        If the proportion of right answers is below `floor`, an upper bound below it may be returned instead, after
+        fewer images.
         """
         windows = self._assignment(config)
         if windows in self._full:
@@ -178,7 +178,10 @@ class CachedEvaluator:
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Count a batch's wrong answers, and sum its changes of the finer score, for each seed: float64 (runs, 2)."""
+        """Return, for each seed, the number of a batch's wrong answers and the sum of its changes of the finer score.
+
+        The result is float64 (runs, 2). number: of the batch.
+        """
         judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
         wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
         moved = [float(found.moved.sum()) for found in judged]
@@ -193,7 +196,10 @@ class CachedEvaluator:
         return tuple(config.window(name) for name in self._windows.names)
 
     def _begin(self, windows: Assignment, question: str) -> None:
-        """Make the layers with these windows, which `_ran` then runs. question: a text that all ranks must agree on."""
+        """Make the simulated layers with these windows, which `_ran` then runs.
+
+        question: a text that says what is asked for; if several ranks compute, all must have the same.
+        """
         ranks.agree(lambda: {"question": question})
         self._cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
         self._twins = self._layers(windows)
@@ -261,5 +267,5 @@ def run_seed(seed: int, run: int) -> int:
 
 
 def layer_seed(seed: int, name: str, batch: int) -> int:
-    """Derive the seed of a layer's random numbers for one batch."""
+    """Derive the seed of a layer's random numbers for one batch from the seed of a run. batch: the batch's number."""
     return int.from_bytes(hashlib.sha256(f"{seed} {batch} {name}".encode()).digest()[:7], "little")

@@ -18,8 +18,8 @@ from hummingbird.window_search.journal import Journal
 class Score(NamedTuple):
     """A score of windows, both parts from 0 to 1; higher is better.
 
-    answers: the share of answers that are right, or equal to the exact net's. fine: a finer score, which changes before
-    any answer does, and by which windows are ranked.
+    answers: the proportion of answers that are right, or equal to the exact net's. fine: a finer score, which changes
+    before any answer does, and by which windows are ranked.
     """
 
     answers: float
@@ -31,12 +31,15 @@ class Evaluator(Protocol):
     """Interface of an object that scores windows. Scores depend on the windows alone: randomness comes from a seed."""
 
     def coarse(self, config: BitConfig) -> float:
-        """Return a finer score, as in `Score.fine`, by which windows are ranked before any of them is tried in full."""
+        """Return a quick score, such as `Score.fine` on a few images, by which a search ranks windows.
+
+        Only the best of these windows are then scored by `full`.
+        """
 
     def full(self, config: BitConfig, floor: float) -> Score:
-        """Return the score that decides.
+        """Return the score of windows on all images, by which a search decides between them.
 
-        If its share of right answers is below `floor`, it may be any number below `floor`.
+        If the proportion of right answers is below `floor`, any number below `floor` may be returned for it.
         """
 
 
@@ -66,7 +69,7 @@ def checked(value: Any, where: str) -> float:
 
 
 class Progress(NamedTuple):
-    """The progress of a search: number of configs tried, and the best one's share of right answers and price so far."""
+    """The progress of a search: the number of configs tried; the best one's proportion of right answers and price."""
 
     evaluations: int
     accuracy: float | None
@@ -86,7 +89,10 @@ class Questions:
         self.watch: Callable[[], None] = lambda: None
 
     def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
-        """Make a configuration with an entry for every layer: without one, relu#1 would take the window of relu."""
+        """Make a configuration that names a window for every layer; layers without one in `windows` are exact.
+
+        If names were left out, a second call of a layer (relu#1) would take the window of the first (relu).
+        """
         return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
 
     def coarse(self, windows: Mapping[str, BitWindow]) -> float:

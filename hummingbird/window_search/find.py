@@ -156,16 +156,15 @@ def search_bits(
 
 
 def check_margin(margin: object) -> None:
-    """Raise ConfigError unless a margin is a share of answers, from 0 to 1."""
+    """Raise ConfigError unless a margin is a proportion of answers, from 0 to 1."""
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
         raise ConfigError(f"an accuracy margin of {margin!r}", where="margin", hint="a fraction: 0.05 for five points")
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """Return the window of a layer in eco, which holds all values |x| < 2^(k-1) - 1 and has m = 0,
-    so that every sign is right.
+    """Return the window [k:0) of a layer in HummingBird-eco, the mode without a budget, in which no sign is wrong.
 
-    spare: bits of k above the largest magnitude.
+    The window holds all values |x| < 2^(k-1) - 1. spare: bits that k has beyond those for the largest |x| seen.
     """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
@@ -183,7 +182,10 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Return eco's windows, which hold all values seen; ConfigError if they change the accuracy."""
+    """Return the windows of HummingBird-eco, which hold all values seen, with price and score.
+
+    Raises ConfigError if they change the accuracy.
+    """
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
     score = questions.full(windows)
@@ -197,7 +199,7 @@ def _verified(
 
 
 def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
-    """Return the best uniform window, one for all layers; ConfigError if the budget allows none."""
+    """Return the best uniform window (one for all layers). Raises ConfigError if the budget allows none."""
     if found is None:
         what = f"no uniform window meets a budget of {float(budget):g} {objective.unit}"
         raise ConfigError(what, where="budget", hint="allow a larger budget")
@@ -213,7 +215,11 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """Return, for the provenance, q of every group, and bytes of all parties and the score, with q and with q = 0."""
+    """Return what a config records about q, the number of fraction bits that results drop: a map for its provenance.
+
+    It has q of every group, and with these q and with q = 0 the bytes of all parties and the score. plain: the windows
+    with q = 0. found: those with the chosen q. in_all: windows -> bits of all parties and the dealer.
+    """
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
         "bytes_in_all": in_all(found.windows) / 8,
@@ -226,7 +232,7 @@ def _rounding(
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
 ) -> list[GroupWindows]:
-    """Return the choices of windows for a group that are worth a trial; ConfigError if there is none."""
+    """Return the choices of windows for a group that are worth a trial. Raises ConfigError if there is none."""
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
         hint = f"add a number from {objective.least_width} upwards, or 0 for an identity"

@@ -102,7 +102,7 @@ class SearchedNet:
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
-        """Compute the price of every comparing layer with this window, by name.
+        """Compute the price of every comparing layer if all have this window, by name, for batches of `images` images.
 
         Scales and valid bits of shares are those of a plan with exact comparisons.
         """

@@ -72,7 +72,7 @@ def prepare(
         and outputs (window_search/answers.py), and reported in the result.
     objective: the quantity that the budget limits: "bits", "bytes" (sent by a party per image, "500kB") or "seconds"
         (on the network).
-    margin: the share of answers that may change on the images that choose.
+    margin: the proportion of answers that may change on the images that choose.
     by: which layers form a group, as for `group_layers`.
     protocol, parties, seed: those of the simulated private inference.
     bandwidth, rtt: bits per second and party, and the round-trip time in seconds, for predicted seconds.
@@ -142,7 +142,7 @@ def _limit(budget: str | None, objective: str) -> Any:
 
 
 def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, Pair]:
-    """Divide images and labels into those that choose the windows, and those that measure.
+    """Divide images and labels into those that choose the windows, and those on which the chosen windows are measured.
 
     They alternate, as a data set may be sorted by class.
     """
@@ -175,8 +175,10 @@ def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers
 
 
 def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, BitConfig]]:
-    """Return names and windows for the rows of the result's table,
-    without eco's if the shares have too few bits for them.
+    """Yield name and windows of each row of the result's table: exact, eco, the best uniform window, and the result.
+
+    Eco (windows that hold all values seen) is left out if the shares have too few bits for it. bits: the windows found.
+    budget: their name, the budget's text.
     """
     yield "exact", BitConfig()
     if budget != "eco":

@@ -21,9 +21,9 @@ from hummingbird.window_search.problem import ComparingLayer
 class Candidate:
     """Windows to choose from, with figures that were measured on images which did not choose them.
 
-    accuracy: share of right answers; None without labels. changed: share of answers that differ from the plain net's.
-    distance: of outputs from the plain net's, in units of their spread (answers.py). costs: of one image through the
-    whole net.
+    accuracy: proportion of right answers; None without labels. changed: proportion of answers that differ from the
+    plain net's. distance: of outputs from the plain net's, in units of their spread (answers.py). costs: of one image
+    through the whole net.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Prepared:
     def plot(self) -> Any:
         """Plot the accuracy over the kB sent online per party and image; returns a matplotlib figure with `savefig`.
 
-        Without labels the share of unchanged answers takes the place of the accuracy. A notebook shows the figure
+        Without labels the proportion of unchanged answers takes the place of the accuracy. A notebook shows the figure
         after `%matplotlib inline` if a cell ends with it. Raises EnvironmentProblem without matplotlib.
         """
         try:
@@ -131,8 +131,9 @@ def _percent(share: float | None) -> str:
 
 
 def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
-    """Make a text table of every layer's window, the largest |x| seen,
-    and how many bits that is below the window's top.
+    """Make a text table with a line for every layer: its window, the largest |x| seen, and the margin between them.
+
+    The margin is the number of bits between the largest |x| and the largest value that the window holds.
     """
     head = ("layer", "outputs", "largest |x|", "window", "kept", "cut above", "cut below", "margin bits")
     rows = []

@@ -32,8 +32,8 @@ class ComparingLayer:
     """A layer that compares, and so needs a window.
 
     name: qualified name. outputs: comparisons per image. largest: the largest |x| that it compares, in ring units (2^16
-    is one). limit: the highest k that its shares allow, their valid bits without the surplus fraction
-    (protocols/masked.py). Raises InputError for numbers out of range.
+    is one). limit: the highest k that its shares allow: their valid bits, without the extra fraction bits that a
+    product leaves behind. Raises InputError for numbers out of range.
     """
 
     name: str
@@ -89,9 +89,10 @@ class Group:
             raise ConfigError("an empty group", where=self.name, hint="leave it out, or give it a layer")
 
     def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return pairs (level, k of every layer), each combination of k at its lowest level only; level 0 first.
+        """Return the upper ends k that the group's windows may have: pairs (level, k of every layer), level 0 first.
 
-        A level says how far k goes down (`ComparingLayer.upper`): 0 to 1 + reach.
+        A level, 0 to 1 + `reach`, says how far k goes down (`ComparingLayer.upper`); a combination of k is listed with
+        its lowest level only.
         """
         levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
         found = {tops: level for level, tops in reversed([*enumerate(levels)])}
@@ -144,7 +145,10 @@ def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, 
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """List the layers of all groups; InputError if there is none, ConfigError if a name or a layer occurs twice."""
+    """List the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
+
+    The name may be that of a group or of a layer.
+    """
     if not groups:
         hint = "a net without ReLU or another comparing layer needs no windows"
         raise InputError("no comparing layers", where="groups", hint=hint)
@@ -200,7 +204,10 @@ def group_layers(layers: Sequence[ComparingLayer], by: str | Mapping[str, Sequen
 
 
 def _by_pattern(layers: Sequence[str], patterns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the name of every layer's group. patterns: of each group."""
+    """Return, for every layer, the name of its group.
+
+    patterns: for each group's name the patterns, in which * stands for any text, that its layers' names match.
+    """
     owners: dict[str, list[str]] = {name: [] for name in layers}
     for group, wanted in patterns.items():
         if isinstance(wanted, str):

@@ -63,9 +63,9 @@ class Rounding:
         return self.found
 
     def _worth_it(self, group: Group) -> list[int]:
-        """Return a group's steps: the values of q (dropped fraction bits) to try for it, ascending from 0.
+        """Return the list of values of q (dropped fraction bits) that are worth a trial for a group, 0 first.
 
-        Each sends fewer bits in all than those before, and has no higher price.
+        With each the parties send fewer bits in all than with those before, and no price is higher.
         """
         plain = [self._plain[layer.name] for layer in group.layers]
         widths = [window.k - self.objective.least_width for window in plain if window.w]
@@ -80,8 +80,9 @@ class Rounding:
         return steps
 
     def _common(self) -> list[int]:
-        """Find the largest common q that keeps the accuracy; returns, for each group,
-        the index of its last step up to that q.
+        """Find the largest q up to which all groups may go without losing accuracy.
+
+        Returns, for each group, the index of the last value up to that q in its list (`_worth_it`).
         """
         tried = []
         for q in range(max(steps[-1] for steps in self._steps), 0, -1):
@@ -93,13 +94,16 @@ class Rounding:
         return [0] * len(self._steps)
 
     def _open(self, places: Sequence[int]) -> list[int]:
-        """Return the numbers of the groups that have a further step. places: the index of each group's current step."""
+        """Return the numbers of the groups whose list of q (`_worth_it`) has a further value.
+
+        places: each group's current index into its list.
+        """
         return [number for number, place in enumerate(places) if place + 1 < len(self._steps[number])]
 
     def _gain(self, places: Sequence[int], number: int) -> float:
-        """Compute the bits that the next step of group `number` saves, divided by its loss in the ranking score.
+        """Compute the bits that a group's next q saves, divided by the loss in the score that ranks windows.
 
-        places: the index of each group's current step.
+        number: which group. places: each group's current index into its list of q (`_worth_it`).
         """
         here, next_ = self._windows(places), self._windows(_raised(places, number))
         lost = self.questions.coarse(here) - self.questions.coarse(next_)
@@ -114,10 +118,9 @@ class Rounding:
         }
 
     def _try(self, places: Sequence[int]) -> bool:
-        """Take these steps if the net can run them, they save bits and they keep the accuracy;
-        returns whether they were taken.
+        """Try these q, and make them the result if the net can run them, they save bits and they keep the accuracy.
 
-        places: the index of each group's step.
+        Returns whether they are the result now. places: each group's index into its list of q (`_worth_it`).
         """
         windows = self._windows(places)
         if not self.accepts(windows) or (bits := self.in_all(windows)) >= self._bits:

@@ -60,7 +60,8 @@ LIMIT = 32  # of k: a share has no more bits, in units of a window or finer ones
 
 
 class CutEvaluator(CachedEvaluator):
-    """An `Evaluator` like `CachedEvaluator`, for two parties without a dealer (`hummingbird.hybrid`).
+    """An `Evaluator` like `CachedEvaluator`, which scores windows for two parties without a dealer
+    (`hummingbird.hybrid`).
 
     largest: name of a comparing layer -> the largest |x|, in ring units. Raises as `CachedEvaluator` and
     `hybrid.make_plan`. Cost: the whole net on integers for every score.
@@ -117,7 +118,10 @@ class CutEvaluator(CachedEvaluator):
 
 
 class Called(NamedTuple):
-    """A net that can be traced without an example, with packed inputs (N, ...), public inputs, and labels (N, ...)."""
+    """A net in the form that a `Study` searches: it takes one tensor, so that it can be traced without an example.
+
+    Its inputs for N calls are packed into one tensor (N, ...); with them are public inputs, and labels (N, ...).
+    """
 
     net: nn.Module
     images: Tensor

@@ -137,8 +137,9 @@ class BatchCode:
 def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
     """Apply the pseudo-random permutation of group `choice` of the buckets to row numbers x.
 
-    It consists of rounds of x -> a x + c and x -> x ^ (x >> half), bijections modulo the smallest power of two that
-    holds all rows; they are repeated while the result is no row (Black and Rogaway, CT-RSA 2002).
+    The functions x -> a x + c and x -> x ^ (x >> half) are applied in turn; they are bijections modulo the smallest
+    power of two that holds all rows; all are repeated while the result is not the number of a row (Black and Rogaway,
+    CT-RSA 2002).
     """
     bits = (rows - 1).bit_length()
     mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
@@ -158,7 +159,10 @@ def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
-    """Return a small table's permutation (rows,), cached: a call takes 17 us for 30 rows, computing it 690 us."""
+    """Return `_permute` of all row numbers of a table, int64 (rows,); results are cached.
+
+    Only small tables are given here: for 30 rows a cached call takes 17 us, computing the permutation 690 us.
+    """
     return _permute(torch.arange(rows), rows, seed, choice)
 
 
@@ -195,10 +199,11 @@ class Assignment:
         return False
 
     def _move(self, key: int, number: int, reached: dict[int, int]) -> None:
-        """Give the free `key` to the last row of the path found, and to each earlier row, back to row `number`, the key
-        that the next row of the path left.
+        """Move rows along the path that the search for row `number` found, which ends at the free `key`.
 
-        reached: for each key that the search visited, the number of the row that would move to it.
+        The last row of the path takes the free key, and each earlier row takes the key that the row behind it has left;
+        so in the end row `number` has a key. reached: for each key that the search visited, the number of the row that
+        takes it.
         """
         row = -1
         while row != number:

@@ -76,7 +76,7 @@ def blocks(rows: int) -> int:
 def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
     """Compute the price of one inference's lookups with a plan's codes.
 
-    record_bytes: bytes of one record, its companions included.
+    record_bytes: bytes that are stored and sent for one row, its companions included.
     """
     parts = [_price(code, record_bytes) for code in codes]
     return sum(parts[1:], parts[0])
@@ -93,7 +93,7 @@ def _price(code: BatchCode, record_bytes: int) -> Price:
 class Speed:
     """Seconds that one server core takes for each message, bucket, byte held, key, PRF block, byte read and byte sent.
 
-    The figures hold if as many inferences share a pass over the table as in the measurements.
+    These seconds are right only if one pass over the table answers as many inferences as it did in the measurements.
     """
 
     message: float

@@ -26,8 +26,8 @@ class BatchedEmbedding(nn.Module):
 
     Every inference sends the same number of keys. plan: public, the same as the servers'. clients: one `Client` for
     each of the plan's codes.
-    Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A row without
-    a key is dropped and becomes zeros; so do positions of padding_idx, which need no key.
+    Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A wanted row
+    that gets no key is dropped: its embedding is zeros. Positions of padding_idx are zeros too, and need no key.
     `dropped` counts the dropped positions of all calls; it is not sent. All rows of a call are of one version of the
     table. Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
@@ -108,10 +108,10 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """Look up one code's part of B inferences: the records at the positions (B, keys) that its keys select.
+        """Look up the records that the keys of B inferences select in the buckets of one of the plan's codes.
 
-        Returns the state of the table, and the records (B, keys, parts, dim), of `parts` rows each. number: of the
-        code.
+        number: which of the plan's codes. asked: int64 (B, keys), the position that each key selects in its bucket.
+        Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
         """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)

@@ -172,9 +172,9 @@ class Plan:
         return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
 
     def _records(self, rows: Tensor) -> Tensor:
-        """Append the companions of each of these rows (*), which its record holds too; returns row numbers (*, parts).
+        """Return the numbers of the rows that the records of these rows (*) hold: (*, parts).
 
-        The number -1 stands for a place of zeros.
+        The first number is the row itself, the others are its companions; -1 stands for a place of zeros.
         """
         if self.companions is None:
             return rows[..., None]
@@ -182,9 +182,10 @@ class Plan:
         return torch.cat([rows[..., None], beside], -1)
 
     def look_up(self, wanted: Tensor) -> Lookup:
-        """Assign keys of the hot or the full table to the wanted rows, int64 (N,); equal rows share a key.
+        """Assign keys of the hot or the full table to the wanted rows, int64 (N,); returns a `Lookup`.
 
-        Earlier rows come first. Raises InputError for a row that is not in the table.
+        Equal rows share a key. If there are too few keys, the earlier rows get them. Raises InputError for a row that
+        is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.full.rows)))
         number = {row: place for place, row in enumerate(distinct)}
@@ -209,10 +210,10 @@ class Plan:
         return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
 
     def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
-        """List, for each wanted row, the other wanted rows that are its companions and so arrive in its record.
+        """List, for each wanted row, the other wanted rows that its record holds because they are its companions.
 
-        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. A pair has the
-        position in the record, and that index.
+        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. Each companion is
+        listed as a pair: its position in the record, and its index in `distinct`.
         """
         if self.companions is None:
             return [[] for _ in distinct]
@@ -232,7 +233,8 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
 
 
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
-    """Choose wanted rows whose records together hold all wanted rows, by a greedy set cover; returns sorted numbers.
+    """Choose a few wanted rows whose records together hold all wanted rows, by a greedy set cover; returns sorted
+    numbers.
 
     brought: result of `Plan._brought`.
     """

@@ -24,7 +24,7 @@ from hummingbird.pir.table import Source, State, leaf_digests
 
 
 class Buckets:
-    """The buckets of a code, ready for queries: a `shards.Shard` whose queries are whole inferences.
+    """The buckets of a code, ready for queries: a `shards.Shard` that is asked for whole inferences.
 
     records: the rows in each bucket, uint8 (buckets, bucket_rows, record_bytes).
     """
@@ -68,8 +68,8 @@ class Buckets:
 class BucketServer(Server):
     """A server of one code's buckets, which answers the keys of whole inferences only.
 
-    It refuses any other query before the query joins a batch. table: with the facts of one bucket. records: as for
-    `Buckets`. options: further arguments of `Server`.
+    A query with another number of keys is refused before it joins a batch. table: describes one bucket, by its facts.
+    records: the rows in all buckets, as for `Buckets`. options: further arguments of `Server`.
     """
 
     def __init__(self, table: Source, party: int, code: BatchCode, records: Tensor, **options: Any) -> None:

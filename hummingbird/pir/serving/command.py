@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
-    """Open the tables; returns their methods and figures, as `run_service` needs them to serve."""
+    """Open the tables of the program's options; returns the methods and figures that `run_service` serves."""
     with ExitStack() as ends:
         servers = _servers(args, keys)
         for server in servers:

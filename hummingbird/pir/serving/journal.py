@@ -129,7 +129,7 @@ class Entries:
         self._file.close()
 
     def damaged(self, at: int, what: str) -> InputError:
-        """Return the error for damage at byte `at`. what: the part that is damaged."""
+        """Return an InputError for a file that is damaged at byte `at`. what: the part that is damaged, in words."""
         hint = "stop this server, and give it a copy of the other server's journal"
         return InputError(
             f"the journal is damaged at byte {at} of {self.size}: {what}", where=str(self.path), hint=hint
@@ -221,13 +221,14 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """Number of updates in the file that are not merged; these are the last ones."""
+        """Number of updates in the file that were not merged into rows; they are the newest updates."""
         return len(self._updates)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
-        """Yield the contents once, in order: merged rows (indices, records), the states after them, then each update.
+        """Yield the file's contents, in order; to be called once.
 
-        Cuts off a torn entry that a crash has left at the end.
+        They are rows into which updates were merged, as pairs (indices, records), then the states of the tables after
+        them, then each update. A torn entry that a crash has left at the end is cut off.
         """
         entries, end, merged = self._entries.all(), len(MAGIC), False
         for entry in entries:
@@ -267,7 +268,7 @@ class Journal:
         return self._entries.read(self._updates[number]).body
 
     def damaged(self, what: str) -> InputError:
-        """Return the error for damage in the update that `replay` yielded last. what: the damage."""
+        """Return an InputError for damage in the update that `replay` yielded last. what: the damage, in words."""
         return self._entries.damaged(self._updates[-1], what)
 
     def close(self) -> None:
@@ -277,16 +278,15 @@ class Journal:
     # Merging ----------------------------------------------------------------------------------------------------------
 
     def to_merge(self) -> int:
-        """Return how many of the first updates to merge now; 0 while the file is small."""
+        """Return how many of the oldest updates to merge into rows now; 0 while the file is small."""
         size = self.size
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a new file in which the first `count` updates are merged;
-        updates may be added to the old one meanwhile.
+        """Write a new file in which the rows that the first `count` updates leave behind replace these updates.
 
-        states: of the served tables after those updates. Returns the positions of the new file's entries of merged
-        rows, for `adopt`. Raises OSError.
+        Meanwhile updates may be added to the old file. states: of the served tables after the replaced updates. Returns
+        the positions of the entries of merged rows in the new file, for `adopt`. Raises OSError.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
         with open(self._draft, "wb") as file:
@@ -299,9 +299,9 @@ class Journal:
         return rows
 
     def adopt(self, count: int, rows: list[int]) -> None:
-        """Append the updates after the first `count` to the merged file, and replace this file by it. Raises OSError.
+        """Add the updates after the first `count` to the file that `merge` wrote, and make that file the journal.
 
-        rows: result of `merge`. No update may be added meanwhile.
+        It replaces the old file. rows: result of `merge`. No update may be added during this call. Raises OSError.
         """
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
@@ -327,17 +327,18 @@ class Journal:
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Flush the renaming of the merged file to the disk. Until then a crash may bring back the old file, so nothing
-        may be added.
+        """Write to the disk that the merged file has the journal's name now. Until then a crash may bring back the old
+        file, so nothing may be added.
         """
         if self._unnamed:
             disk.sync(self.path.parent)
             self._unnamed = False
 
     def _last_rows(self, entries: Sequence[int]) -> Iterator[bytes]:
-        """Yield the rows that these entries leave behind, each row once, as bodies of entries of merged rows.
+        """Yield the contents that rows have after these entries, each row once.
 
-        entries: the positions of entries of rows or updates, in order.
+        They are packed as bodies of entries of merged rows. entries: positions in the file of entries of merged rows or
+        of updates, in order. Of a row that several entries change only the last contents are yielded.
         """
         seen, held, size = np.zeros(self._facts.rows, np.bool_), list[tuple[Tensor, Tensor]](), 0
         for at in reversed(entries):

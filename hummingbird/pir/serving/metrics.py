@@ -81,9 +81,10 @@ class Metrics:
             return below, sum(self._sizes.values()), self._busy, [*buckets, ("+Inf", below)], self._waited
 
     def _quantile(self, share: float) -> float:
-        """Return the latency in milliseconds below which this share of the keys was answered.
+        """Return the latency in milliseconds within which a part of all keys was answered.
 
-        The result is the upper bound of a histogram's bucket, so up to 19 % too large.
+        share: that part, from 0 to 1; 0.99 for the 99th percentile. Latencies are counted in a histogram, and the
+        result is the upper bound of one of its intervals, so up to 19 % too large.
         """
         below, wanted = 0, share * sum(self._latency)
         for bucket, count in enumerate(self._latency):
@@ -93,7 +94,7 @@ class Metrics:
         return 0.0
 
     def line(self) -> str:
-        """Return a summary line, printed at the end of a program."""
+        """Return a line of text that sums up keys, passes and latencies, printed at the end of a program."""
         now = self.read()
         return (
             f"{now['queries']:,} queries in {now['passes']:,} passes of {now['mean_batch']:g} on average, "
@@ -102,9 +103,10 @@ class Metrics:
 
 
 class Figures(Collector):
-    """Figures of a program's tables for Prometheus. tables: for each name the counters, and a function for the version.
+    """Figures of a program's tables for Prometheus.
 
-    journal_bytes: returns the size of the tables' journal.
+    tables: maps a table's name to a pair: its server's counters, and a function that returns the table's version.
+    journal_bytes: a function that returns the size of the tables' journal, in bytes.
     """
 
     def __init__(

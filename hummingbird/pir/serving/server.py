@@ -31,10 +31,11 @@ class Server:
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; None for nobody.
     identity: the 32 secret bytes of the key that signs answers; None: answers are not signed.
-    device: "cpu", or "cuda" for sums with ChaCha12 keys; several, as in "cuda:0,cuda:1", hold a part each.
+    device: "cpu", or "cuda", which answers only sums with ChaCha12 keys; with several, as in "cuda:0,cuda:1", each
+    holds a part of the table.
     shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device.
-    journal: file of updates, created if missing; the server makes the updates in it again. Without a journal, updates
-    are lost at the end.
+    journal: file in which updates are kept, created if missing; at its start the server makes the updates in it again.
+    Without a journal, updates are lost when the server ends.
     Methods may be called from any thread. Raises InputError for a missing device, EnvironmentProblem if its memory is
     too small, and the errors of `updates.Updates.recover`.
     """

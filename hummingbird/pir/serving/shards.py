@@ -21,8 +21,9 @@ from hummingbird.pir.table import Source, leaf_digests
 
 
 class Shard(Protocol):
-    """Interface of a table's records, all or some, that are ready for queries,
-    in memory of a device or of processes.
+    """Interface of the records of a table, or of a part of it, in the memory of a device or of processes.
+
+    It combines the records that keys select.
     """
 
     digests: list[bytes]  # of the leaves, as they were loaded

@@ -55,9 +55,10 @@ Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
 class Updates:
     """Makes the updates of one table, in all served tables that are derived from it.
 
-    facts: of the whole table. tables: the served tables, the whole one last; an update names that one's state. owner:
-    public key of the owner, who may update; None for nobody. spread: maps rows of the whole table, and their records,
-    to the changes of each served table; default: the same rows. Raises InputError for an invalid key.
+    facts: of the whole table. tables: the served tables, of which the last is the whole one; every update names the
+    state of that one to which it applies. owner: public key of the owner, who may update; None for nobody. spread: maps
+    rows of the whole table, and their records, to the changes of each served table; default: the same rows. Raises
+    InputError for an invalid key.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Updates:
     def recover(self, path: Path) -> None:
         """Make the updates in a journal file again, and add new updates to it from now on.
 
-        Raises the errors of `Journal`, and InputError for an update that does not fit.
+        Raises the errors of `Journal`, and InputError for an update in the file that does not fit the table.
         """
         self._journal = journal = Journal(path, self._facts, self._before)
         try:
@@ -133,10 +134,10 @@ class Updates:
 
     @contextmanager
     def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
-        """Check an update, and hold the lock meanwhile.
+        """Check an update in a `with` block, which holds the lock, and yield what is needed to make the update.
 
-        Yields its SHA-256, message, indices and records if it applies to the current state, and None if it is made
-        already.
+        Yields the message's SHA-256, the message, the indices and the records; None if the update is made already.
+        Raises InputError for an update that the owner did not sign, AgreementError for one of another state.
         """
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
@@ -233,7 +234,7 @@ class Updates:
                     bar.update(found[1].nbytes)
 
     def _again(self, journal: Journal, message: bytes) -> None:
-        """Make an update from the journal again; its signature was checked before it was written."""
+        """Make an update that was read from the journal; its signature was checked before it was written there."""
         try:
             state, indices, records, _ = unpack_update(message, self._facts)
         except HummingbirdError as error:

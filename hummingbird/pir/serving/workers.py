@@ -84,7 +84,7 @@ class Workers:
 
 
 class _Worker:
-    """The server's end of one worker process: it starts the process, sends messages and receives answers."""
+    """The server's connection to one worker process: it starts the process, sends messages and receives answers."""
 
     def __init__(self, path: Path, tensor: str | None, first: int, last: int) -> None:
         self._name = f"the worker for rows {first} to {last - 1}"
