@@ -198,8 +198,8 @@ def estimate(
     shape: of the batch, (B, ...).
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
     not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
-    example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs, token
-    numbers or flags.
+    example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs,
+    numbers of words or flags.
     bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for both aims, latency and throughput for these links. dealer_bandwidth: bits per second of the

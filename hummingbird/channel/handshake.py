@@ -111,11 +111,13 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """Do the called party's handshake on an accepted connection, whose first 16 bytes say which one it is.
+    """Do the called party's handshake on an accepted connection, whose first 16 bytes say which planned connection it
+    is.
 
-    hello: these bytes, if lane 0 has read them already, else empty. calls: the planned connections of this lane, by
-    these bytes. others: the same bytes for other lanes' connections, which are returned at once. token: the run's
-    token. context: TLS of the accepting side, None for plain text. Raises OSError for any other peer.
+    hello: these bytes, if lane 0 has read them already, else empty. calls: this lane's planned connections, by their
+    first bytes. others: the first bytes of other lanes' connections; such a connection is returned at once, without a
+    handshake. token: the run's token. context: TLS of the accepting side, None for plain text. Raises OSError for any
+    other peer.
     """
     try:
         connection.setblocking(False)

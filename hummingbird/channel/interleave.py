@@ -20,7 +20,8 @@ from hummingbird.kernels.devices import on_this_card
 
 
 class Computation:
-    """One of the functions that an `Interleave` runs, or the rest of the process (`OUTSIDE`).
+    """A computation that may be interleaved: a function that an `Interleave` runs, or all code outside of one
+    (`OUTSIDE`).
 
     session: the session that its code has entered (mpc/session/session.py). None: the session of the code that has
     called `Interleave.run`.

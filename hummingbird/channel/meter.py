@@ -161,7 +161,9 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """The layer in which a computation is (`layer`), and the seconds for which it has not computed so far (`idle`)."""
+    """The place of a computation: the layer that it computes (`layer`), and its seconds without computing so far
+    (`idle`).
+    """
 
     layer: str = ""
     idle: float = 0.0

@@ -84,9 +84,11 @@ class Staging:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor from unpinned memory to the GPU, through the ring of pinned buffers; return the copy.
+        """Start to copy a tensor from unpinned memory to the GPU, piece by piece through pinned buffers; return the
+        copy.
 
-        Called in an `aside` block. Returns once the last piece is in the ring; the tensor's memory may then be reused.
+        Called in an `aside` block. Returns once the last piece is in a pinned buffer; the tensor's memory may then be
+        reused.
         """
         out = torch.empty_like(tensor, device=self.device)
         source, target = (x.view(-1).view(torch.uint8) for x in (tensor.contiguous(), out))
@@ -105,7 +107,7 @@ class Staging:
         return out
 
     def land(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor that `buffer` has returned to the GPU; return the copy.
+        """Start to copy to the GPU a tensor in pinned memory that `buffer` has returned; return the copy.
 
         Later kernels of this thread's stream wait for the copy; `tensor` must not be written to any more.
         """
@@ -128,7 +130,9 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the staging for a message of these tensors; None if all are on the CPU."""
+    """Return the `Staging` of the GPU that holds these tensors, through which they are sent; None if all are on the
+    CPU.
+    """
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)

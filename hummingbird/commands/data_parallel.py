@@ -64,7 +64,9 @@ def reseed(seed: int, epoch: int) -> None:
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Average the floating-point buffers of a model over the ranks; they are the running statistics of batch norms."""
+    """Average a model's floating-point buffers over the ranks, in place: they are the running statistics of batch
+    norms.
+    """
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(ranks.mean(buffer))

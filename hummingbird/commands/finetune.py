@@ -237,7 +237,8 @@ class Lesson:
 
 
 def lesson_of(args: argparse.Namespace) -> Lesson:
-    """Read the images of --data, which are not augmented, and those of --test.
+    """Return the training data that the options name: images of --data, which are not augmented, and of --test for the
+    end.
 
     Raises errors of `images_of`, and InputError for images without labels.
     """

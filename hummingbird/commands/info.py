@@ -23,7 +23,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print versions, devices, kernels, and whether CrypTen needed its shim."""
+    """Print versions, devices and kernels, and whether this torch lacks a module that CrypTen imports and the package
+    replaces.
+    """
 
     def version(name: str) -> str:
         try:

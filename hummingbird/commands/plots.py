@@ -33,7 +33,7 @@ def drawing() -> Any:
 
 
 def check(path: Path, where: str) -> None:
-    """Check before a search that its picture can be written.
+    """Raise an error, before hours of search, if the picture of its result could not be written.
 
     where: the option that names the picture. Raises EnvironmentProblem without matplotlib, InputError for a path or a
     format that cannot be written.
