@@ -17,7 +17,7 @@ HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """The price of a piece of work; adding the prices of consecutive steps gives that of both.
+    """The price of a piece of work for one party; `+` gives the price of two pieces, one after the other.
 
     rounds: their number. bits: sent online by one party. offline_bits: sent by the dealer to all parties together.
     """

@@ -65,7 +65,9 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """Raised in place of an error that a record's class has raised when it was made; `path` leads to that record."""
+    """Raised in place of an error that a record's class has raised as it was made; `path`: the record's place in the
+    JSON value.
+    """
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)

@@ -121,7 +121,9 @@ class Estimate:
     __repr__ = __str__
 
     def _beyond(self) -> str:
-        """Return a table of the costs before and after the layers."""
+        """Return a table of the costs before and after the layers, such as for sharing the inputs, which no sum
+        contains.
+        """
         rows = [
             (
                 name,
@@ -156,7 +158,7 @@ class Estimate:
     def _fewest(self) -> list[str]:
         """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.
 
-        It may if smooth functions dominate.
+        That protocol may if most layers are smooth functions.
         """
         gmw, others = self.beside.get("gmw"), [*self.aims.values(), self.total]
         if gmw is None or self._moved(gmw) >= min(map(self._moved, others)):
@@ -167,7 +169,7 @@ class Estimate:
         return self.parties * cost.bits + cost.offline_bits
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
-        """Return the numbers in a row of the table, as text."""
+        """Return, as text, the numbers of a row of the table: what a piece of work on `elements` values costs."""
         return (
             f"{elements:,}",
             str(cost.rounds),

@@ -56,7 +56,10 @@ def flatten(
 
 
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
-    """Return the structure with each constant tensor for which `fits` is true written out as a "numbers" entry."""
+    """Return the structure with short constant tensors written out as type, shape and numbers, which can be compared.
+
+    fits: returns whether a constant is such a tensor.
+    """
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
         return ("numbers", str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.reshape(-1).tolist()))

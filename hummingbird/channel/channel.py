@@ -226,8 +226,7 @@ class Channel:
     def _submit(
         self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
     ) -> Future[None] | None:
-        """Write a short frame, or queue a long one for the thread that writes to this peer; return its future, else
-        None.
+        """Write a short frame, or queue a long one for the peer's thread and return its future.
 
         kind: the frame's. checksum: of the layer and the types and shapes that the frame holds, which the peer
         compares. parts: the buffers of the payload.
@@ -283,8 +282,7 @@ class Channel:
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Send a text that says why this party stops (kind ABORT) or what it expected (kind PLACE), if the peer still
-        reads.
+        """Tell a peer that still reads why this party stops (kind ABORT), or what it expected (kind PLACE).
 
         Never raises.
         """
@@ -404,8 +402,7 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """Return the error to raise after a failed send: the peer's reason, if it has sent one in an ABORT frame that
-        is unread.
+        """Return the error for a failed send: the peer's reason if it has sent one, in an ABORT frame that is unread.
 
         Otherwise the error says that the connection is lost. Reads the connection, so only the thread that receives may
         call this.

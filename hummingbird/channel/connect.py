@@ -177,11 +177,10 @@ class _Joining:
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
-        """Begin to accept connections. server: the listening socket; None for a lane that gets its connections from
-        lane 0.
+        """Begin to accept connections at the socket `server`; None in a lane that gets its connections from lane 0.
 
-        links: at lane 0 token and link of each other lane, for which it accepts connections too; at the others lane
-        0's.
+        links: at lane 0 the token and link of each other lane, for which it accepts connections too; elsewhere those of
+        lane 0.
         """
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
@@ -193,9 +192,7 @@ class _Joining:
                 self._elsewhere |= dict.fromkeys(self._hellos(token), lane)
 
     def step(self) -> None:
-        """Do one turn of the loop: begin the attempts that are due, wait at most `_LOOK` seconds for events, and handle
-        them.
-        """
+        """Begin the attempts that are due, then wait at most `_LOOK` seconds for events, and handle those that come."""
         check()
         now = time.monotonic()
         for dialing in self._dialing:

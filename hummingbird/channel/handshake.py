@@ -111,8 +111,7 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """Do the called party's handshake on an accepted connection, whose first 16 bytes say which planned connection it
-    is.
+    """Do the called party's handshake on an accepted connection, whose first 16 bytes say which one it is.
 
     hello: these bytes, if lane 0 has read them already, else empty. calls: this lane's planned connections, by their
     first bytes. others: the first bytes of other lanes' connections; such a connection is returned at once, without a

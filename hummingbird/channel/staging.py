@@ -84,8 +84,7 @@ class Staging:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor from unpinned memory to the GPU, piece by piece through pinned buffers; return the
-        copy.
+        """Start to copy a tensor from unpinned memory to the GPU, through pinned buffers; return the copy.
 
         Called in an `aside` block. Returns once the last piece is in a pinned buffer; the tensor's memory may then be
         reused.
@@ -130,9 +129,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the `Staging` of the GPU that holds these tensors, through which they are sent; None if all are on the
-    CPU.
-    """
+    """Return the `Staging` object for messages of these tensors, that of their GPU; None if all are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)

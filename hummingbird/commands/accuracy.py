@@ -14,8 +14,7 @@ from hummingbird.window_search.answers import fitting
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
-    """Return the accuracy: the proportion, 0 to 1, of images (N, ...) whose largest logit is at their label, in labels
-    (N,).
+    """Return the proportion, 0 to 1, of images (N, ...) whose largest logit is at their label, in labels (N,).
 
     The model computes in float32 on its own device.
     """

@@ -64,9 +64,7 @@ def reseed(seed: int, epoch: int) -> None:
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Average a model's floating-point buffers over the ranks, in place: they are the running statistics of batch
-    norms.
-    """
+    """Average a model's floating-point buffers, the running statistics of batch norms, over the ranks in place."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(ranks.mean(buffer))

@@ -175,8 +175,7 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 
 
 def in_all_table(study: Study, config: BitConfig) -> str:
-    """Return a table of the kB that all parties and the dealer send for an image, for each layer, and for the whole
-    net.
+    """Return a table of the kB that all parties and the dealer send for an image, by layer and in all.
 
     config: windows, some of which round results by q bits (`BitWindow`). The table compares them with the same windows
     without rounding.

@@ -50,8 +50,7 @@ def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) 
 
 
 def _shares(axes: Any, found: Result) -> None:
-    """Draw, for each latency, the proportion of all requests that take longer, and mark percentiles with their
-    intervals.
+    """Draw, for each latency, the proportion of requests that take longer; mark percentiles and their errors.
 
     axes: of matplotlib.
     """

@@ -44,9 +44,7 @@ _HINTS = {
 
 
 def _need(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError for the first of these options that is not set; the kind of service that --service names needs
-    all.
-    """
+    """Raise InputError for the first of these options, all needed by the kind of service, that is not set."""
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
             what = "a net" if option == "model" else f"--{option}"

@@ -18,10 +18,9 @@ from hummingbird.window_search.study import Study, open_study
 
 
 def state_of(out: Path) -> Path:
-    """Return the path of the file with the progress of an unfinished search, which --resume reads, beside the file
-    `out`.
+    """Return the path of the file with the progress of an unfinished search, which --resume reads.
 
-    out: the file for the windows.
+    out: the file for the windows, beside which it stands.
     """
     return out.with_name(f"{out.name}.state")
 

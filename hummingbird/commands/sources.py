@@ -167,8 +167,7 @@ def _argument(word: str) -> tuple[str, Any]:
 
 
 def place(net: nn.Module, device: str) -> nn.Module:
-    """Move the net to the device that --device names, and return it. On a host of several GPUs, "cuda" is this rank's
-    GPU.
+    """Move the net to the device that --device names, where "cuda" is this rank's own GPU, and return it.
 
     Raises InputError for an unknown or missing device.
     """

@@ -234,8 +234,8 @@ def augment(
     """Augment images: shift each by up to `dataset.shift` pixels in each direction, and mirror half of them if allowed.
 
     Pixels shifted in are black. images: (B, C, H, W), normalised, on any device; of any shape if the data set allows
-    neither shifts nor mirroring. generator: of the random numbers. own: which images to return; their shifts are the
-    same as if all images were returned.
+    neither shifts nor mirroring. generator: of the random numbers. own: which images to return; they are shifted and
+    mirrored as if all images were returned.
     """
     if not (dataset.shift or dataset.flip):
         return images[own]

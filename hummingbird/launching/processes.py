@@ -92,7 +92,7 @@ class Process:
         return True
 
     def look(self) -> None:
-        """Check whether the process has ended; kill it if it still runs some seconds after its report."""
+        """Note the end of the process if it has ended; kill it if it still runs some seconds after its report."""
         if self.popen.poll() is not None:
             self._signal(signal.SIGKILL)  # processes that the function left running; the dealer is not in the group
             self.read()  # the last part of its report

@@ -36,7 +36,7 @@ class Job:
         self.here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
     def say(self, error: BaseException | None) -> None:
-        """Write to the store that this rank ends, and why. error None: its program is over."""
+        """Write to the store that this rank ends, and why. error: the reason; None: the rank's program is over."""
         what, hint = "its program was over", ""
         if isinstance(error, HummingbirdError):
             what, hint = str(error).partition("\nhint: ")[0], error.hint

@@ -266,7 +266,10 @@ class Call:
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Mark the call, within a `with` block, as waiting for its caller; after `stall` seconds it is cancelled."""
+        """Mark the call, within a `with` block, as waiting for its caller, who may take at most `Limits.stall` seconds.
+
+        After these the call is cancelled.
+        """
         self.waiting = time.monotonic()
         try:
             yield

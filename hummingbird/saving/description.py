@@ -110,7 +110,9 @@ class NetDescription:
 
     @property
     def digest(self) -> str:
-        """Compute the SHA-256 (hex) of the description, which every file of weights contains."""
+        """Compute the SHA-256 (hex) of the description. Every file of weights contains it, which binds the file to
+        net.json.
+        """
         return _digest(self._net())
 
     def to_json(self) -> str:

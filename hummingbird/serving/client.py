@@ -51,7 +51,7 @@ class Joined(NamedTuple):
     """A service whose parties have all answered with the same description.
 
     order: by rank, the index of each party in the group's addresses. clocks: by rank, the seconds by which each party's
-    clock is ahead.
+    clock is ahead of the client's.
     """
 
     service: ServiceDescription
@@ -139,7 +139,7 @@ class PartyGroup:
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
         """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
 
-        joint: from `join`. timeout: seconds to the request's deadline, cut to somewhat less than ten minutes.
+        joint: from `join`. timeout: seconds to the request's deadline; at most somewhat less than ten minutes count.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -301,7 +301,9 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`; requested once, and after a failure."""
+        """The parties' description of the service, with `inputs` and `outputs`; requested at first use, and again after
+        a failure.
+        """
         return run(self._described())
 
     @property
