@@ -65,9 +65,7 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """Raised in place of an error that a record's class has raised as it was made; `path`: the record's place in the
-    JSON value.
-    """
+    """Raised in place of an error of a record's class when a record was made. path: that record's place in the JSON."""
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)

@@ -30,7 +30,7 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost of a step before or after the layers of a net, for each party that sends in it.
+    """The cost of what parties do before or after a net's layers, such as sharing the input, for each party that sends.
 
     by: which parties send.
     """
@@ -121,9 +121,7 @@ class Estimate:
     __repr__ = __str__
 
     def _beyond(self) -> str:
-        """Return a table of the costs before and after the layers, such as for sharing the inputs, which no sum
-        contains.
-        """
+        """Return a table of the costs before and after the layers, such as of sharing inputs, which no sum contains."""
         rows = [
             (
                 name,

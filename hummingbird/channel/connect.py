@@ -275,7 +275,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Stop accepting connections while `_STRANGERS` callers have not proved who they are, and accept again
+        """Stop accepting connections while `_STRANGERS` callers have yet to prove who they are; accept again
         afterwards.
         """
         if self._server is None:
@@ -394,9 +394,7 @@ class _Joining:
             self._redial(peer, False)
 
     def _settle(self, peer: int, sends: bool) -> None:
-        """Stop the attempts to open a connection that now exists. peer: the other party. sends: whether this party
-        sends on it.
-        """
+        """Stop the attempts to open a connection to `peer` that now exists. sends: whether this party sends on it."""
         for dialing in [d for d in self._dialing if d.call.called == peer and d.call.sends == sends]:
             self._dialing.remove(dialing)
             if dialing.under_way is not None and dialing.under_way in self._steps:
@@ -408,7 +406,7 @@ class _Joining:
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
     def _left(self, peer: int, connection: socket.socket) -> None:
-        """Raise PeerError if the party that receives on this connection has closed it: it failed, or was killed."""
+        """Raise PeerError if the peer, which receives on this connection, has closed it: it failed, or was killed."""
         try:
             if connection.recv(1):
                 return

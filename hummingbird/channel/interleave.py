@@ -20,8 +20,7 @@ from hummingbird.kernels.devices import on_this_card
 
 
 class Computation:
-    """A computation that may be interleaved: a function that an `Interleave` runs, or all code outside of one
-    (`OUTSIDE`).
+    """A computation that may be interleaved: a function that an `Interleave` runs, or all other code (`OUTSIDE`).
 
     session: the session that its code has entered (mpc/session/session.py). None: the session of the code that has
     called `Interleave.run`.

@@ -239,8 +239,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
 
 
 def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the searches to make as pairs: "searched" or "uniform" (one window for all layers), and a budget of
-    --budgets.
+    """Return the searches to make, each "searched" or "uniform" (one window for all layers) with a budget of --budgets.
 
     Raises ConfigError for an invalid budget.
     """

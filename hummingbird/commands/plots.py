@@ -79,7 +79,10 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 
 
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy against kB sent online per image: a line for the windows found, another for uniform ones."""
+    """Draw accuracy against kB sent online per image: one line for the windows found, one for uniform windows.
+
+    Uniform is a window that all layers share. rows: figures, one for each budget. path: the picture.
+    """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
     for how, colour, mark in (("searched", _KEPT, "o"), ("uniform", _UNIFORM, "s")):

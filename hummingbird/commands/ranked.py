@@ -50,7 +50,9 @@ def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout:
 
 @contextlib.contextmanager
 def _hushed(hush: bool) -> Any:
-    """Drop all that is printed within a `with` block, also progress bars and warnings. hush: False: do nothing."""
+    """Drop all that is printed within a `with` block, also progress bars and warnings. hush: whether to; False: print
+    as usual.
+    """
     if not hush:
         yield
         return

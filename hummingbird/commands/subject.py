@@ -64,7 +64,7 @@ class Subject:
 
 
 def labels_of(labels: Tensor | None, where: str) -> Tensor:
-    """Return the labels if they are classes (N,). Raises InputError for None, and for other labels.
+    """Return the labels if they are classes (N,); otherwise, and for None, raise InputError.
 
     where: their origin, for errors.
     """

@@ -181,7 +181,7 @@ class Training:
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield this rank's parts of the batches of an epoch: images in a new order and augmented, with labels.
 
-        Every image occurs once, but for those that fill no batch.
+        Every image occurs once, but the last ones in the order are left out if they fill no batch.
         """
         order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
         for chosen in order[: self.steps * self.batch].split(self.batch):

@@ -31,9 +31,9 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 def dynamic() -> bool:
     """Return whether the torchrun that started this process uses a dynamic rendezvous (as with `--standalone`).
 
-    That one runs code of anybody who reaches this host's ports. A static torchrun is known by the ranks that it writes
-    to the store of its processes, unless these are declared identical (TORCH_ELASTIC_WORKER_IDENTICAL). Also False if
-    the store does not answer.
+    A dynamic rendezvous runs code for anybody who reaches this host's ports. A static torchrun is known by the ranks
+    that it writes to the store of its processes, unless these are declared identical (TORCH_ELASTIC_WORKER_IDENTICAL).
+    Also False if the store does not answer.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
@@ -53,7 +53,7 @@ def dynamic() -> bool:
 
 
 def warn_of_dynamic(stacklevel: int = 2) -> None:
-    """Warn, in one process of each host, if torchrun uses a dynamic rendezvous (`dynamic`), which runs strangers' code.
+    """Warn, in one process of each host, if torchrun uses a dynamic rendezvous (`dynamic`), which is open to strangers.
 
     stacklevel: for `warnings.warn`.
     """
@@ -62,8 +62,7 @@ def warn_of_dynamic(stacklevel: int = 2) -> None:
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), unless clients and parties are all on this
-    host.
+    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), unless clients and parties share this host.
 
     listen: the address at which clients come.
     """

@@ -107,8 +107,9 @@ class Patience:
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Return the seconds until another attempt, if one may succeed after this error; else raise an error of
-        `connect`.
+        """Return the seconds until another attempt, if one may succeed after this error.
+
+        Otherwise raises an error, as `connect` does.
         """
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

@@ -254,9 +254,7 @@ class Metrics:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """Return the Prometheus counters for calls of a method with this outcome; cached, because counting itself is
-        faster.
-        """
+        """Return the Prometheus counters of a method's calls with this outcome; `_of` caches this method's results."""
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 

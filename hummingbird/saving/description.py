@@ -110,9 +110,7 @@ class NetDescription:
 
     @property
     def digest(self) -> str:
-        """Compute the SHA-256 (hex) of the description. Every file of weights contains it, which binds the file to
-        net.json.
-        """
+        """Compute the SHA-256 (hex) of the description. Files of weights contain it, which binds them to net.json."""
         return _digest(self._net())
 
     def to_json(self) -> str:

@@ -82,7 +82,7 @@ class _Lines:
 
 
 class PartyGroup:
-    """The N parties of one service, as a client asks them from coroutines of any event loops.
+    """The N parties of one service, to which a client sends requests; coroutines of any event loop may call it.
 
     claim: random bytes by which the parties recognise the client.
     """
@@ -301,8 +301,8 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`; requested at first use, and again after
-        a failure.
+        """The parties' description of the service, with `inputs` and `outputs`: requested once, and after a failure
+        again.
         """
         return run(self._described())
 

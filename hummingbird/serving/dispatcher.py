@@ -138,7 +138,9 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """Note that a client's call for this request has ended; if it was the last one, the request is given up."""
+        """Note that a client's call for this request has ended; give the request up if it has no further call and no
+        outcome.
+        """
         if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
 
@@ -173,9 +175,7 @@ class LocalDispatcher:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """End the service with this error because a lane of this party is lost; tell the other parties, which may wait
-        for it.
-        """
+        """End the service with this error, as a lane of this party is lost; tell the parties that may wait for it."""
         self.fail(error)
         self._control.abort(str(error))
 

@@ -82,7 +82,10 @@ class Batches:
         self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """Queue a batch of requests, with their shares int64 (images, ...); its material is made from now on."""
+        """Queue a batch of requests; the making of its material begins now.
+
+        ids: of the requests. shares: for each request this party's shares of the net's input, int64 (images, ...).
+        """
         x = torch.cat(list(shares)).to(self._session.device)
         works = self._private.begin(self._session, Shared(x), ahead=self._ahead)
         padding = sum(work.part.shape[0] - work.part.images for work in works)
@@ -276,7 +279,7 @@ class Worker:
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """Return the decision; one that refuses a request for lack of material gets the milliseconds until there may be
+        """Return the decision; one that drops a request for lack of material gets the milliseconds until there may be
         more.
         """
         if decision.action != Action.LOW or self._store is None:
