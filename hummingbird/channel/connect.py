@@ -77,7 +77,8 @@ def connect(
 
     For every ordered pair of parties there is a connection, on which the first party sends to the second.
     rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
-    for a lane that gets its connections from lane 0. token: 16 bytes that only the parties of this run, and lane, know.
+    for a lane that gets its connections from lane 0. token: 16 secret bytes, which only the parties of this run, and
+    lane, know.
     timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must then be for
     the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the links to the
     other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError if a party
@@ -275,9 +276,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Stop accepting connections while `_STRANGERS` callers have yet to prove who they are; accept again
-        afterwards.
-        """
+        """Stop accepting connections while `_STRANGERS` callers have yet to prove who they are; then begin again."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS

@@ -31,7 +31,7 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """Return the session that this computation has entered, or that of the code around it, or None."""
+        """Return the session that this computation has entered, else the session of the code around it, else None."""
         if self.session is not None or self._around is None:
             return self.session
         return self._around.entered()

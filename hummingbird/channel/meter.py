@@ -197,7 +197,7 @@ def paused() -> Iterator[None]:
 
 
 def current_layer() -> str:
-    """Return the qualified name of the layer that is being computed; "" outside of layers."""
+    """Return the qualified name of the layer that the calling code computes; "" outside of layers."""
     return _at.get().layer
 
 

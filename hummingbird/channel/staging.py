@@ -167,7 +167,7 @@ class Aside:
 
 
 class Ready:
-    """A CUDA event that comes once some material is ready on a GPU."""
+    """The moment at which some material is ready on a GPU, as a CUDA event."""
 
     def __init__(self, stage: Staging, event: Any) -> None:
         self._stage, self._event = stage, event

@@ -57,7 +57,7 @@ def own(batch: int) -> slice:
 
 
 def reseed(seed: int, epoch: int) -> None:
-    """Seed torch's generators for this rank and epoch, unless there is only one rank."""
+    """Seed torch's generators with `seed`, this rank and `epoch`; does nothing if there is only one rank."""
     if ranks.size() > 1:
         text = f"{seed} epoch {epoch} rank {ranks.rank()}"
         torch.manual_seed(int.from_bytes(sha256(text.encode()).digest()[:7], "little"))

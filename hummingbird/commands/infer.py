@@ -221,7 +221,7 @@ def _advance(bar: Any, done: int) -> None:
 
 
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
-    """Print how much material the session's store holds, if it has one, and check that it suffices.
+    """Check that the session's store, if it has one, suffices for this lane's images, and print how much it holds.
 
     shape: of one image. count: images of this lane. Raises DealerError if the store is for another net or shape, or
     holds too little.

@@ -50,9 +50,7 @@ def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout:
 
 @contextlib.contextmanager
 def _hushed(hush: bool) -> Any:
-    """Drop all that is printed within a `with` block, also progress bars and warnings. hush: whether to; False: print
-    as usual.
-    """
+    """Drop, if `hush`, all that is printed within a `with` block, also progress bars and warnings."""
     if not hush:
         yield
         return

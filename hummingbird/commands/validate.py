@@ -160,7 +160,10 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Va
 
 
 def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> dict[str, int]:
-    """Return the largest |x| that each layer compares, in ring units; with --cut, only of layers with a window."""
+    """Return the largest |x| that each layer compares on the subject's images, in ring units.
+
+    With --cut, only layers with a window are in the result.
+    """
     options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
     with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
         found = magnitudes(
@@ -196,7 +199,7 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
 
 
 def beyond(images: Tensor, config: BitConfig) -> str:
-    """Return a warning if images (N, ...) exceed the range for which the windows were made, else ""."""
+    """Return a warning if some of images (N, ...) exceed the range for which the windows were made, else ""."""
     most = config.input_range
     sizes = images.flatten(1).abs().amax(1)
     if most is None or not (far := int((sizes > most).sum())):

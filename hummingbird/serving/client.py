@@ -301,9 +301,7 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`: requested once, and after a failure
-        again.
-        """
+        """The parties' description of the service, with `inputs` and `outputs`; requested again after a failure."""
         return run(self._described())
 
     @property
@@ -350,7 +348,10 @@ class Client:
     async def _answers(
         self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
-        """Send these requests, at most `_IN_FLIGHT` at a time, and return all results in order."""
+        """Send requests with these questions, at most `_IN_FLIGHT` at a time; return all results in the same order.
+
+        progress: called with the number of images of each finished request.
+        """
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
 
         async def answer(part: Question) -> Tensor:
@@ -375,9 +376,9 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send one request, and return its result.
+        """Send a request with this question, and return its result.
 
-        Raises AgreementError if the description has changed since the call began.
+        Raises AgreementError if the parties no longer serve `service`, as they did when the call began.
         """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:

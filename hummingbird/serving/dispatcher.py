@@ -138,7 +138,7 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """Note that a client's call for this request has ended; give the request up if it has no further call and no
+        """Note that a client's call for a request has ended; give the request up if it has no other call and no
         outcome.
         """
         if self.queue.leave(entry):

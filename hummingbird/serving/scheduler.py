@@ -73,7 +73,7 @@ class _Held:
 
     @property
     def until(self) -> float:
-        """The time at which the request is dropped unless it runs before."""
+        """The time at which the request is dropped if it does not run before then."""
         return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
@@ -177,7 +177,7 @@ class Scheduler:
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
     def _lacking(self) -> list[_Held]:
-        """Return the requests that all parties hold, and for which no lane has enough material."""
+        """Return the requests that all parties hold but for which no lane has reported enough material."""
         largest = max(self._rooms.values())
         return [held for id in self._ready if (held := self._held[id]).images > largest]
 

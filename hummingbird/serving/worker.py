@@ -279,7 +279,7 @@ class Worker:
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """Return the decision; one that drops a request for lack of material gets the milliseconds until there may be
+        """Return the decision; if it drops a request for lack of material, with the milliseconds until there may be
         more.
         """
         if decision.action != Action.LOW or self._store is None:
