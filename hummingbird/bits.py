@@ -359,7 +359,7 @@ class BitConfig:
 def _instead_of(path: str) -> str:
     """Return the hint of the error for `path`, which was to name a file of windows and does not.
 
-    A budget of bits such as 6/64, or a single window such as 20:0, may have been given in its place.
+    The path may be wrong, or a budget of bits such as 6/64, or a single window such as 20:0, may stand in its place.
     """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (

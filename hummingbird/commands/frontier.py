@@ -90,7 +90,7 @@ def uniform_window(study: Study, budget: Fraction) -> BitWindow:
 
 
 class Frontier:
-    """Computes rows of the table, in which each budget of bits has its windows' accuracy and cost.
+    """Computes the rows of the command's table: the accuracy and cost of the windows found for each budget of bits.
 
     All rows share a net, labelled images, a study and the options.
     """
