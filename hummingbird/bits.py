@@ -357,8 +357,9 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return a hint on `path`, which is no file of windows: it may be a budget such as 6/64, one window, or a wrong
-    path.
+    """Return the hint of the error for `path`, which was to name a file of windows and does not.
+
+    The path may be wrong, or a budget of bits such as 6/64, or a single window such as 20:0, may stand in its place.
     """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
@@ -372,7 +373,7 @@ def _instead_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile:
-    """A file of a bit configuration, as a record. BitWindow, Rows and BitConfig check its numbers."""
+    """The record of a file of windows, in its newest version. BitWindow, Rows and BitConfig check the numbers."""
 
     format: str = records.constant(FORMAT)
     version: int = record_field(records.one_of((2, VERSION)), default=VERSION)
@@ -396,14 +397,14 @@ def _none(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile2(BitsFile):
-    """A file of version 2, which lacks the field `rows`."""
+    """The record of a file of windows of version 2, which has no assumptions on rows (field `rows`)."""
 
     rows: Mapping[str, Rows] = record_field(records.Kind("nothing", _none), left_out=True, default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WindowFile1:
-    """A window in a file of version 1, which lacks q."""
+    """The record of one window in a file of version 1, which has no q."""
 
     k: int = record_field(_NUMBER)
     m: int = record_field(_NUMBER)
@@ -414,7 +415,7 @@ _WINDOW1 = records.through(records.record(WindowFile1), lambda file: BitWindow(f
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile1(BitsFile2):
-    """A file of version 1, whose windows have no q."""
+    """The record of a file of windows of version 1, in which windows have no q."""
 
     version: int = record_field(records.one_of((1,)), default=1)
     default: BitWindow = record_field(_WINDOW1, missing=True, default=EXACT)

@@ -65,7 +65,11 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
-    """Return a problem for each step without a private form or values, or with numbers beyond fixed point."""
+    """Return the problems of steps that cannot be converted, for lack of a private form or of fitting numbers.
+
+    Numbers that do not fit are weights on the meta device, which have no values, and all that fixed point cannot hold.
+    owner: of private weights. config: the windows.
+    """
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
         steps = columns.kept(steps)
@@ -121,23 +125,23 @@ def convert_model(
     """Convert a trained net to its private form; the net itself does not change, and counts as in eval mode.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
-        `rows` are assumptions on the rows of softmaxes and norms, which then cost a fraction; other rows give noise,
-        without notice.
+        `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; rows that break them give
+        noise, without notice.
     weights: "public", or the rank of the party that owns the weights; of the other parties' nets only shapes count.
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
         reduced-ring ReLU, whose comparison the parties compute on dealt triples. Both trust the dealer not to collude
         with a party.
     example: an input with which the net is traced, for a forward() that reads shapes or takes several inputs: a tensor,
         a tuple of arguments or a dict of keyword arguments. Only its shapes count; later inputs must have the same, but
-        for the number of images. Floating-point tensors are private; others (masks, token numbers) are public, and
+        for the number of images. Floating-point tensors are private; others (masks, numbers of words) are public, and
         every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
         tensors whose values forward() reads.
     aim: the choice of tables for the masked opening. "latency": the fewest rounds. "throughput": the fewest bits of all
-        parties and the dealer together; smooth functions are then splines of masked comparisons if these move less than
-        tables (they decide from bit 8 on, or from a lower one if the window does). "throughput:RATIO" counts each bit
-        of the dealer RATIO times, the bandwidth of the parties' links over that of the dealer's. All parties, and their
-        stores, must have the same aim. None: throughput if a dealer streams material into this session, latency with a
-        store or without a session.
+        parties and the dealer together; a smooth function is then a spline of masked comparisons if that moves fewer
+        bits than a table (the spline's comparisons decide from bit 8 on, or from a lower bit if the layer's window
+        does). "throughput:RATIO" counts each bit of the dealer RATIO times, the bandwidth of the parties' links over
+        that of the dealer's. All parties, and their stores, must have the same aim. None: throughput if a dealer
+        streams material into this session, latency with a store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (with private weights only their owner can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties, and of weights above 2^7 in the first layer, which
@@ -202,8 +206,8 @@ def build(
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
     """Return the fingerprints by which windows may name this net as the one for which they were found.
 
-    steps: the net traced with the numbers of its weights; None: trace it here. Where weights are private, a party's
-    steps lack the numbers that forward() reads from weights, while a search for windows sees them.
+    steps: the net traced with the numbers of its weights; None: trace it here. A search for windows sees numbers that
+    forward() reads from weights; where weights are private, a party's steps lack these.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps

@@ -17,7 +17,7 @@ HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """The price of a piece of work; adding the prices of consecutive steps gives that of both.
+    """The price of a piece of work; `+` gives the price of two pieces, one after the other.
 
     rounds: their number. bits: sent online by one party. offline_bits: sent by the dealer to all parties together.
     """
@@ -83,7 +83,7 @@ def asking(parties: int, values: int, bits: int, results: int, result_bits: int,
 
 
 def ordering(parties: int, requests: int, first: bool) -> Cost:
-    """Return the cost of party 0's list of `requests` requests to the others: a header, and a row for each request.
+    """Return the cost of party 0's message with a list of `requests` requests: a header, and an entry for each request.
 
     first: whether the price is that of party 0, the only sender.
     """
@@ -129,7 +129,7 @@ def crypten_relu(n: int, parties: int) -> Cost:
 
 
 def crypten_shipped_relu(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's ReLU of n elements as shipped, without this package's frames.
+    """Return the cost of CrypTen's ReLU of n elements as shipped, without the headers of this package's messages.
 
     Its offline bits are those that a dealer would send for its triples, which CrypTen's own provider lets every party
     draw.

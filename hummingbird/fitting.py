@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def nonnegative(rows: Tensor) -> Tensor:
-    """Return the coefficients c >= 0, float64 (terms,), that minimise |rows c - 1|.
+    """Return the coefficients c >= 0, float64 (terms,), that minimise |rows c - 1|, the error of a model of times.
 
     rows: float64 (n, terms), a row for each measurement and a column for each kind of work (term); divide each row by
     its measured seconds for the least relative error. Solves a least-squares problem for every subset of terms, 2^terms

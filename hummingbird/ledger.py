@@ -43,9 +43,9 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """Read a line of a ledger; return the number of the first slot that may be unused after it.
+    """Return the number of the first slot that may be unused after a line of a ledger.
 
-    slot: this number before the line. entry: the line, parsed.
+    slot: the same number before that line. entry: the line, parsed.
     """
     used = entry.get("used")
     if type(used) is int and used >= 0:
@@ -107,10 +107,10 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Record that the store serves the net with this digest, on the disk when this returns.
+        """Record, on the disk, that the store serves only the thing of this name that has this digest.
 
-        name: the kind of thing that has the digest, the net or another. Raises `error` if the store is bound to another
-        digest under this name.
+        name: of the thing, such as a net or an owner of weights. Raises `error` if the store is bound to another digest
+        under this name.
         """
         before, now = self._bound.get(name), digest.hex()
         if before is None:

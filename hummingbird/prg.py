@@ -58,15 +58,15 @@ def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
 
 
 def expands_on_devices(seed: bytes) -> bool:
-    """Return whether every device can expand this seed, as it can a key of ChaCha20."""
+    """Return whether every device can expand this seed, which is so if it has the size of a key of ChaCha20."""
     return len(seed) == CIPHERS["chacha20"]
 
 
 class Stream:
     """Uniform bits from one seed, which are read in order and once: `Stream(seed).words(2, 3)`.
 
-    Every call begins at a new block of 64 bytes, so that its bits can be computed separately, by whoever reads them
-    (`leave`). Two streams of one seed give the same values if and only if they get the same calls in the same order.
+    Every call begins at a new block of 64 bytes, so that its bits can be computed later, or in another order (`leave`).
+    Two streams of one seed give the same values if and only if they get the same calls in the same order.
     device: the device of the results; a seed of 32 bytes is expanded there. on_device: whether the seed is expanded off
     the CPU.
     """
@@ -83,7 +83,10 @@ class Stream:
 
     @property
     def packs(self) -> bool:
-        """Whether the stream packs words of any width without gaps; on a GPU each has a register of its own."""
+        """Whether the stream packs elements of any width without gaps, as streams of AES-128 do.
+
+        A stream of ChaCha20 does not: on a GPU each element has a register of its own.
+        """
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:

@@ -65,7 +65,7 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """Raised in place of an error that a record's class has raised when it was made; `path` leads to that record."""
+    """Raised in place of an error of a record's class when a record was made. path: that record's place in the JSON."""
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)
@@ -78,8 +78,8 @@ class _Refused(Exception):
 def field(kind: Kind, *, missing: bool = False, left_out: bool = False, **default: Any) -> Any:
     """Declare a field of a record's dataclass. default: keyword arguments of `dataclasses.field`.
 
-    missing: whether a text may lack the field, which then has its default. left_out: the same, and `write` leaves the
-    field out where it has its default.
+    missing: whether a text may lack the field, which then has its default. left_out: as `missing`, and `write` omits
+    the field where it has its default.
     """
     return dataclasses.field(metadata={"kind": kind, "missing": missing or left_out, "left_out": left_out}, **default)
 

@@ -30,7 +30,7 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost of a step before or after the layers of a net, for each party that sends in it.
+    """The cost of what parties do before or after a net's layers, such as sharing the input, for each party that sends.
 
     by: which parties send.
     """
@@ -121,7 +121,7 @@ class Estimate:
     __repr__ = __str__
 
     def _beyond(self) -> str:
-        """Return a table of the costs before and after the layers."""
+        """Return a table of the costs before and after the layers, such as of sharing inputs, which no sum contains."""
         rows = [
             (
                 name,
@@ -156,7 +156,7 @@ class Estimate:
     def _fewest(self) -> list[str]:
         """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.
 
-        It may if smooth functions dominate.
+        That protocol may if most layers are smooth functions.
         """
         gmw, others = self.beside.get("gmw"), [*self.aims.values(), self.total]
         if gmw is None or self._moved(gmw) >= min(map(self._moved, others)):
@@ -167,7 +167,7 @@ class Estimate:
         return self.parties * cost.bits + cost.offline_bits
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
-        """Return the numbers in a row of the table, as text."""
+        """Return, as text, the numbers of a row of the table: what a piece of work on `elements` values costs."""
         return (
             f"{elements:,}",
             str(cost.rounds),
@@ -198,8 +198,8 @@ def estimate(
     shape: of the batch, (B, ...).
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
     not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
-    example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs, token
-    numbers or flags.
+    example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs,
+    numbers of words or flags.
     bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for both aims, latency and throughput for these links. dealer_bandwidth: bits per second of the

@@ -11,7 +11,7 @@ TOLERANCE = 0.01  # far above the error of three layers with 2^-16 rounding on l
 
 
 def net() -> nn.Module:
-    """Build the net, with the same weights at every party."""
+    """Return the small net of the self-test, with the same weights at every party."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)

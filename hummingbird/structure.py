@@ -30,9 +30,9 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """Split a value into its structure and the list of its tensors in order.
+    """Split a net's arguments or results into their structure and the list of their tensors in order.
 
-    is_tensor: whether a part is a private tensor. is_public: whether it is a public one.
+    is_tensor: whether a part is a private tensor. is_public: whether a part is a public tensor.
     """
     if is_tensor(value):
         return TENSOR, [value]
@@ -56,7 +56,10 @@ def flatten(
 
 
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
-    """Return the structure with each constant tensor for which `fits` is true written out as a "numbers" entry."""
+    """Return the structure with short constant tensors written out as type, shape and numbers, which can be compared.
+
+    fits: returns whether a constant is such a tensor.
+    """
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
         return ("numbers", str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.reshape(-1).tolist()))
@@ -92,7 +95,7 @@ def places(structure: Structure, within: str = "") -> Iterator[str]:
 
 
 def constants(structure: Structure) -> Iterator[Any]:
-    """Yield every constant in a structure."""
+    """Yield every constant in the structure of a net's arguments or results."""
     if structure[0] == "constant":
         yield structure[1]
     elif len(structure) == 3:
@@ -101,7 +104,7 @@ def constants(structure: Structure) -> Iterator[Any]:
 
 
 def keys(structure: Structure) -> Iterator[Any]:
-    """Yield every key of the dicts and objects in a structure."""
+    """Yield every key of the dicts and objects in the structure of a net's arguments or results."""
     if len(structure) == 3:
         yield from structure[1]
         for part in structure[2]:
@@ -109,7 +112,7 @@ def keys(structure: Structure) -> Iterator[Any]:
 
 
 def tensors(structure: Structure) -> int:
-    """Return the number of private tensors in a structure."""
+    """Return the number of private tensors in the structure of a net's arguments or results."""
     return 1 if structure == TENSOR else sum(map(tensors, structure[2])) if len(structure) == 3 else 0
 
 
@@ -119,15 +122,15 @@ def is_plain(value: Any) -> bool:
 
 
 def odd(structure: Structure) -> Any:
-    """Return the first constant or key in a structure that is not `is_plain`, or None."""
+    """Return the first constant or key of a structure that JSON cannot hold (`is_plain`); None if there is none."""
     return next((value for value in (*constants(structure), *keys(structure)) if not is_plain(value)), None)
 
 
 def read(value: Any, depth: int = 0) -> Structure:
     """Read the structure of results from a JSON value that another process has sent.
 
-    Raises ValueError or TypeError for a value that is no such structure. depth: how deep in the whole value this one
-    is.
+    Raises ValueError or TypeError for a value that is no such structure. depth: how deep in the message's value this
+    one is nested.
     """
     kind, *rest = value
     if depth > DEEPEST:
@@ -144,7 +147,7 @@ def read(value: Any, depth: int = 0) -> Structure:
 
 
 def leaf(value: Any) -> Any:
-    """Return the first tensor of a result, which may be in containers or itself a tensor."""
+    """Return the first tensor of a net's result, which is a tensor or a container of tensors."""
     while isinstance(value, (tuple, list, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value

@@ -226,9 +226,11 @@ class Channel:
     def _submit(
         self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
     ) -> Future[None] | None:
-        """Write a short frame, or queue a long one for the thread that writes to this peer.
+        """Write a short frame, or queue a long one for the peer's thread and return its future.
 
-        parts: the buffers of the payload. ready: returns once the parts may be read.
+        kind: the frame's. checksum: of the layer and the types and shapes that the frame holds, which the peer
+        compares. parts: the buffers of the payload.
+        ready: returns once the parts may be read.
         """
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
@@ -280,7 +282,7 @@ class Channel:
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Send a text, why this party stops (ABORT frame) or what it expected (PLACE frame), if the peer still reads.
+        """Tell a peer that still reads why this party stops (kind ABORT), or what it expected (kind PLACE).
 
         Never raises.
         """
@@ -400,9 +402,10 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """Return the error for a failed send: the peer's own words if it has sent some that nobody has read.
+        """Return the error for a failed send: the peer's reason if it has sent one, in an ABORT frame that is unread.
 
-        Only the thread that reads may call this.
+        Otherwise the error says that the connection is lost. Reads the connection, so only the thread that receives may
+        call this.
         """
         if not isinstance(error, TimeoutError):
             try:

@@ -52,10 +52,10 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """Serve a torch TCPStore from this process, at one address of its host; torch itself listens at all addresses.
+    """Serve a torch TCPStore from this process, which listens at one address of `host` only; return it.
 
-    port: 0 for a free one. wait: longest wait for an answer. Does not wait for other processes. Raises OSError if it
-    cannot listen.
+    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: longest wait for
+    an answer. Does not wait for other processes. Raises OSError if it cannot listen.
     """
     server = listen(host, port)
     port = server.getsockname()[1]
@@ -77,7 +77,8 @@ def connect(
 
     For every ordered pair of parties there is a connection, on which the first party sends to the second.
     rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
-    for a lane that gets its connections from lane 0. token: 16 bytes that only the parties of this run, and lane, know.
+    for a lane that gets its connections from lane 0. token: 16 secret bytes, which only the parties of this run, and
+    lane, know.
     timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must then be for
     the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the links to the
     other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError if a party
@@ -177,7 +178,11 @@ class _Joining:
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
-        """Begin to accept connections at a listening socket, also for other lanes, or to get them from lane 0."""
+        """Begin to accept connections at the socket `server`; None in a lane that gets its connections from lane 0.
+
+        links: at lane 0 the token and link of each other lane, for which it accepts connections too; elsewhere those of
+        lane 0.
+        """
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
             link.setblocking(False)
@@ -188,7 +193,7 @@ class _Joining:
                 self._elsewhere |= dict.fromkeys(self._hellos(token), lane)
 
     def step(self) -> None:
-        """Begin the attempts that are due, wait at most `_LOOK` seconds for events, and handle the events."""
+        """Begin the attempts that are due, then wait at most `_LOOK` seconds for events, and handle those that come."""
         check()
         now = time.monotonic()
         for dialing in self._dialing:
@@ -271,7 +276,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Stop accepting connections while `_STRANGERS` of them have not proved who they are."""
+        """Stop accepting connections while `_STRANGERS` callers have yet to prove who they are; then begin again."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS
@@ -304,9 +309,10 @@ class _Joining:
     # The other lanes of this party ------------------------------------------------------------------------------------
 
     def _heard(self, lane: int) -> None:
-        """Read from the link to another lane.
+        """Read what another lane of this party has sent over the link to it.
 
-        Lane 0 reads the byte that says that the lane has all its connections, another lane reads a connection.
+        Lane 0 reads the byte by which the other lane says that it has all its connections; another lane reads a
+        connection from lane 0.
         """
         link = self._links[lane]
         try:
@@ -339,9 +345,10 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Use a connection that is made, if there is none yet to this peer in this direction; close it otherwise.
+        """Use a new connection if there is none yet to this peer in this direction; close it otherwise.
 
-        To send on it, this party chooses it at once; to receive on it, this party waits until the sender chooses it.
+        If this party is to send on the connection, it chooses it at once; if it is to receive, it waits until the
+        sender does.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
@@ -362,7 +369,7 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Read whether the sender has chosen this connection, or has closed it for another one.
+        """Read whether the peer, which is to send on this connection, has chosen it or has closed it for another one.
 
         A chosen connection is used to receive on from now on.
         """
@@ -386,7 +393,7 @@ class _Joining:
             self._redial(peer, False)
 
     def _settle(self, peer: int, sends: bool) -> None:
-        """Stop calling a party for a connection, as it is made. sends: whether this party sends on it."""
+        """Stop the attempts to open a connection to `peer` that now exists. sends: whether this party sends on it."""
         for dialing in [d for d in self._dialing if d.call.called == peer and d.call.sends == sends]:
             self._dialing.remove(dialing)
             if dialing.under_way is not None and dialing.under_way in self._steps:
@@ -398,7 +405,7 @@ class _Joining:
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
     def _left(self, peer: int, connection: socket.socket) -> None:
-        """Raise PeerError if the party that receives on this connection has closed it: it failed, or was killed."""
+        """Raise PeerError if the peer, which receives on this connection, has closed it: it failed, or was killed."""
         try:
             if connection.recv(1):
                 return

@@ -41,11 +41,14 @@ class Hello(NamedTuple):
     sends: bool
 
     def hello(self, token: bytes) -> bytes:
-        """Return the 16 bytes by which the caller proves who it is, and says which connection this is."""
+        """Return the first 16 bytes of this connection: they name it, and prove that the caller knows `token`.
+
+        token: the run's 16 secret bytes.
+        """
         return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
     def answer(self, token: bytes) -> bytes:
-        """Return the 16 bytes by which the called party proves who it is."""
+        """Return the 16 bytes by which the called party proves that it knows `token`, the run's 16 secret bytes."""
         return derive(token, "answer", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
 
@@ -88,7 +91,8 @@ def introduce(
 ) -> Steps[socket.socket]:
     """Do the caller's handshake; return the connection to party `call.called`.
 
-    Raises OSError if another program answers. token: the run's token. context: TLS of the connecting side, None for
+    Raises OSError if another program answers. token: the run's 16 secret bytes. context: TLS of the connecting side,
+    None for
     plain text.
     """
     try:
@@ -113,9 +117,11 @@ def take(
 ) -> Steps[Taken]:
     """Do the called party's handshake on an accepted connection, whose first 16 bytes say which one it is.
 
-    hello: these bytes, if lane 0 has read them already, else empty. calls: the planned connections of this lane, by
-    these bytes. others: the same bytes for other lanes' connections, which are returned at once. token: the run's
-    token. context: TLS of the accepting side, None for plain text. Raises OSError for any other peer.
+    hello: these bytes, if lane 0 has read them already, else empty. calls: this lane's planned connections, by their
+    first bytes. others: the first bytes of other lanes' connections; such a connection is returned at once, without a
+    handshake. token: the run's 16 secret bytes. context: TLS of the accepting side, None for plain text. Raises OSError
+    for any
+    other peer.
     """
     try:
         connection.setblocking(False)

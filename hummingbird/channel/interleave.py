@@ -20,7 +20,7 @@ from hummingbird.kernels.devices import on_this_card
 
 
 class Computation:
-    """One of the functions that an `Interleave` runs, or the rest of the process (`OUTSIDE`).
+    """A computation that may be interleaved: a function that an `Interleave` runs, or all other code (`OUTSIDE`).
 
     session: the session that its code has entered (mpc/session/session.py). None: the session of the code that has
     called `Interleave.run`.
@@ -31,7 +31,7 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """Return the session that this computation has entered, or that of the code around it, or None."""
+        """Return the session that this computation has entered, else the session of the code around it, else None."""
         if self.session is not None or self._around is None:
             return self.session
         return self._around.entered()

@@ -161,7 +161,7 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """The layer in which a computation is (`layer`), and the seconds for which it has not computed so far (`idle`)."""
+    """The place of a computation: its layer (`layer`), and the seconds that it has not computed so far (`idle`)."""
 
     layer: str = ""
     idle: float = 0.0
@@ -197,7 +197,7 @@ def paused() -> Iterator[None]:
 
 
 def current_layer() -> str:
-    """Return the qualified name of the layer that is being computed; "" outside of layers."""
+    """Return the qualified name of the layer that the calling code computes; "" outside of layers."""
     return _at.get().layer
 
 
@@ -237,16 +237,17 @@ def count(
 
 
 def away(seconds: float) -> None:
-    """Keep these seconds from counting as the layer's computing: the computation waited, or another one ran."""
+    """Note that the current layer did not compute for these seconds: the computation waited, or another one ran."""
     at = _at.get()
     _at.set(at._replace(idle=at.idle + seconds))
 
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
-    """Assign the counts of a `with` block to this layer. kind: its operation. predicted: its price.
+    """Count messages and seconds of a `with` block as those of this layer, in every meter that is counting.
 
-    window: the layer's window as text. elements: how many values it works on.
+    name: the layer's qualified name. kind: its operation. predicted: its price. window: its window as text. elements:
+    how many values it works on.
     """
     before, idle, started = _open_layer(name), _at.get().idle, time.perf_counter()
     try:

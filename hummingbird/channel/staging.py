@@ -84,9 +84,10 @@ class Staging:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor from unpinned memory to the GPU, through the ring of pinned buffers; return the copy.
+        """Start to copy a tensor from unpinned memory to the GPU, through pinned buffers; return the copy.
 
-        Called in an `aside` block. Returns once the last piece is in the ring; the tensor's memory may then be reused.
+        Called in an `aside` block. Returns once the last piece is in a pinned buffer; the tensor's memory may then be
+        reused.
         """
         out = torch.empty_like(tensor, device=self.device)
         source, target = (x.view(-1).view(torch.uint8) for x in (tensor.contiguous(), out))
@@ -105,7 +106,7 @@ class Staging:
         return out
 
     def land(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor that `buffer` has returned to the GPU; return the copy.
+        """Start to copy to the GPU a tensor in pinned memory that `buffer` has returned; return the copy.
 
         Later kernels of this thread's stream wait for the copy; `tensor` must not be written to any more.
         """
@@ -128,7 +129,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the staging for a message of these tensors; None if all are on the CPU."""
+    """Return the `Staging` object for messages of these tensors, that of their GPU; None if all are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)
@@ -166,7 +167,7 @@ class Aside:
 
 
 class Ready:
-    """A CUDA event that comes once some material is ready on a GPU."""
+    """The moment at which some material is ready on a GPU, as a CUDA event."""
 
     def __init__(self, stage: Staging, event: Any) -> None:
         self._stage, self._event = stage, event

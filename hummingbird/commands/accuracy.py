@@ -14,7 +14,7 @@ from hummingbird.window_search.answers import fitting
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
-    """Return for which fraction of images (N, ...) the model's largest logit is at the image's label, in labels (N,).
+    """Return the proportion, 0 to 1, of images (N, ...) whose largest logit is at their label, in labels (N,).
 
     The model computes in float32 on its own device.
     """
@@ -42,16 +42,16 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """Return a function to call before each batch, with the batch's number, so that ranks draw the numbers of one
-    process.
+    """Return a function that several ranks call before each batch, with its number, to agree with a run in one process.
 
-    Only simulations draw (`FastSimulator.passes`); for any other model the function does nothing. image: (1, ...).
+    The function moves a simulation's random numbers to those of that batch (`FastSimulator.passes`); for any other
+    model it does nothing. image: any image, (1, ...).
     """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
 
 def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Raise InputError if labels (N,) of images (N, ...) are no classes of the model, which is left in eval mode."""
+    """Raise InputError if labels (N,) of images (N, ...) are no classes of the model. Leaves the model in eval mode."""
     logits = _logits(model.eval(), images[:1].to(_device(model, images)))
     fitting([logits.shape[1:]], len(images), labels)
 

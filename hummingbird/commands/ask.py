@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the images to the parties, print figures, and the accuracy if there are labels, and write the results."""
+    """Send the images to the parties, and write the results; print figures, and the accuracy if there are labels."""
     check_outputs(args)
     given, labels = options.inputs_of(args, args.images)
     count = len(given[0])

@@ -57,14 +57,14 @@ def own(batch: int) -> slice:
 
 
 def reseed(seed: int, epoch: int) -> None:
-    """Seed torch's generators for this rank and epoch, unless there is only one rank."""
+    """Seed torch's generators with `seed`, this rank and `epoch`; does nothing if there is only one rank."""
     if ranks.size() > 1:
         text = f"{seed} epoch {epoch} rank {ranks.rank()}"
         torch.manual_seed(int.from_bytes(sha256(text.encode()).digest()[:7], "little"))
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Average the floating-point buffers of a model over the ranks; they are the running statistics of batch norms."""
+    """Average a model's floating-point buffers, the running statistics of batch norms, over the ranks in place."""
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(ranks.mean(buffer))

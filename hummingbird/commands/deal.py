@@ -178,7 +178,7 @@ class _Stopped(BaseException):
 
 
 def _bar(what: dict[str, Any]) -> Any:
-    """Return a progress bar for the images of one store, which shows nothing without a terminal.
+    """Return a progress bar that counts the images of one store; it shows nothing without a terminal.
 
     what: the arguments of `deal`, with the store's lanes, slots and shape.
     """

@@ -71,7 +71,10 @@ def check_writable(path: Path, where: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Check by `check_writable` the files of --out, --json and --plot, as far as the program has these options."""
+    """Raise InputError if a file that --out, --json or --plot names cannot be written; called before hours of work.
+
+    A program may have only some of these options.
+    """
     for name in ("out", "json", "plot"):
         path = getattr(args, name, None)
         if path is not None:

@@ -175,9 +175,10 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 
 
 def in_all_table(study: Study, config: BitConfig) -> str:
-    """Return a table of the kB that all parties and the dealer send for an image, by layer, with q and without.
+    """Return a table of the kB that all parties and the dealer send for an image, by layer and in all.
 
-    config: the windows with q.
+    config: windows, some of which round results by q bits (`BitWindow`). The table compares them with the same windows
+    without rounding.
     """
     costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
     rows = []

@@ -237,7 +237,7 @@ class Lesson:
 
 
 def lesson_of(args: argparse.Namespace) -> Lesson:
-    """Read the images of --data, which are not augmented, and those of --test.
+    """Return the training data that the options name: images of --data, not to be augmented, and of --test.
 
     Raises errors of `images_of`, and InputError for images without labels.
     """

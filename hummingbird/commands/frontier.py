@@ -82,13 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def uniform_window(study: Study, budget: Fraction) -> BitWindow:
-    """Return the best single window for all layers within the budget. Raises errors of `Study.search`."""
+    """Return the best window that all layers may share within a budget. Raises errors of `Study.search`.
+
+    budget: mean bits of a comparison as a part of 64.
+    """
     return next(iter(study.search(budget, uniform=True).layers.values()))
 
 
 class Frontier:
-    """Computes the rows of the table, one for each budget, which share a net, labelled images, a study and the
-    options.
+    """Computes the rows of the command's table: the accuracy and cost of the windows found for each budget of bits.
+
+    All rows share a net, labelled images, a study and the options.
     """
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
@@ -111,7 +115,8 @@ class Frontier:
     def row(self, how: str, budget: str) -> Row:
         """Search windows for a budget and write them to a file; return the row of their figures.
 
-        If no windows meet the budget, the row says why. how: "searched", or "uniform" for one window for all layers.
+        how: "searched", or "uniform" for one window for all layers. budget: mean bits of a comparison, as in "6/64". If
+        no windows meet the budget, the row says why.
         """
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
@@ -139,7 +144,11 @@ class Frontier:
         }
 
     def _in_all(self, config: BitConfig) -> Row:
-        """Return the kB that all parties and the dealer send for an image, with --knobs q also without q."""
+        """Return the kB that all parties and the dealer send for an image, by the figure's name.
+
+        With --knobs q, windows also round results by q bits (`BitWindow`); a second figure is then for the windows
+        without it.
+        """
         costs = {"in_all_kilobytes_per_image": config}
         if self.args.knobs:
             costs["in_all_kilobytes_without_q"] = without_q(config)
@@ -230,7 +239,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
 
 
 def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the searches to make: for each "searched" or "uniform", and its budget.
+    """Return the searches to make, each "searched" or "uniform" (one window for all layers) with a budget of --budgets.
 
     Raises ConfigError for an invalid budget.
     """

@@ -110,7 +110,7 @@ def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, f
 
 
 def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
-    """Return an `Answers` object for the outputs of all images, which judges outputs by labels, or by other outputs."""
+    """Return an `Answers` object of a net's outputs for all images; it compares labels or other outputs with them."""
     return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)
 
 
@@ -221,7 +221,7 @@ def _advance(bar: Any, done: int) -> None:
 
 
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
-    """Print how much material the session's store holds, if it has one, and check that it suffices.
+    """Check that the session's store, if it has one, suffices for this lane's images, and print how much it holds.
 
     shape: of one image. count: images of this lane. Raises DealerError if the store is for another net or shape, or
     holds too little.

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print versions, devices, kernels, and whether CrypTen needed its shim."""
+    """Print versions, devices and kernels, and whether CrypTen needs a module that this torch lacks (the shim)."""
 
     def version(name: str) -> str:
         try:

@@ -205,9 +205,10 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """Return the facts (rows, dimension, type ...) of the table from which the servers' tables were made.
+    """Return the facts (rows, dimension, type ...) of the full table, whose rows all servers' tables hold.
 
-    facts: of the servers' table. plan: the plan by which the table was divided among servers, or None.
+    facts: of the servers' table. plan: the plan by which the full table was divided among servers; None: `facts` are
+    its own. Raises AgreementError if the servers hold another table than the full one of the plan.
     """
     if plan is None:
         return facts

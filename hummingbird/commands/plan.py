@@ -33,10 +33,10 @@ _POINTS = 2000  # points of a line, or dots
 
 
 def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
-    """Draw the share of requests that take longer than each latency.
+    """Draw, for each latency, the proportion of requests that take longer.
 
-    If the load is above the largest rate, draw each request's latency and time of arrival instead. path: the picture.
-    goal: a figure such as p99, and its seconds, to be marked.
+    If the load is above the largest rate that the service sustains, draw each request's latency and time of arrival
+    instead. path: the picture. goal: a figure such as p99, and its seconds, to be marked.
     """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
@@ -50,7 +50,7 @@ def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) 
 
 
 def _shares(axes: Any, found: Result) -> None:
-    """Draw the share of all requests that take longer than each latency, and mark percentiles with their intervals.
+    """Draw, for each latency, the proportion of requests that take longer; mark percentiles and their errors.
 
     axes: of matplotlib.
     """
@@ -68,9 +68,9 @@ def _shares(axes: Any, found: Result) -> None:
 
 
 def _growing(axes: Any, found: Result) -> None:
-    """Draw the first run's requests as dots, latency against time of arrival: latencies grow above the largest rate.
+    """Draw the first run's requests as dots, latency against time of arrival.
 
-    axes: of matplotlib.
+    Used for a load above the largest rate that the service sustains, where latencies grow. axes: of matplotlib.
     """
     arrived, latency = found.outcome.arrived[0], found.outcome.latency[0]
     places = np.linspace(0, len(arrived), min(len(arrived), _POINTS), endpoint=False, dtype=int)
@@ -158,7 +158,10 @@ def _action(actions: Any, name: str, line: str, description: str, run: Run) -> a
 
 
 def _checked(args: argparse.Namespace, run: Run) -> int:
-    """Check that the files that an action will write can be written, then run the action; return its exit code."""
+    """Run `run`, an action of the command `plan`, and return its exit code.
+
+    Before that, raises InputError if a file that the options name cannot be written, and errors of `plots.check`.
+    """
     for option in ("json", "save", "plot"):
         path = getattr(args, option, None)
         if path is not None and str(path) != "-":
@@ -218,7 +221,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warnings(found: Result) -> list[str]:
-    """Return warnings for a load above the largest rate, and for a load for which this run has too few requests."""
+    """Return warnings for a load above the largest rate that the service sustains, and for a run that is too short.
+
+    Near that rate, figures depend on many requests; the warning names a number for --requests.
+    """
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate
     if found.overloaded:

@@ -19,7 +19,7 @@ from hummingbird.rpc.options import count
 def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | None) -> None:
     """Add the options from --rate to --engine, which `arrivals_of` and `options_of` read.
 
-    requests, runs: defaults of --requests and --runs; None: those of the simulation.
+    requests, runs: defaults of --requests and --runs; None: those of `capacity.run`.
     """
     group = parser.add_argument_group("requests")
     kind = group.add_mutually_exclusive_group()
@@ -114,7 +114,10 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def needed(arrivals: Arrivals | None) -> Arrivals:
-    """Return the arrivals. Raises InputError if they are None because no option describes any."""
+    """Return `arrivals`, the requests over time that the options describe.
+
+    Raises InputError if no option describes any, so that `arrivals` is None.
+    """
     if arrivals is None:
         hint = "--rate 20/min, --hourly, --trace or --users"
         raise InputError("no requests", where="--rate", hint=hint)

@@ -44,7 +44,7 @@ _HINTS = {
 
 
 def _need(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if one of these options, which the kind of service needs, is not set."""
+    """Raise InputError for the first of these options, all needed by the kind of service, that is not set."""
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
             what = "a net" if option == "model" else f"--{option}"
@@ -121,9 +121,10 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 
 
 def _composed(args: argparse.Namespace) -> Service:
-    """Return the model of a service "sg" or "cg" (capacity/paper.py) for the user's own net.
+    """Return the model of a service that garbles, for the user's own net, from the layers of published nets.
 
-    With --profile, it has the seconds of garbling that were measured on the user's machine.
+    --service names it: "sg", garbling by the server, or "cg", by the client (capacity/paper.py). With --profile, it has
+    the seconds of garbling that were measured on the user's machine.
     """
     refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
@@ -144,9 +145,10 @@ def _links(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published | None = None) -> Service:
-    """Return the model of a service "sg" or "cg" (capacity/paper.py) with a net, on the client's link.
+    """Return the model of a service that garbles, for a net, with the options' threads, store, and link of the client.
 
-    published: the measured seconds and bytes of layers; None: those of the paper.
+    kind: "sg", garbling by the server, or "cg", by the client (capacity/paper.py). published: the measured seconds and
+    bytes of layers; None: those of the paper.
     """
     up, down = args.up or args.bandwidth, args.down or args.bandwidth
     threads = paper.Threads(*args.threads) if args.threads else paper.ONE
@@ -264,7 +266,7 @@ def _read(path: Path) -> str:
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:
-    """Return the prices that --prices sets; None without the option.
+    """Return the prices in money that --prices sets, of core hours, sent GB and stored GB; None without the option.
 
     Raises InputError for an unknown name, or a value that is no number.
     """

@@ -59,8 +59,9 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """Simulate the service for each value of the input, all with the same random numbers; yield the figures for
-    each.
+    """Simulate the service for each of --values of the input that --vary names; yield the figures of each simulation.
+
+    All simulations have the same random numbers.
     """
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
@@ -88,7 +89,7 @@ def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
 
 
 def plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
-    """Draw latencies against the input that is varied. found: the figures that `rows` yielded. path: the picture."""
+    """Draw latencies against the input that --vary names. found: the figures that `rows` yielded. path: the picture."""
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
     stable = [row for row in found if not row["overloaded"]]

@@ -87,7 +87,8 @@ def planned(args: argparse.Namespace) -> Planned:
 def encrypted_net(args: argparse.Namespace) -> HEModel:
     """Convert the net that the options describe for inference on ciphertexts.
 
-    Raises errors of `net_of` and `he.convert_model`, and InputError for options of nets between parties.
+    Raises errors of `net_of` and `he.convert_model`, and InputError for options that only a net on shares has, as
+    --bits.
     """
     for option in ("saved", "example", "bits", "private_weights"):
         if getattr(args, option):

@@ -33,7 +33,7 @@ def drawing() -> Any:
 
 
 def check(path: Path, where: str) -> None:
-    """Check before a search that its picture can be written.
+    """Raise an error, before hours of search, if the picture of its result could not be written.
 
     where: the option that names the picture. Raises EnvironmentProblem without matplotlib, InputError for a path or a
     format that cannot be written.
@@ -79,7 +79,10 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 
 
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy against kB sent online per image: a line for the windows found, another for uniform ones."""
+    """Draw accuracy against kB sent online per image: one line for the windows found, one for uniform windows.
+
+    Uniform is a window that all layers share. rows: figures, one for each budget. path: the picture.
+    """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
     for how, colour, mark in (("searched", _KEPT, "o"), ("uniform", _UNIFORM, "s")):

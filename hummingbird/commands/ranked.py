@@ -50,7 +50,7 @@ def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout:
 
 @contextlib.contextmanager
 def _hushed(hush: bool) -> Any:
-    """Print nothing within a `with` block if `hush`: no rows, no bars, no warnings."""
+    """Drop, if `hush`, all that is printed within a `with` block, also progress bars and warnings."""
     if not hush:
         yield
         return

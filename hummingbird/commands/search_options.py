@@ -13,7 +13,7 @@ from hummingbird.window_search.study import CRITERIA
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options from --group to --resume, which `search_options` and `grouping` read."""
+    """Add the options of a search for windows, from --group to --resume, which `search_options` and `grouping` read."""
     group = parser.add_argument_group("search")
     group.add_argument(
         "--group",

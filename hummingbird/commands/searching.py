@@ -18,7 +18,10 @@ from hummingbird.window_search.study import Study, open_study
 
 
 def state_of(out: Path) -> Path:
-    """Return the path of the file that keeps the answers of an unfinished search, beside the windows' file `out`."""
+    """Return the path of the file with the progress of an unfinished search, which --resume reads.
+
+    out: the file for the windows, beside which it stands.
+    """
     return out.with_name(f"{out.name}.state")
 
 

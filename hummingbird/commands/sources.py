@@ -59,9 +59,9 @@ def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
-    """Return the folder that --saved names for a party; None without it.
+    """Return the folder of the saved net that --saved names, with {rank} replaced; None without the option.
 
-    Raises ConfigError beside options that it replaces.
+    Raises ConfigError if --saved stands beside an option that the saved net replaces.
     """
     if args.saved is None:
         return None
@@ -167,7 +167,7 @@ def _argument(word: str) -> tuple[str, Any]:
 
 
 def place(net: nn.Module, device: str) -> nn.Module:
-    """Move the net to the device that --device names, with several GPUs to this rank's, and return it.
+    """Move the net to the device that --device names, where "cuda" is this rank's own GPU, and return it.
 
     Raises InputError for an unknown or missing device.
     """

@@ -27,7 +27,7 @@ from hummingbird.window_search.images import fingerprint
 class Subject:
     """A net in eval mode, and the images on which a command measures it.
 
-    images: float32 (N, ...). labels: (N, ...) or None. names: names of net and data set, for rows and provenance.
+    images: float32 (N, ...). labels: (N, ...) or None. names: names of net and data set, for figures and provenance.
     source: the origin of the images, for sentences.
     """
 
@@ -51,7 +51,7 @@ class Subject:
         return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
 
     def settled(self) -> Subject:
-        """Return the subject with a net that can be traced without an example.
+        """Return a copy of the subject whose net can be traced without an example; the first image serves as one here.
 
         Raises errors of `graph.example_shapes.settled`.
         """
@@ -64,7 +64,7 @@ class Subject:
 
 
 def labels_of(labels: Tensor | None, where: str) -> Tensor:
-    """Return the labels if they are classes (N,). Raises InputError for None, and for other labels.
+    """Return the labels if they are classes (N,); otherwise, and for None, raise InputError.
 
     where: their origin, for errors.
     """
@@ -89,7 +89,7 @@ def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str)
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options --device and --protocol to --seed, which describe the simulated private inference."""
+    """Add the options --device, --protocol, --parties and --seed, which describe the simulated private inference."""
     group = parser.add_argument_group("private inference, simulated")
     group.add_argument("--device", default=default_device(), help="default: %(default)s")
     group.add_argument("--protocol", choices=tuple(PROTOCOLS), default="masked", help="default: %(default)s")

@@ -56,7 +56,7 @@ class Recipe:
     batch: images per step. optimizer: "sgd" or "adamw". schedule: of the learning rate, one of SCHEDULES. rate: the
     largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or "auto": on for a GPU and for
     three-channel images. seed: of order and augmentation. average: whether the result is the mean of the weights after
-    every epoch. cutmix: the fraction of batches whose images are mixed.
+    every epoch. cutmix: the proportion of batches, 0 to 1, whose images are mixed.
     """
 
     epochs: int
@@ -96,7 +96,7 @@ class Training:
             loss = training.run_epoch()
         training.finish()
 
-    Raises InputError for a batch that the ranks cannot share (data_parallel.py).
+    Raises InputError for a batch whose size the number of ranks does not divide (data_parallel.py).
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Training:
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield this rank's parts of the batches of an epoch: images in a new order and augmented, with labels.
 
-        Every image occurs once, but for those that fill no batch.
+        Every image occurs once, but the last ones in the order are left out if they fill no batch.
         """
         order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
         for chosen in order[: self.steps * self.batch].split(self.batch):
@@ -234,8 +234,8 @@ def augment(
     """Augment images: shift each by up to `dataset.shift` pixels in each direction, and mirror half of them if allowed.
 
     Pixels shifted in are black. images: (B, C, H, W), normalised, on any device; of any shape if the data set allows
-    neither shifts nor mirroring. generator: of the random numbers. own: which images to return, augmented as they are
-    within the whole batch.
+    neither shifts nor mirroring. generator: of the random numbers. own: which images to return; they are shifted and
+    mirrored as if all images were returned.
     """
     if not (dataset.shift or dataset.flip):
         return images[own]

@@ -97,9 +97,10 @@ def mean_error(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Validation:
-    """The accuracy without windows and with them, and how many predictions windows change in a run.
+    """The result of `validate`: the accuracy without and with windows, and how many predictions the windows change.
 
-    images: their number. runs: the number of runs, of whose figures these are the means.
+    images: their number. runs: the number of simulated runs with windows; figures with windows are means over these
+    runs.
     """
 
     images: int
@@ -159,7 +160,10 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Va
 
 
 def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> dict[str, int]:
-    """Return the largest |x| that each layer compares, in ring units; with --cut, only of layers with a window."""
+    """Return the largest |x| that each layer compares on the subject's images, in ring units.
+
+    With --cut, only layers with a window are in the result.
+    """
     options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
     with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
         found = magnitudes(
@@ -174,10 +178,11 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
-    """Return, for each layer, how far the values that it compares are from leaving its window.
+    """Return, for each layer, its window and how far the values that it compares are from leaving the window.
 
-    largest: the largest |x| by layer, in ring units. A result has a warning if |x| is beyond the window, or if, for a
-    window that must change nothing (m = q = 0), its margin is below `margin` bits.
+    largest: the largest |x| by layer, in ring units. margin: bits, log2 of the window's limit over the largest |x|,
+    below which the result has a warning if its window must change nothing (m = q = 0). An |x| beyond the window always
+    gives one.
     """
     found = []
     for name, most in largest.items():
@@ -194,7 +199,7 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
 
 
 def beyond(images: Tensor, config: BitConfig) -> str:
-    """Return a warning if images (N, ...) exceed the range for which the windows were made, else ""."""
+    """Return a warning if some of images (N, ...) exceed the range for which the windows were made, else ""."""
     most = config.input_range
     sizes = images.flatten(1).abs().amax(1)
     if most is None or not (far := int((sizes > most).sum())):

@@ -63,9 +63,9 @@ def store(timeout: float) -> Iterator[int]:
 
 
 def variables(place: LanePosition, port: int) -> dict[str, str]:
-    """Make the environment of one process: that of this process, with torchrun's variables for its rank.
+    """Return the environment variables for the process at `place`: this process's own, and torchrun's for its rank.
 
-    port: of the store.
+    port: the port of the store by which the processes find each other.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {

@@ -92,7 +92,7 @@ class Process:
         return True
 
     def look(self) -> None:
-        """Check whether the process has ended; kill it if it still runs some seconds after its report."""
+        """Note the end of the process if it has ended; kill it if it still runs some seconds after its report."""
         if self.popen.poll() is not None:
             self._signal(signal.SIGKILL)  # processes that the function left running; the dealer is not in the group
             self.read()  # the last part of its report
@@ -217,7 +217,8 @@ class Processes:
 class _Lines:
     """A pipe from one process's stdout or stderr to the caller's: text passes unchanged, or line by line with a prefix.
 
-    last: stream -> the text that was passed on last, of all processes, so that a prefix begins a new line.
+    last: stream -> the text that was last passed on, of any process; if that did not end its line, a prefix begins a
+    new one.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:

@@ -114,7 +114,7 @@ def _noted() -> Iterator[_Signals]:
 class _Life:
     """All processes of a run, from one start to their end, as a context: at its end all have ended.
 
-    life: how often they were started before.
+    life: how often the processes were started before.
     """
 
     def __init__(self, words: Sequence[str], places: Sequence[LanePosition], port: int, life: int) -> None:

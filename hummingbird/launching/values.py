@@ -37,7 +37,7 @@ def plain(value: Any, where: str = "the result") -> Any:
 
 
 def packed(value: Any) -> bytes:
-    """Pack a result into bytes. value: from `plain`."""
+    """Pack a result, which `plain` has returned, into bytes."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()

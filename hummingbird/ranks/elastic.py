@@ -29,10 +29,11 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 
 
 def dynamic() -> bool:
-    """Whether this process was started by a torchrun with a dynamic rendezvous (module head).
+    """Return whether the torchrun that started this process uses a dynamic rendezvous (as with `--standalone`).
 
-    A static torchrun writes its ranks to the store that its processes use, unless they are declared identical
-    (TORCH_ELASTIC_WORKER_IDENTICAL); a dynamic one keeps them elsewhere. Also False if the store does not answer.
+    A dynamic rendezvous runs code for anybody who reaches this host's ports. A static torchrun is known by the ranks
+    that it writes to the store of its processes, unless these are declared identical (TORCH_ELASTIC_WORKER_IDENTICAL).
+    Also False if the store does not answer.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
@@ -52,7 +53,7 @@ def dynamic() -> bool:
 
 
 def warn_of_dynamic(stacklevel: int = 2) -> None:
-    """Warn, in one process of each host, if torchrun uses a dynamic rendezvous (module head).
+    """Warn, in one process of each host, if torchrun uses a dynamic rendezvous (`dynamic`), which is open to strangers.
 
     stacklevel: for `warnings.warn`.
     """
@@ -61,7 +62,7 @@ def warn_of_dynamic(stacklevel: int = 2) -> None:
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError under a dynamic rendezvous (module head), unless clients and parties are all on this host.
+    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), unless clients and parties share this host.
 
     listen: the address at which clients come.
     """

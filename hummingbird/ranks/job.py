@@ -36,7 +36,7 @@ class Job:
         self.here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
     def say(self, error: BaseException | None) -> None:
-        """Write to the store that this rank ends, and why. error None: its program is over."""
+        """Write to the store that this rank ends, and why. error: the reason; None: the rank's program is over."""
         what, hint = "its program was over", ""
         if isinstance(error, HummingbirdError):
             what, hint = str(error).partition("\nhint: ")[0], error.hint
@@ -86,7 +86,7 @@ _jobs = 0  # jobs of this process so far; each has its own names in the store
 
 @contextlib.contextmanager
 def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
-    """Join the ranks that torchrun has started, for a block in which they divide the work; None for a single rank.
+    """Join the ranks that torchrun has started, in a block in which they divide the work; yield None for a single rank.
 
     timeout: seconds to wait for another rank's message. Raises EnvironmentProblem for environment variables that are
     not torchrun's, PeerError for ranks that do not join within `TIMEOUT`. In the block, SIGTERM raises PeerError with

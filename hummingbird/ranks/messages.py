@@ -21,10 +21,10 @@ _SHOWN = 80  # characters of a value in an error
 
 
 def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> Tensor:
-    """Compute torch.cat of run(0), run(1), ..., on the CPU: each rank runs its part, and all ranks get the result.
+    """Compute torch.cat of run(0), run(1), ... on the CPU: each rank runs some of them, and all ranks get the result.
 
-    rows: how many rows each piece has. like: (0, ...), with the shape and type of a row. Exact: for every number, all
-    ranks but one add 0.
+    rows: how many rows each piece has. like: (0, ...), with the shape and type of a row. The result is exact, as each
+    number is computed by one rank, and all others add 0.
     """
     if current() is None:
         return torch.cat([run(number) for number in range(len(rows))])

@@ -266,7 +266,10 @@ class Call:
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Mark the call, within a `with` block, as waiting for its caller; after `stall` seconds it is cancelled."""
+        """Mark the call, within a `with` block, as waiting for its caller, who may take at most `Limits.stall` seconds.
+
+        After these the call is cancelled.
+        """
         self.waiting = time.monotonic()
         try:
             yield
@@ -324,7 +327,7 @@ class Admission:
         """Admit a call to a method, which runs in the `with` block.
 
         A refusal, or an error in the block, becomes the call's status. The call counts, with the bytes that it holds,
-        until its caller has read the answer. brief: whether it counts among the brief calls.
+        until its caller has read the answer. brief: whether the method is a `Brief`, whose calls are counted apart.
         """
         call, outcome = Call(method, brief, context), "OK"
         notes = _notes[context] = dict[str, object]()
@@ -376,7 +379,7 @@ class Admission:
             self._calls.add(call)
 
     def _leave(self, call: Call) -> None:
-        """Count one of the two ends of a call, that of its method and that of gRPC; after both the call has left."""
+        """Note that a call has ended for its method or for gRPC; once it has ended for both, it no longer counts."""
         with self._changed:
             call.ends -= 1
             if call.ends:
@@ -422,5 +425,8 @@ def note(context: grpc.ServicerContext, **fields: object) -> None:
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """Return the name that a caller's certificate or token shows, for a method; None in plain text without tokens."""
+    """Return the caller's name, which its certificate or token shows; None in plain text without tokens.
+
+    context: gRPC's, of the call whose method asks.
+    """
     return _names.get(context)

@@ -69,9 +69,9 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Compute function(*args), and return the result.
+    """Call function(*args), in a thread if it works on much data so that the event loop goes on; return the result.
 
-    size: bytes of the data; large data is computed on in a thread, so that the event loop goes on.
+    size: bytes of that data.
     """
     return function(*args) if size <= _SMALL else await asyncio.to_thread(function, *args)
 
@@ -132,9 +132,9 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """Begin a call, and return it; awaiting it gives the answer.
+        """Begin a call, and return the call object; awaiting that gives the answer, or raises grpc.RpcError.
 
-        It may raise grpc.RpcError, which `status.explain` translates.
+        `status.explain` translates the error.
         """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)

@@ -107,9 +107,9 @@ class Patience:
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Return the seconds until another attempt, if that may succeed after this error.
+        """Return the seconds until another attempt, if one may succeed after this error.
 
-        Otherwise raises an error of `connect`.
+        Otherwise raises an error, as `connect` does.
         """
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -219,7 +219,7 @@ class _Detail(
     ),
     grpc.ClientCallDetails,
 ):
-    """The details of a call, changed by an interceptor, which gRPC then sends."""
+    """The details of a call (method, timeout, metadata), as an interceptor has changed them for gRPC to send."""
 
 
 class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def positive(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse the text of an option: a finite number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -33,14 +33,17 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Read a whole number from 1."""
+    """Parse the text of an option: an integer of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def share(text: str) -> tuple[str | None, int]:
-    """Read a limit for every name, N, or for one name, NAME=N; return (None, N) or (NAME, N)."""
+    """Parse the text of an option that limits callers; return (name, limit).
+
+    "N" is the limit of every caller, for whom the name is None; "NAME=N" is the limit of the caller with this name.
+    """
     name, equals, number = text.rpartition("=")
     if (equals and not name) or not number.isdecimal() or int(number) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is neither N nor NAME=N, with a whole number N from 1")
@@ -48,7 +51,7 @@ def share(text: str) -> tuple[str | None, int]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Read sizes from 1, written as in 3x32x32."""
+    """Parse the text of an option: sizes of 1 or more, as in 3x32x32."""
     try:
         sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError:
@@ -181,10 +184,10 @@ def caller_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
-    """Return the files that the options of `add_tls` name, as `tls_of` does, but where tokens are used accept fewer.
+    """Return the certificate files that the options of `add_tls` name: all three, or with tokens only some; or None.
 
-    names: the files that then suffice, such as "cert" and "key". tokens: whether tokens are used. Only a program that
-    both serves and calls may name further ones.
+    names: the files that suffice where tokens are used, such as "cert" and "key". tokens: whether tokens are used. A
+    further file beside these is accepted only in a program that both serves and calls. Raises errors of `tls_of`.
     """
     files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     needed = {name: files[name] for name in names if files[name] is not None}

@@ -172,8 +172,8 @@ def check_address(address: str, tls: Tls | None) -> None:
 def check_own_folder(path: PathLike, where: str) -> None:
     """Raise TrustError unless the folder of this unix socket belongs to this user, and no other user can enter it.
 
-    It guards a path that another process has named: whoever listens there is then a process of this user. where: the
-    caller's name in errors. Raises OSError if there is no such folder.
+    For a path that another process has named: whoever listens there is then a process of this user. path: of the
+    socket. where: the caller's name in errors. Raises OSError if there is no such folder.
     """
     folder = Path(path).parent
     found = folder.lstat()
@@ -398,9 +398,9 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path, forbidden: int, problem: str) -> str:
-    """Return a file's text. Raises EnvironmentProblem if its mode has a bit of `forbidden`, or if it cannot be read.
+    """Return a file's text. Raises EnvironmentProblem if the file cannot be read, or if its mode permits too much.
 
-    problem: the hint for such a mode.
+    forbidden: permission bits, as of chmod(2), that the mode must not have. problem: the hint for such a mode.
     """
     try:
         with open(path, encoding="utf-8") as file:

@@ -254,7 +254,7 @@ class Metrics:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """Return the counters with these labels, from a cache, because the lookup takes longer than to count."""
+        """Return the Prometheus counters of a method's calls with this outcome; `_of` caches this method's results."""
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 

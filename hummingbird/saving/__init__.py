@@ -131,7 +131,7 @@ def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: boo
 
 
 def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
-    """Replace the tensors of a step. tensors: id of a tensor of the step -> the tensor that replaces it."""
+    """Return a copy of a step with other tensors. tensors: id of a tensor of the step -> the tensor in its place."""
     attrs = {key: tensors[id(value)] if isinstance(value, Tensor) else value for key, value in step.attrs.items()}
     return replace(step, attrs=attrs)
 
@@ -160,9 +160,9 @@ def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
 
 
 def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
-    """Return the steps, and their tensors by the names that the file of weights has for them.
+    """Return the steps unchanged, and their tensors by the names that the file of weights has for them.
 
-    A tensor that several steps share has one name.
+    A name is the step's name and the attribute's. A tensor of several steps has one name, by the first of them.
     """
     tensors: dict[str, Tensor] = {}
     known: set[int] = set()

@@ -110,7 +110,7 @@ class NetDescription:
 
     @property
     def digest(self) -> str:
-        """Compute the SHA-256 (hex) of the description, which every file of weights contains."""
+        """Compute the SHA-256 (hex) of the description. Files of weights contain it, which binds them to net.json."""
         return _digest(self._net())
 
     def to_json(self) -> str:

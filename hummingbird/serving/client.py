@@ -51,7 +51,7 @@ class Joined(NamedTuple):
     """A service whose parties have all answered with the same description.
 
     order: by rank, the index of each party in the group's addresses. clocks: by rank, the seconds by which each party's
-    clock is ahead.
+    clock is ahead of the client's.
     """
 
     service: ServiceDescription
@@ -82,7 +82,7 @@ class _Lines:
 
 
 class PartyGroup:
-    """The N parties of one service, as a client asks them from coroutines of any event loops.
+    """The N parties of one service, to which a client sends requests; coroutines of any event loop may call it.
 
     claim: random bytes by which the parties recognise the client.
     """
@@ -139,7 +139,7 @@ class PartyGroup:
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
         """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
 
-        joint: from `join`. timeout: seconds to the request's deadline, cut to somewhat less than ten minutes.
+        joint: from `join`. timeout: seconds to the request's deadline; at most somewhat less than ten minutes count.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -301,7 +301,7 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`; requested once, and after a failure."""
+        """The parties' description of the service, with `inputs` and `outputs`; requested again after a failure."""
         return run(self._described())
 
     @property
@@ -348,7 +348,10 @@ class Client:
     async def _answers(
         self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
-        """Send these requests, at most `_IN_FLIGHT` at a time, and return all results in order."""
+        """Send requests with these questions, at most `_IN_FLIGHT` at a time; return all results in the same order.
+
+        progress: called with the number of images of each finished request.
+        """
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
 
         async def answer(part: Question) -> Tensor:
@@ -373,9 +376,9 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send one request, and return its result.
+        """Send a request with this question, and return its result.
 
-        Raises AgreementError if the description has changed since the call began.
+        Raises AgreementError if the parties no longer serve `service`, as they did when the call began.
         """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:

@@ -74,7 +74,7 @@ class Teller:
                 self._sending.release()  # the loop's condition sees a row added before this by a thread that has gone
 
     def _send(self) -> None:
-        """Send one message of the reports that wait, if there are any."""
+        """Send one message with the reports that wait to be sent, if there are any."""
         rows = [self._rows.popleft() for _ in range(min(_CLAIMS, len(self._rows)))]
         if rows:
             rows += [_NOTHING] * (_CLAIMS - len(rows))

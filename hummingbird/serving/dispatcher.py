@@ -38,16 +38,20 @@ _LONGEST = WireLimits.stall  # the admission waits no longer for a message
 
 
 class Dispatcher(Protocol):
-    """A party's dispatcher, as its lanes call it.
+    """The interface by which a lane of a party gets the batches to compute, and hands back the answers to requests.
 
-    If any part of the service has failed, methods raise the first failure.
+    Implemented by `LocalDispatcher` in the process of lane 0, and by `RemoteDispatcher` elsewhere. If any part of the
+    service has failed, methods raise the first failure.
     """
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Return party 0's next list of decisions for a lane, and whether it is the last; see `Scheduler.next`."""
+        """Return party 0's next list of decisions for a lane, and whether it is the last.
+
+        idle: longest wait, seconds. room: images that the lane has material for. See `Scheduler.next`.
+        """
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """Carry out a list of party 0: refuse the dropped requests, and return those to run.
+        """Carry out a list of decisions by party 0: refuse the requests to drop, and return those to run.
 
         last: whether it is the last list. slots: unused slots of the lane's store; NaN with a dealer.
         """
@@ -56,13 +60,16 @@ class Dispatcher(Protocol):
         """Answer the requests of a batch that the lane has computed.
 
         answers: for each request its id, and the message to its client. images: their number in the batch. padding:
-        rows of the store's slots without an image.
+        unused places for images in the slices of the batch.
         """
 
 
 @dataclass
 class Counts:
-    """The numbers of computed batches, of their images, and of padding: rows of a store's slots without an image."""
+    """The numbers of batches computed, of their images, and of padding: unused places for images in their slices.
+
+    There is padding only with a store, whose slices have a fixed size.
+    """
 
     batches: int = 0
     images: int = 0
@@ -77,7 +84,7 @@ class LocalDispatcher:
 
     control: the parties' second channel (control.py). wait: see `Scheduler`. beat: seconds between two reports of this
     party. limits: bounds on the queued requests. grace: seconds for waiting requests once the service is to end.
-    restocked: called when `stocked` has changed, which is whether some lane has material.
+    restocked: called when `stocked`, whether some lane has material, has changed.
     """
 
     def __init__(
@@ -131,7 +138,9 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """Note that a client's call for this request has ended; if it was the last one, the request is given up."""
+        """Note that a client's call for a request has ended; give the request up if it has no other call and no
+        outcome.
+        """
         if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
 
@@ -158,15 +167,15 @@ class LocalDispatcher:
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """Fail because the parties' second channel (control.py) is lost, unless all lanes have their last lists.
+        """End the service with this error because the parties' second channel (control.py) is lost.
 
-        After these lists parties end, some before others.
+        Does nothing if all lanes have their last lists of decisions: parties then end one after the other.
         """
         if len(self._last) < self._lanes:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """Fail because a lane of this party is lost, and tell the other parties, which may wait for that lane."""
+        """End the service with this error, as a lane of this party is lost; tell the parties that may wait for it."""
         self.fail(error)
         self._control.abort(str(error))
 

@@ -47,7 +47,7 @@ _ASK = "its own output says why"
 
 
 class Message(NamedTuple):
-    """A question or an answer between two lanes: its kind, fields of JSON, and bodies of bytes."""
+    """A question or an answer between two lanes: its kind, its fields as JSON values, and bodies of bytes."""
 
     kind: str
     fields: dict[str, Any]
@@ -67,7 +67,7 @@ class LaneLink:
         connection.settimeout(timeout)
 
     def send(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> None:
-        """Send a message. Raises PeerError if the other side has gone."""
+        """Send a message. kind, fields, bodies: of the `Message`. Raises PeerError if the other side has gone."""
         bodies = list(bodies)
         head = json.dumps({"kind": kind, "sizes": [len(body) for body in bodies], **fields}).encode()
         try:
@@ -106,7 +106,7 @@ class LaneLink:
         )
 
     def ask(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> Message:
-        """Send a message, and return the answer."""
+        """Send a message, and return the other side's answer. kind, fields, bodies: of the `Message`."""
         self.send(kind, bodies, **fields)
         return self.receive()
 
@@ -320,7 +320,7 @@ class Invitation:
 
 
 class RemoteDispatcher:
-    """The dispatcher that the other lanes of a party call; it asks that of lane 0. Any thread may call `end`.
+    """The dispatcher at a lane other than 0: it passes every call on to lane 0's. Any thread may call `end`.
 
     slots: unused slots of this lane's store. Raises PeerError if lane 0 has failed or refuses this lane.
     """

@@ -203,7 +203,7 @@ class Methods:
         self.look()
 
     def look(self) -> None:
-        """Call `ready` with whether there is a party now that takes requests and has material."""
+        """Call `ready` with True if there is a party now that takes requests and has material, else with False."""
         party = self.party
         self._ready(party is not None and party.stocked and not self._draining)
 

@@ -143,7 +143,7 @@ def input_bits(plan: Sequence[PlanStep]) -> int:
 def result_bits(plan: Sequence[PlanStep]) -> int:
     """Return how many low bits of the shares determine the result, sign included, within the range of the last layer.
 
-    The range of a last layer that compares bounds its inputs, not its result: all 64 bits are then sent.
+    If the last layer compares, its range bounds its inputs and not its result; all 64 bits then count.
     """
     scale = plan[-1].scale
     last = next((step.layer for step in reversed(plan) if step.layer is not None), None)

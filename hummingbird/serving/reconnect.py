@@ -90,9 +90,9 @@ class ReconnectLoop:
             self._told.wait(pause)
 
     def _live(self) -> None:
-        """Serve in one session, from joining it to leaving it. Returns without an error if a party was to end.
+        """Serve in one session, from joining it to leaving it.
 
-        The other parties then wait for that party's return.
+        Returns without an error if some party was told to end. The other parties then wait until that party comes back.
         """
         party = None
         try:

@@ -138,7 +138,7 @@ class RequestQueue:
     # The thread that runs batches -----------------------------------------------------------------------------------
 
     def take(self, id: bytes) -> Request | None:
-        """Return the request with this id, which is computed now; None if this party does not hold it."""
+        """Return the request with this id, whose computation begins now; None if this party does not hold it."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.request is None:

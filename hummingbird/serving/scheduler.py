@@ -73,7 +73,7 @@ class _Held:
 
     @property
     def until(self) -> float:
-        """The time at which the request is dropped unless it runs before."""
+        """The time at which the request is dropped if it does not run before then."""
         return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
@@ -169,12 +169,15 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Return whether a request fits no lane, while this lane's store may have more than the lane last reported."""
+        """Return whether a lane is to report its material anew, which may have grown since its last report.
+
+        It is if no lane has reported enough for some request.
+        """
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
     def _lacking(self) -> list[_Held]:
-        """Return the requests that all parties hold, and for which no lane has enough material."""
+        """Return the requests that all parties hold but for which no lane has reported enough material."""
         largest = max(self._rooms.values())
         return [held for id in self._ready if (held := self._held[id]).images > largest]
 
@@ -204,7 +207,10 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Take a batch from the head of the queue, out of the requests that fit; return the decisions to run them."""
+        """Take a batch from the head of the queue; return the decisions to run its requests.
+
+        lane: the lane that is to compute the batch. fitting: ids of the requests that this lane has material for.
+        """
         out: list[Decision] = []
         images = 0
         for id in fitting:
@@ -256,7 +262,10 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """Return the time of the next decision if no request and no report arrives before."""
+        """Return the time at which a lane is to decide next, if no request and no report arrives before.
+
+        lane: its number. fitting: ids of the requests that the lane has material for.
+        """
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         due += [self._said[lane] + self._next_look] if self._lacking() else []
         return min([*due, *(held.until for held in self._held.values())], default=time.monotonic() + 3600)

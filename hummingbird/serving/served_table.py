@@ -53,8 +53,8 @@ class ServedTable:
     def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:
         """Return this party's shares of the net's inputs for each request, int64 (images, values).
 
-        A row holds the rows of the table that were looked up, times the keys' signs, and then the client's shared
-        values.
+        An image's values are shares of the rows that its keys select, and then the client's shares. Some keys give a
+        row times -1, which the client has taken into account in its weights.
         """
         _, sums = self._server.answer(torch.cat([request.keys(service) for request in requests]), "sum")
         words = sums.view(torch.int64)

@@ -49,8 +49,8 @@ _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party 
 class _Batch:
     """Requests that are computed together.
 
-    counts: images of each request. works: the slices of the batch, ready to be run. padding: rows of the slices without
-    an image. outputs: the results so far, by number of the slice.
+    counts: images of each request. works: the slices of the batch, ready to be run. padding: unused places for images
+    in these slices. outputs: the results so far, by number of the slice.
     """
 
     ids: Sequence[bytes]
@@ -63,9 +63,9 @@ class _Batch:
 class Batches:
     """Runs batches of requests through the private net at one party.
 
-    Every party makes the same calls in the same order. poll: asks for another list without waiting, and may call `add`.
-    done: called for each computed batch with ids, images of each, padding rows, and this party's share of the results,
-    int64 (images, ...).
+    Every party makes the same calls in the same order. poll: asks party 0 for further requests without waiting, and may
+    call `add`. done: called for each computed batch with its requests' ids, the images of each, the padding (unused
+    places for images in the slices), and this party's share of the results, int64 (images, ...).
     """
 
     def __init__(
@@ -82,7 +82,10 @@ class Batches:
         self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """Queue a batch of requests, with their shares int64 (images, ...); its material is made from now on."""
+        """Queue a batch of requests; the making of its material begins now.
+
+        ids: of the requests. shares: for each request this party's shares of the net's input, int64 (images, ...).
+        """
         x = torch.cat(list(shares)).to(self._session.device)
         works = self._private.begin(self._session, Shared(x), ahead=self._ahead)
         padding = sum(work.part.shape[0] - work.part.images for work in works)
@@ -100,7 +103,7 @@ class Batches:
 
     @property
     def _full(self) -> bool:
-        """Whether the queued batches are so full that more requests are likely to wait."""
+        """Whether the queued batches are so full that more requests are likely to wait at party 0."""
         slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
@@ -218,7 +221,7 @@ class Worker:
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
-        """Run the batches on party 0's lists, until the last one.
+        """Run the batches that party 0's lists of decisions name, until the last list.
 
         Raises errors of the net's run and the dispatcher, and PeerError.
         """
@@ -238,7 +241,7 @@ class Worker:
                 self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
-        """Send or receive party 0's next list, and carry it out; return its length.
+        """Send (at party 0) or receive the next list of decisions, and carry it out; return how many decisions it has.
 
         idle: seconds to wait for a list.
         """
@@ -270,13 +273,15 @@ class Worker:
 
     @property
     def _room(self) -> float:
-        """How many images this lane has material for, without those on lists that are on their way."""
+        """How many images this lane has material for, less the images of decisions that are being sent."""
         if self._store is None:
             return math.inf
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """Return the decision; a refusal for lack of material gets the milliseconds until there may be more."""
+        """Return the decision; if it drops a request for lack of material, with the milliseconds until there may be
+        more.
+        """
         if decision.action != Action.LOW or self._store is None:
             return decision
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
