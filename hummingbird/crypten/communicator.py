@@ -59,7 +59,7 @@ class _Done:
 
 
 class _Receipt:
-    """A handle of a tensor that `wait` receives, so that the party can send before it."""
+    """Handle of a tensor that is received only when `wait` is called: until then the party can send other messages."""
 
     def __init__(self, receive: Callable[[], Tensor], into: Tensor) -> None:
         self._receive, self._into = receive, into
@@ -123,7 +123,11 @@ class PartyCommunicator:
     print_communication_stats = get_communication_stats = reset_communication_stats = _no_statistics
 
     def _party(self, rank: Any, name: str, other: bool = False) -> int:
-        """Check a rank before anything is sent: InputError unless it is a party's, with `other` another party's."""
+        """Return a party's number. Raise InputError, before anything is sent, if `rank` is no party.
+
+        name: of the argument, for the error.
+        other: whether this party's own rank is refused, too.
+        """
         if not isinstance(rank, int) or not 0 <= rank < self.channel.parties or (other and rank == self.channel.rank):
             whom = f"no {'other ' if other else ''}party of {self.channel.parties}"
             raise InputError(f"{name}={rank} names {whom}", where=f"party {self.channel.rank}", hint="ranks begin at 0")
@@ -148,7 +152,10 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """A row of the meter for an opening by the user, outside of all layers."""
+        """Make an entry in the meter for an opening that the user's program asks for, outside of all layers.
+
+        cost_of: from the number of bytes of these tensors, the predicted cost of the opening.
+        """
         if meter.current_layer():
             return contextlib.nullcontext()
         return meter.layer("opening", "open", cost_of(sum(t.numel() * t.element_size() for t in tensors)))

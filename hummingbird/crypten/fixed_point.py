@@ -138,7 +138,7 @@ def raised(x: Any, bits: int) -> Any:
 
 
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
-    """Both tensors at the larger of their scales. Party 0 shares a public one."""
+    """Bring both tensors to the larger of their two scales. A public tensor is first shared, as party 0's share."""
     if not isinstance(y, Shared):
         y = _plain(y)
         own = scale_of(x) if is_whole(y) else max(scale_of(x), SCALE)
@@ -153,7 +153,7 @@ def _become(x: Any, result: Any) -> Any:
 
 
 def _reduced(x: Any, bits: int) -> Any:
-    """The value with `bits` fewer bits of fraction in its ring elements, exact to a unit."""
+    """Reduce the value's bits of fraction by `bits`, by an opening; the result errs by one unit at most."""
     return beaver.truncate(x, 1 << bits) if bits else x
 
 
@@ -209,7 +209,7 @@ def _beside(code: Tensor, x: Any) -> Tensor:
 
 
 def _free_bits(y: Tensor) -> int:
-    """How often y can be doubled until its largest magnitude exceeds 1; at most 30."""
+    """Count how often y can be doubled before its largest magnitude exceeds 1; at most 30."""
     largest = float(y.abs().max()) if y.numel() else 1.0
     return min(max(0, -math.frexp(largest)[1]), _SMALLEST) if math.isfinite(largest) and largest else 0
 
@@ -268,7 +268,7 @@ def _join(function: Any) -> Any:
 
 
 def _placed(name: str) -> Any:
-    """An in-place method `name`(dim, index, source) that first brings both tensors to one scale."""
+    """Make an in-place method like torch's `name`(dim, index, source) that first brings both tensors to one scale."""
 
     def place(self: Any, dim: int, index: Tensor, source: Any) -> Any:
         x, y = _aligned(self, source)
@@ -316,7 +316,10 @@ def _pad(self: Any, pad: Any, mode: str = "constant", value: Any = 0) -> Any:
 
 
 def install() -> None:
-    """Replace CrypTen's functions by these, for this process."""
+    """Replace the functions of CrypTen that encode, convert and divide fixed-point numbers by those of this module.
+
+    The replacement is for this process, and stays.
+    """
     FixedPointEncoder.__init__, FixedPointEncoder.encode, FixedPointEncoder.decode = _start, _encode, _decode
     beaver.truncate = _truncate
     for name, function in {

@@ -72,6 +72,6 @@ def _plain(value: Any) -> Any:
 
 
 def install() -> None:
-    """Replace CrypTen's provider by this one, for this process."""
+    """Make this module's provider the source of CrypTen's correlated randomness, for this process."""
     provider = DealerProvider()
     crypten.mpc.get_default_provider = lambda: provider

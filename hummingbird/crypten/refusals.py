@@ -71,11 +71,15 @@ def _show(self: Any) -> str:
 
 
 def install() -> None:
-    """Replace CrypTen's functions by these, for this process."""
+    """Replace the functions of CrypTen that this package refuses by functions that raise an error or check more.
+
+    The replacement is for this process, and stays.
+    """
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
-        """CrypTen's function, then a round in which the parties compare shape and source of the tensor. A type that the
-        caller registered (`crypten.register_cryptensor`) is not compared.
+        """Call CrypTen's function of this name; then the parties compare the tensor's shape and source, in one round.
+
+        Tensors of a type that the caller registered (`crypten.register_cryptensor`) are not compared.
         """
         made = _make(*args, **kwargs)
         if not isinstance(made, MPCTensor):

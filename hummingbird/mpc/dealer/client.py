@@ -107,7 +107,7 @@ class DealerClient:
         return self._supplies.reserve(self._turns.take(requests), requests)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: no mask is used in two runs."""
+        """Do nothing: the dealer draws new masks in every run, so no mask can hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Accept any net, of any shape."""

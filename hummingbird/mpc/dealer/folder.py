@@ -193,9 +193,9 @@ def _damaged(folder: Path, what: str) -> DealerError:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """The place of every correction in a region, by request, and the region's size in bytes.
+    """Compute where each correction lies in a region of the file, by request, and the region's size in bytes.
 
-    requests: those whose corrections go to the party.
+    requests: those of the region whose corrections go to the party.
     """
     found, at = [], 0
     for request in requests:
@@ -208,7 +208,10 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 
 
 class Corrections:
-    """A party's corrections: `read(region)` checks and maps a region. Region 0 is the setup, region s + 1 is slot s."""
+    """File of a party's corrections. `read(region)` compares a region's checksums, and returns its tensors.
+
+    Region 0 has the corrections of the setup, region s + 1 those of slot s.
+    """
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
         self.path, self._seed = folder / CORRECTIONS, seed

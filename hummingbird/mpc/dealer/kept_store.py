@@ -151,7 +151,7 @@ class KeptStore:
     # What the parties agree on ----------------------------------------------------------------------------------------
 
     def _go_on(self) -> bool:
-        """Agree with all parties on the next set; False if some party has none."""
+        """Agree with all parties on the next set, and open it. Returns False if some party does not have it yet."""
         while True:
             mine = self._open_next()
             try:
@@ -231,7 +231,7 @@ class KeptStore:
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: no mask is used twice."""
+        """Do nothing: a kept store's masks are used once, so no mask can hide two secrets."""
 
     def stay(self) -> None:
         """Erase the sets that are used up."""
@@ -258,7 +258,10 @@ STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
 
 
 class Set(StoreDealer):
-    """A party's lane of one set. Raises the errors of `StoreDealer`, and DealerError if it is another store's set."""
+    """One set of a kept store: this party's part of it, for one lane.
+
+    Raises the errors of `StoreDealer`, and DealerError if the set belongs to another kept store.
+    """
 
     def __init__(
         self,

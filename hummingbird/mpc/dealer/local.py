@@ -21,7 +21,10 @@ from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
 class LocalDealer:
-    """A dealer and its client in one object, from all parties' seeds by rank. Warns unless there is one party."""
+    """Dealer within the party's own process, which knows the seeds of all parties. It sends nothing.
+
+    With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party.
+    """
 
     slice_shape = None
 
@@ -58,7 +61,7 @@ class LocalDealer:
         return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: no mask is used in two runs."""
+        """Do nothing: new masks are drawn in every run, so no mask can hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Accept any net, of any shape."""

@@ -273,7 +273,7 @@ class DealtSlice:
 
     @property
     def over(self) -> bool:
-        """Whether all of it is handed out."""
+        """Whether all material of the slice is handed out."""
         return self._taken == len(self._store.header.batch)
 
     def correlation(self, request: Request[Any]) -> Material:

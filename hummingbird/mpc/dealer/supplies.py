@@ -32,7 +32,7 @@ Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
 class _Work:
-    """A supply, as the thread sees it."""
+    """Supply's state in the background thread: its requests, which of them are made, and which are taken."""
 
     def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
         self.turns, self.requests, self.make = list(turns), list(requests), make
@@ -94,7 +94,10 @@ class Supplies:
         return Supply(self, work)
 
     def correlation(self, work: _Work, request: Request[Any]) -> Material:
-        """The next material of a supply; DealerError if another request was reserved, or if it does not come."""
+        """Return a supply's next material.
+
+        Raises DealerError if another request was reserved, or if the material does not come in time.
+        """
         expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
         if str(request) != expected:
             raise DealerError(

@@ -34,10 +34,10 @@ _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 
 
 class LayerTable(NamedTuple):
-    """How a layer computes its function.
+    """Table by which a layer computes its function.
 
     bits: how many bits of the table's results must be right.
-    clamped: whether x is clamped first.
+    clamped: whether x is first clamped to an interval that the table covers.
     """
 
     table: PolynomialTable
@@ -67,7 +67,7 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """The comparison for x - e and x + e, which may be one bit larger than x."""
+        """Comparison for x - e and x + e, where the layer clamps x to [-e, e]: they may be one bit larger than x."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)

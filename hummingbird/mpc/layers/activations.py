@@ -228,6 +228,9 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """The comparison for |x|, at rest and right in all 64 bits: as wide as the comparison of x at `scale`."""
+        """Make the comparison for |x|, which is as wide as the comparison of x at `scale`.
+
+        Its input has scale 2^16, and shares that are right in all 64 bits.
+        """
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

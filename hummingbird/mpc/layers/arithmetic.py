@@ -36,9 +36,9 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 
 
 class Arithmetic(ABC):
-    """The operations of formulas, for one kind of numbers.
+    """The operations with which layers' formulas compute, for one kind of numbers: real numbers, shares, or prices.
 
-    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits.
+    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits of fraction.
     """
 
     scale: int = SCALE
@@ -84,7 +84,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
-        """Public int64 numbers, encoded to be added to values; they count units of the values' last bit."""
+        """Turn public int64 numbers into values that can be added to values at rest: 1 stands for their unit, 2^-16."""
 
     @abstractmethod
     def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
@@ -111,10 +111,11 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        """f(x) for the table's function f, with max(16, table.scale) bits of fraction; it is as precise as table.scale.
+        """Evaluate f(x) for the table's function f. The result has max(16, table.scale) bits of fraction.
 
-        On shares its low `bits` bits are right, counted from the table's last one.
-        whole: they are right in the whole ring, by one more opening, if |f(x)| < 2^(bits - table.scale - 2).
+        It is as precise as `table.scale` bits of fraction allow; lower bits are zero.
+        bits: how many bits of the result's shares are right, from the bit that stands for 2^-table.scale upwards.
+        whole: whether all higher bits are right, too, after one more opening, for |f(x)| < 2^(bits - table.scale - 2).
         """
 
     def expects(  # noqa: B027 - private values cannot be seen
@@ -136,7 +137,7 @@ class Arithmetic(ABC):
 
 
 class Reals(Arithmetic):
-    """Real numbers, any floating-point type, and exact comparisons."""
+    """Arithmetic on real numbers, tensors of any floating-point type, with exact comparisons."""
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.clamp(min=0), x

@@ -29,7 +29,7 @@ from hummingbird.ring import SCALE
 
 
 class Shares(Arithmetic):
-    """A party's additive shares mod 2^64, int64. Party 0 adds public numbers."""
+    """Arithmetic on a party's additive shares mod 2^64, int64. Party 0 alone adds public numbers to its share."""
 
     def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
         self.session, self.comparison, self.scale = session, comparison, scale
@@ -173,7 +173,7 @@ class CostTensor(Arithmetic):
 
 
 class Comparing(Layer):
-    """Base of layers with a window. With a window without bits (w = 0) the layer computes `dropped`, the identity."""
+    """Compute the layer's result for a window without bits, which allows no comparison."""
 
     comparison: Comparison
     input_limit = MAX_SCALE

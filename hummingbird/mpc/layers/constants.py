@@ -199,7 +199,10 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """log2 of the largest magnitude in a constant. For a private one it is FLOOR, which reveals nothing."""
+    """Return log2 of the largest magnitude in a constant.
+
+    For a private constant it is FLOOR, the bound of every value of a net, which reveals nothing.
+    """
     if owner is not None:
         return FLOOR
     return ring.exponent_of(float(value.abs().max())) if value.numel() else 0

@@ -155,7 +155,10 @@ def builder(
 
 
 def _bind(step: Step) -> Callable[..., Any]:
-    """The graph's own definition, for steps on sizes and on tuples of tensors."""
+    """Bind a step's attributes to the function that defines its op in the graph.
+
+    It is for steps on sizes and on tuples of tensors, which need no private layer.
+    """
     function, attrs = OPS[step.op], step.attrs
     return lambda *values: function(attrs, *values)
 

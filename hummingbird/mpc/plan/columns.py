@@ -71,7 +71,10 @@ def kept(steps: Sequence[Step]) -> list[Step]:
 
 
 def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
-    """The steps of a net with private weights: those of `measured` get the attribute "fraction" (`private_bits`)."""
+    """Give the steps of `measured` the attribute "fraction", the bits of fraction of their private weights.
+
+    Returns all steps of the net, which has private weights. The number of bits is `private_bits`.
+    """
     reading, bits = measured(steps), private_bits(config)
     return [
         replace(step, attrs=step.attrs | {"fraction": bits}) if number in reading else step
@@ -155,7 +158,10 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Indices of the steps whose weights are the first to multiply inputs of the net."""
+    """Find the steps with weights that read values of the magnitudes of the net's inputs; return their indices.
+
+    No weights have multiplied such values before, and no activation or norm has changed their scale.
+    """
     raw: list[bool] = []
     for step in steps:
         inputs = any(raw[ref.index] for ref in refs(step.inputs))
@@ -230,10 +236,11 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """x divided by a power of two for every column; adds the bits of fraction of the largest power. Sends nothing.
+    """x with every column (input channel) divided by a power of two of its own. Sends nothing.
 
+    The result has the bits of fraction of the largest power in addition.
     scale: the reciprocals of the powers, one per column.
-    last: they are for the last dimensions, not for channels.
+    last: whether columns are along the last dimensions, not channels.
     """
 
     input_limit = 24
