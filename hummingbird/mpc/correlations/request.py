@@ -102,8 +102,9 @@ class Request(ABC, Generic[Shares]):
         """A party's shares of all fields, from tensors by field name."""
 
     def check(self) -> None:
-        """Raise ValueError if parameters contradict each other, or if the computation takes more memory than the
-        fields.
+        """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.
+
+        It may take more than the fields themselves, whose size the constructor limits.
         """
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 class NormSizes(NamedTuple):
     """The numbers of a norm over rows of one length n, from which the layer computes a result as z v 2^-E.
 
-    factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L.
+    factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
     fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
     top: the sum of z^2 over a row is below 0.96 2^top; u is this sum times 2^-top.
     table: of v, which is proportional to u^(-1/2).

@@ -225,8 +225,9 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison for the integers v_i: as wide as that of x, `bits` more for the factor 2^c, one for
-        differences.
+        """Make the comparison for the integers v_i: `bits` wider than that of x, for 2^c, and one bit for differences.
+
+        bits: c.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

@@ -120,8 +120,9 @@ def most_bits(rows: Rows) -> int:
 
 
 def fine(rows: Rows) -> int:
-    """How many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean): it may be as small as 1
-    / sum.
+    """How many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean).
+
+    They suffice for the smallest v, 1 / sum.
     """
     return max(SCALE, _BELOW + math.ceil(math.log2(most_sum(rows))))
 
@@ -162,8 +163,9 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:
-    """Compute `sizes` for rows in a range for which `serves` holds. Raises InputError for more than `LONGEST`
-    values.
+    """Compute `sizes` for rows in a range for which `serves` holds.
+
+    Raises InputError for rows of more than `LONGEST` values.
     """
     if not 0 < length <= LONGEST:
         raise InputError(f"softmax over {length} places", hint=f"at most {LONGEST}")

@@ -134,9 +134,7 @@ class WeightedMean(Layer):
         return (*self._widths(_SPREAD), self.given[1].bound)
 
     def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
-        """Return how many bits of the product M w are right after its lowest bits are cut off, and how many are cut
-        off.
-        """
+        """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it."""
         cut = _MEAN + found.reciprocal.scale - _RESULT
         return max(self.read, sizes.mean - cut, found.factor - cut), cut
 
@@ -169,8 +167,10 @@ class WeightedMean(Layer):
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
-        """Prepare the look-up of w, (..., 1), which is 2^a over the sum of the softmax's numbers `exp` along their last
-        dimension.
+        """Prepare the look-up of w, (..., 1), the factor by which a row's mean is divided by the sum of its weights.
+
+        w is 2^a over the sum of the weights `exp` along their last dimension, where 2^a is the least power of two that
+        is the row's length or more.
         """
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)

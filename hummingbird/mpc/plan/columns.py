@@ -160,7 +160,7 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 def measured(steps: Sequence[Step]) -> set[int]:
     """Find the steps with weights that read values of the magnitudes of the net's inputs; return their indices.
 
-    No weights have multiplied such values before, and no activation or norm has changed their scale.
+    No weights have multiplied such values before, and no norm, sigmoid or the like has brought them to another range.
     """
     raw: list[bool] = []
     for step in steps:

@@ -441,7 +441,7 @@ def _located(step: PlanStep) -> Iterator[None]:
 
 
 def _given(x: Any) -> Shared:
-    """The share of an input. Raises InputError unless it is a CrypTen tensor at rest."""
+    """Return the share of an input of the net. Raises InputError unless the input is a CrypTen tensor of scale 2^16."""
     if not tensors.is_tensor(x):
         raise InputError(
             f"a private net takes a CrypTen tensor, got {type(x).__name__}",

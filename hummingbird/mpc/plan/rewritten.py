@@ -57,5 +57,8 @@ class Rewritten(NamedTuple):
 
 
 def _room(relu: BitWindow, pool: BitWindow) -> int:
-    """The k that a pooling needs for values in the ReLU's window; 0 for a ReLU without bits, which has no bound."""
+    """Compute the k of the window that a max pooling needs for values in a ReLU's window.
+
+    Returns 0 for a ReLU whose window has no bits: its values have no bound.
+    """
     return 0 if not relu.w else relu.k + (1 if pool.low <= relu.low + 1 else 2)

@@ -208,7 +208,11 @@ class Planner:
         return self._plan
 
     def _form(self, index: int, step: Step, built: Built) -> str:
-        """The cheapest form of the inputs for which the result has the integer bits that its readers need."""
+        """Choose the cheapest form of a step's inputs with which its result has the integer bits that later steps need.
+
+        Returns "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
+        64 bits). Raises ConfigError if no form suffices.
+        """
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
         for form in self._forms(step, built):
@@ -241,15 +245,18 @@ class Planner:
         )
 
     def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
-        """The forms to try, the cheapest first. Opened inputs come first if another step opens them already."""
+        """List the forms of a step's inputs to try (see `_form`), the cheapest first.
+
+        If another step has all inputs opened already, opened inputs ("whole") cost nothing, and come first.
+        """
         forms = _FORMS if self.rounds_shares else ("as it is", "whole")
         opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
         return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
-        """Scale, valid bits and grain of a step's result for this form of its inputs.
+        """Compute the scale, valid bits and grain of a step's result for this form of its inputs (see `_form`).
 
-        Sets the layer's `given`, and raises ConfigError if its window does not fit.
+        Sets the layer's `given`, and raises ConfigError if the layer's window does not fit.
         """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
@@ -265,7 +272,10 @@ class Planner:
         return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
     def _in_form(self, index: int, built: Built, form: str) -> Given:
-        """A graph step's value in this form, as the planner knows it."""
+        """Describe a graph step's value, brought to this form (see `_form`): its scale, valid bits, grain and bound.
+
+        built: the layer that reads the value.
+        """
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
         now = Given(step.scale, step.valid, step.grain, self._bounds[index])
@@ -285,7 +295,11 @@ class Planner:
         return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
 
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
-        """The plan step that has a graph step's value in this form; appends a rescaling if there is none yet."""
+        """Return the plan step that has a graph step's value in this form; append a rescaling to the plan if need be.
+
+        form: "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
+            64 bits).
+        """
         at = self._place[index]
         step, now = self._plan[at], self._in_form(index, built, "as it is")
         wanted = self._in_form(index, built, form)
@@ -337,9 +351,10 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
 
 
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
-    """How many low bits of each value later layers read, found from the output backwards.
+    """Find how many low bits of each value later layers read, from the output backwards; return them by step.
 
-    Sets `read` of each layer, and `ring` and `whole` of each comparison: results are right in these bits.
+    Sets `read` of each layer, and of each comparison `ring`, the low bits in which its result must be right, and
+    `whole`, whether its input's shares are right in all of these.
     """
     later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer computes with it
     later[-1] = 64
@@ -362,7 +377,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
 
 
 def _given(plan: Sequence[PlanStep]) -> list[bool]:
-    """Which values are the net's inputs, moved or added up at most."""
+    """Find, for each step of the plan, whether its value is an input of the net, at most moved or added up."""
     found: list[bool] = []
     for step in plan:
         values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]

@@ -71,9 +71,9 @@ class Comparison(ABC):
 
     @property
     def weight_scale(self) -> int:
-        """Bits of fraction that weights need if their results are compared.
+        """How many bits of fraction weights need if their results are compared.
 
-        Weights are rounded to 2^-12 of `undecided`, and never more finely than for exact comparisons.
+        Rounding may change a weight by 2^-12 of `undecided`; weights never have more bits than for exact comparisons.
         """
         return max(SCALE, min(WEIGHT_SCALE, SCALE + 12 - self.window.low))
 
@@ -82,12 +82,18 @@ class Comparison(ABC):
         """How many low bits of the input's shares must be right, for shares of this scale."""
 
     def may_be_whole(self, scale: int) -> bool:
-        """Whether shares that are right in all bits of the result would cost less, and enough bits are valid."""
+        """Whether the comparison would be cheaper on shares that are right in all bits of the result, as these are.
+
+        `valid` says how many bits of the input's shares are right.
+        """
         return False
 
     @abstractmethod
     def range(self, scale: int) -> int:
-        """The comparison is right for magnitudes below 2^range, less 2^(m - 16) for each party but one."""
+        """Return log2 of the magnitudes for which the comparison is right.
+
+        With several parties the bound is lower by 2^(m - 16) for each party but one.
+        """
 
     @abstractmethod
     def check(self, scale: int) -> None:
@@ -114,10 +120,10 @@ class Comparison(ABC):
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
+        """Compute shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
 
-        For a window with q both are multiples of 2^q in the ring. Windows of no bits are not handled here: their layers
-        are identities. Cost: `cost`.
+        If the window drops its lowest q bits, both are multiples of 2^q in the ring. A window without bits is not
+        allowed: its layer calls no comparison. Cost: `cost`.
         """
         y, z = self.above(session, share, (0,), scale)
         return y[0], z

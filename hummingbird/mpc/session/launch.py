@@ -58,7 +58,9 @@ _ANSWER = 2.0  # seconds for the store to answer
 
 
 class LaneNotes:
-    """The notes of one run, in its meeting's store. timeout: longest wait for another lane, in seconds."""
+    """Notes of why lanes of one run stop, kept in torchrun's store. timeout: longest wait for another lane, in
+    seconds.
+    """
 
     def __init__(self, store: dist.Store, place: LanePosition, timeout: float) -> None:
         self._store, self._place, self._timeout = store, place, timeout
@@ -84,9 +86,10 @@ class LaneNotes:
         return reason.decode(errors="replace").partition("\n")[0] if reason else None
 
     def left(self) -> None:
-        """Note that this lane of party 0 has left. Rank 0 then waits for party 0's other lanes, which use its dealer.
+        """Note that this lane of party 0 has left the run. At rank 0, which runs the dealer, wait for party 0's other
+        lanes.
 
-        Raises PeerError if one of them fails, or does not leave within the timeout.
+        Raises PeerError if one of these lanes fails, or does not leave within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
         if here.party != 0:
