@@ -78,8 +78,9 @@ __all__ = [
 
 
 def _inside(x: MPCTensor) -> ArithmeticSharedTensor:
-    """The arithmetic shares in a tensor. This avoids `x._tensor`: CrypTen reads its settings at every access to an
-    attribute, which takes longer than a layer's work.
+    """Return the tensor of arithmetic shares inside a CrypTen tensor, without `x._tensor`.
+
+    CrypTen reads its settings at every access to an attribute, which takes longer than a layer's work.
     """
     return object.__getattribute__(x, "_tensor")
 

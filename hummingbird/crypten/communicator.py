@@ -28,7 +28,7 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """JSON text of numbers, strings, sizes, and lists and dictionaries of them.
+    """Write numbers, strings, sizes, and lists and dictionaries of them as JSON text.
 
     Raises InputError for an object that does not read back the same.
     """
@@ -152,9 +152,9 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """Make an entry in the meter for an opening that the user's program asks for, outside of all layers.
+        """Make an entry in the meter for an opening that the user's program asks for outside of all layers.
 
-        cost_of: from the number of bytes of these tensors, the predicted cost of the opening.
+        cost_of: gives the predicted cost of an opening of so many bytes.
         """
         if meter.current_layer():
             return contextlib.nullcontext()

@@ -89,7 +89,10 @@ def _encode(self: Any, x: Any, device: Any = None) -> Any:
 
 
 def _encoded(x: Tensor, bits: int) -> Tensor:
-    """Ring elements of x, on its device. It reads the values, to check them."""
+    """Encode a public tensor as ring elements with `bits` bits of fraction, on its own device.
+
+    Raises InputError for values that do not fit. The check reads the values, for which the CPU waits for a GPU.
+    """
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
             raise InputError(
@@ -132,7 +135,7 @@ def shared(share: Tensor, bits: int) -> Any:
 
 
 def raised(x: Any, bits: int) -> Any:
-    """The same value with at least `bits` of fraction; it must stay below 2^62 in the ring, as all opened values."""
+    """Raise the bits of fraction of a value to at least `bits`. The value must stay below 2^62 in the ring."""
     own = scale_of(x)
     return x if own >= bits else shared(x.share << (bits - own), bits)
 
@@ -204,7 +207,7 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _beside(code: Tensor, x: Any) -> Tensor:
-    """Move public ring elements to the device of x's shares; numbers may stay on the CPU."""
+    """Move public ring elements to the device of x's shares. A tensor without dimensions stays where it is."""
     return put(code, x.device) if code.dim() else code
 
 

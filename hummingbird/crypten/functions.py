@@ -94,7 +94,10 @@ def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
 
 
 def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
-    """Variance, mean (with its dimensions kept), and the variance's divisor."""
+    """Compute the variance, the mean (with its dimensions kept), and the divisor of the variance.
+
+    The divisor is the number of elements, less 1 if `unbiased`.
+    """
     total = x.sum() if dim is None else x.sum(dim, keepdim=True)
     count = x.nelement() // max(total.nelement(), 1)
     divisor = count - int(unbiased)
@@ -249,7 +252,10 @@ def _newton(x: Any, y: Any, steps: int) -> Any:
 
 
 def _weights(self: Any, dim: int) -> tuple[Any, Any]:
-    """Logits minus their maximum, and their exponentials, whose sum lies between 1 and the dimension's length."""
+    """Compute logits minus their maximum along `dim`, and the exponentials of these.
+
+    The exponentials' sum lies between 1 and the dimension's length.
+    """
     logits = self - self.max(dim, keepdim=True)[0]
     return logits, logits.exp()
 

@@ -50,7 +50,7 @@ class Field:
 
     @property
     def bits(self) -> int:
-        """Bits of a correction in its message."""
+        """Size of a correction in its message, in bits."""
         dtype, shape = self.layout
         return 8 * dtype.itemsize * math.prod(shape)
 

@@ -99,7 +99,7 @@ class Request(ABC, Generic[Shares]):
 
     @abstractmethod
     def shares(self, **tensors: Any) -> Shares:
-        """A party's shares of all fields, from tensors by field name."""
+        """Build the tuple of a party's shares (`Shares`) from the shares of all fields by name."""
 
     def check(self) -> None:
         """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.

@@ -98,9 +98,10 @@ class DealerClient:
         return self.reserve([request]).correlation(request)
 
     def reserve(self, requests: Requests | None) -> Supply | OnDemand:
-        """The material of one slice, made in the background from now on, in the order of `requests`; None: on demand.
+        """Begin to make the material of one slice in the background, in the order of `requests`; return it as a supply.
 
-        Its `correlation` raises DealerError like this client's, and for any request but the reserved one.
+        requests: None if they are not known: then material is made when the slice asks for it.
+        The supply's `correlation` raises DealerError like this client's, and for any request but the reserved one.
         """
         if requests is None:
             return OnDemand(self.correlation)
@@ -110,7 +111,7 @@ class DealerClient:
         """Do nothing: the dealer draws new masks in every run, so no mask can hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Accept any net, of any shape."""
+        """Accept any net, of any shape: the dealer makes whatever material is requested."""
 
     def stay(self) -> None:
         """Heartbeat: tell the dealer that this session is still in use. Party 0 sends it for all parties.
@@ -187,7 +188,10 @@ class DealerClient:
             raise
 
     def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
-        """One request's corrections. The request decides their sizes; no size from the dealer is trusted."""
+        """Receive the corrections of one request.
+
+        The request decides their sizes; no size from the dealer is trusted.
+        """
         expected = layout(request)
         size, at = frame_bytes(expected), 0
         buffer = torch.empty(size, dtype=torch.uint8).numpy().data

@@ -175,14 +175,17 @@ class _Writer:
         self._left, self._at = iter(found), 0
 
     def add(self, made: Sequence[Tensor]) -> None:
-        """Write the corrections of the region's next request to this party."""
+        """Write the corrections that this party gets for the next request of the region.
+
+        made: one tensor for each derived field of the request.
+        """
         for (start, _, _), tensor in zip(next(self._left), made, strict=True):
             self._append(torch.zeros(start - self._at, dtype=torch.uint8))
             self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))
             self._at = start + tensor.nbytes
 
     def end(self) -> None:
-        """Pad the region to its size."""
+        """Fill the rest of the region with zeros."""
         self._append(torch.zeros(self._size - self._at, dtype=torch.uint8))
         self._write()
 

@@ -38,8 +38,9 @@ _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots
 
 
 class KeptStore:
-    """This party's lane of a kept store, in place of a `StoreDealer`. The constructor waits for the first set.
+    """This party's part of a kept store, for one lane, in place of a `StoreDealer`.
 
+    The constructor waits for the first set.
     root: the folder of `kept.json`.
     timeout: seconds to wait for a set that is needed.
     Raises AgreementError if parties name different folders; DealerError if the folder is for other parties or lanes, is

@@ -241,7 +241,7 @@ class DealerService:
             self._find(session, token)[0].used = time.monotonic()
 
     def leave(self, session: bytes, token: bytes) -> None:
-        """A party needs no more: the session ends once all parties have joined and left."""
+        """Note that a party needs no more corrections. The session ends once all parties have joined and left."""
         with self._changed:
             state, member = self._find(session, token)
             member.left = True

@@ -136,7 +136,7 @@ class PolynomialTable:
     stretch: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """The table's function at real x, with gain and stretch."""
+        """Compute the table's function at real x, as f with `gain` and `stretch`, without the polynomials."""
         return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
 
     @property
@@ -194,9 +194,9 @@ def pieces(table: PolynomialTable) -> Tensor:
 
 @functools.cache
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
-    """Bound of the error of the pieces, with rounded coefficients, for all |x| <= most that they may evaluate.
+    """Bound of the error of the pieces, with rounded coefficients, over all |x| <= most that a piece may evaluate.
 
-    least: if given, the bound is relative to max(|f(x)|, least).
+    least: None for a bound of the error itself; otherwise it is divided by max(|f(x)|, least).
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
@@ -213,7 +213,7 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
-    """The table at real x, in x's type: the value of the piece with the nearest middle.
+    """Evaluate the table at real x, in x's type: the value of the polynomial whose piece has the nearest middle.
 
     Values beyond k bits wrap, as in the protocol. The gradient is that of the function, for |x| <= most.
     """

@@ -46,21 +46,25 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """relu(x) and x itself, both at rest."""
+        """Compute relu(x), and x itself. x has `scale` bits of fraction, both results have 16."""
 
     def relu(self, x: Tensor) -> Tensor:
-        """relu(x) at rest."""
+        """Compute relu(x), with 16 bits of fraction, for x with `scale` bits of fraction."""
         return self.compare(x)[0]
 
     @abstractmethod
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        """relu(x - t) for every public knot t, (knots, *shape), and x - t_0, at rest: the rounds of one comparison."""
+        """Compute relu(x - t) for every public knot t, (knots, *shape), and x less the first knot.
+
+        x: with `scale` bits of fraction. The results have 16. It takes the rounds of one comparison.
+        """
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
-        """y = relu(x - t) with `fraction` <= 16 bits of fraction, and y^2 with 2 `fraction`, for every public knot t.
+        """Compute relu(x - t) and its square for every public knot t.
 
-        For comparisons that have squares (`Comparison.gives_squares`). y is coarser than in `above`, so that y^2 fits.
+        The first results have `fraction` <= 16 bits of fraction, the squares twice as many. For comparisons that have
+        squares (`Comparison.gives_squares`). The first are coarser than in `above`, so that the squares fit the ring.
         """
 
     def maximum(self, x: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        """The same arithmetic with another comparison, for values of this scale."""
+        """Make the same arithmetic with another comparison, for compared values with `scale` bits of fraction."""
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:

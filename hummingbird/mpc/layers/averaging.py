@@ -26,9 +26,10 @@ from hummingbird.ring import SCALE
 
 
 def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """pool(x) for int64 x, where `pool` takes floating point only (CUDA) and adds up to 2^21 elements.
+    """Compute pool(x) for int64 x, where `pool` takes floating point only (CUDA) and adds up to 2^21 elements.
 
-    Exact mod 2^64: the two halves of a word are below 2^32 in magnitude, so sums of 2^21 halves stay within 2^53.
+    The result is exact mod 2^64: the two halves of a word are below 2^32 in magnitude, so sums of 2^21 halves stay
+    within 2^53.
     """
     low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
     return low.long() + (high.long() << 32)
@@ -173,7 +174,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """`reciprocals` divided by the true ones, float64."""
+        """By what factors rounding changes the reciprocals: `reciprocals` divided by the exact ones, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:

@@ -91,7 +91,10 @@ class Shares(Arithmetic):
 
 
 class CostTensor(Arithmetic):
-    """Shapes, as tensors on the meta device: operations add up their prices and count the values compared."""
+    """Arithmetic on shapes, as tensors on the meta device.
+
+    Operations add up their prices, and count the values that are compared.
+    """
 
     def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
         self.comparison, self.scale, self.parties = comparison, scale, parties

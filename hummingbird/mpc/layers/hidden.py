@@ -87,7 +87,7 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 
 
 def filled(values: Tensor, places: Tensor | None) -> Tensor:
-    """Rows along dimension 0 whose hidden values are replaced by the row's first shown one.
+    """Replace hidden values of rows along dimension 0 by the first value of their row that is shown.
 
     places: true where a value is shown; None for everywhere.
     """

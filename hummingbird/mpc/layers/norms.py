@@ -219,7 +219,10 @@ class Norm(Layer):
 
     @property
     def _sizes(self) -> norms_in_range.NormSizes | None:
-        """The sizes of a norm in a range; for rows of the greatest length if the length is not known."""
+        """The numbers of a norm whose rows have a variance in a known range; None if the layer uses no such range.
+
+        If the rows' length is not known, they are those of the longest rows.
+        """
         if self.assumed is None:
             return None
         return norms_in_range.sizes(self.length or LONGEST, self.attrs["center"], self.assumed)

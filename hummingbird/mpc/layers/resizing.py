@@ -72,7 +72,7 @@ class Resize(Layer):
 
 
 def _along(share: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """Product with a matrix (out, size) along one dimension, exact mod 2^64."""
+    """Multiply a share along one dimension by a public matrix (out, size), exactly mod 2^64."""
     moved = share.movedim(dim, -1)
     out = ring.bilinear("matmul", moved.reshape(-1, moved.shape[-1]), matrix.t().contiguous())
     return out.view(*moved.shape[:-1], len(matrix)).movedim(-1, dim)

@@ -274,7 +274,7 @@ def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
 
 
 def _defined(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
-    """Reshaping: the graph's own definition, applied to the share."""
+    """Make the layer of a step that only moves values: the graph's own definition of its op, applied to the share."""
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 

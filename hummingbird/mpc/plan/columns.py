@@ -97,10 +97,10 @@ def private_bits(config: BitConfig) -> int:
 
 
 def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """Problems of a net with private weights: steps in which rounding loses a column.
+    """Find steps of a net with private weights in which rounding loses a column; return a problem for each.
 
-    The rounding of its weights errs by more than 2^-10 of the column's largest weight and, for the largest inputs, the
-    products err by more than 2^-8 of the tensor's largest weight.
+    A column is lost if rounding changes its weights by more than 2^-10 of its largest weight and, for the largest
+    inputs, changes products by more than 2^-8 of the tensor's largest weight.
     """
     most = 2.0**FLOOR if config.input_range is None else config.input_range
     unit = 2.0 ** private_bits(config)
@@ -125,7 +125,10 @@ _HINT = (
 
 
 def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """Problems of steps whose inputs are too small: the inputs' rounding, 2^-17, exceeds 2^-10 of `input_range`."""
+    """Find steps whose inputs are too small: the inputs' rounding, 2^-17, exceeds 2^-10 of `input_range`.
+
+    Returns a problem for each.
+    """
     most = config.input_range
     if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
         return []
@@ -135,7 +138,7 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """A warning for every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7.
+    """Warn of every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7: return the texts.
 
     Such weights suggest inputs far below 1, but weights alone do not prove it.
     """

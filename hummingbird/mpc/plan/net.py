@@ -103,7 +103,7 @@ class PlannedCost(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One slice of a run: the shared batch x, the part of it to compute, its public inputs, and its material."""
+    """One slice of a run: the shared batch x, the part of x to compute, its public inputs, and its material."""
 
     x: Shared
     part: Slice
@@ -431,7 +431,10 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Add the layer's name to errors that do not say where they happened, as those from ring.py."""
+    """Make a context that adds the layer's name to errors that do not say where they happened.
+
+    Errors from ring.py, for example, do not.
+    """
     try:
         yield
     except HummingbirdError as error:
@@ -462,7 +465,10 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _from_registered(step: PlanStep, value: Any) -> Shared:
-    """The share of a registered module's result; InputError unless it is a CrypTen tensor of the planned scale."""
+    """Return the share in a registered module's result.
+
+    Raises InputError unless the result is a CrypTen tensor of the planned scale.
+    """
     if tensors.is_tensor(value) and (shared := tensors.shared(value)).scale == step.scale:
         return shared
     got = f"a tensor of scale 2^{tensors.shared(value).scale}" if tensors.is_tensor(value) else type(value).__name__

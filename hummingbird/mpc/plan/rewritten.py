@@ -26,7 +26,7 @@ from hummingbird.mpc.protocols.registry import named
 
 
 class Rewritten(NamedTuple):
-    """The rewritten steps of a net.
+    """The steps of a net after all rewrites for private inference.
 
     passed: for each max pooling, by name, the ReLUs before which it has moved.
     """
@@ -46,7 +46,10 @@ class Rewritten(NamedTuple):
         return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:
-        """The configuration with the poolings' windows widened for the new order."""
+        """Widen the windows of the poolings that were moved before ReLUs, as the new order needs.
+
+        Returns the configuration with these windows.
+        """
         wider = {}
         for pool, relus in self.passed.items():
             window = config.window(pool)

@@ -52,7 +52,10 @@ class Built:
 
 
 class _Narrow(Exception):
-    """Raised if the value of graph step `index` must be opened but has too few integer bits for it."""
+    """Raised if the value of graph step `index` must be opened, but has too few integer bits for it.
+
+    The plan is then made anew, so that earlier steps keep enough bits.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -66,7 +69,7 @@ _NO_TENSOR = frozenset(
 
 
 class Planner:
-    """Makes plan steps from graph steps.
+    """Planner of a net's run: it makes the plan's steps from the steps of the net's graph.
 
     build: returns the layer of a graph step (builders.py).
     """
@@ -98,7 +101,10 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Tell every product whether softmaxes of rows in a known range precede or follow it (`MatMul.beside`)."""
+        """Tell every matrix product whether it stands next to softmaxes of rows in a known range (`MatMul.beside`).
+
+        Such a softmax may compute the product's first operand, or read the product.
+        """
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
         for number, step in enumerate(self._steps):
@@ -173,7 +179,7 @@ class Planner:
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
-        """How many integer bits the readers of each value need, found from the last step to the first."""
+        """Find how many integer bits later layers need of each value, from the last step of the net to the first."""
         asked: list[int | None] = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -337,7 +343,7 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Set each layer's `scales` and `range`."""
+    """Set the `scales` of each layer's inputs, and the `range`: the layer is right for values below 2^range."""
     for step in plan:
         if isinstance(step.layer, Layer):
             comparison = step.layer.comparison

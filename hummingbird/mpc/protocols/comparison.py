@@ -82,9 +82,9 @@ class Comparison(ABC):
         """How many low bits of the input's shares must be right, for shares of this scale."""
 
     def may_be_whole(self, scale: int) -> bool:
-        """Whether the comparison would be cheaper on shares that are right in all bits of the result, as these are.
+        """Whether the comparison would cost less if it used that its input's shares are right in all `ring` bits.
 
-        `valid` says how many bits of the input's shares are right.
+        False if they are not.
         """
         return False
 
@@ -109,7 +109,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        """`above` for a flat share and at most AT_ONCE comparisons."""
+        """Do the work of `above` for shares of one dimension, and at most AT_ONCE comparisons."""
 
     @abstractmethod
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
@@ -163,5 +163,5 @@ class Comparison(ABC):
 
 
 def most_at_once(knots: int) -> int:
-    """How many values are compared with `knots` knots at a time."""
+    """How many values are compared at a time, if each is compared with `knots` knots."""
     return max(1, AT_ONCE // knots)

@@ -249,7 +249,7 @@ class Masked(Comparison):
     gives_squares = True
 
     def k(self, scale: int) -> int:
-        """The upper bound of the opened bits: the window's k, or less if fewer bits of the shares are valid."""
+        """The upper bound k of the opened bits: the window's k, or less if fewer bits of the shares are valid."""
         return min(self.window.k, self.valid - (scale - SCALE))
 
     @property
@@ -336,7 +336,10 @@ class Masked(Comparison):
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
-        """k and m of the window in units of 2^-fraction, at least two bits wide, and how many tables it takes."""
+        """Return k and m of the window in units of 2^-fraction, and the number of tables that it is cut into.
+
+        The window is at least two bits wide.
+        """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)
         m = min(k - 2, max(0, self.window.low - dropped))

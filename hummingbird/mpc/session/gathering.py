@@ -34,9 +34,10 @@ _numbers = itertools.count()  # numbers of tallies: the same at all lanes, which
 
 
 def part(place: LanePosition, count: int) -> slice:
-    """This lane's part of `count` images, in the order of lanes.
+    """Choose the images of a request that this lane computes: their indices, as a Python slice.
 
-    If parts differ in size, the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
+    count: the number of images of all lanes. Each lane takes a part, in the order of lanes. If parts differ in size,
+        the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
     """
     if type(count) is not int or count < 0:
         raise InputError(

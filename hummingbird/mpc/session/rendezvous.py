@@ -216,10 +216,10 @@ def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
     keys = channel.exchange_text(public.hex())
 
     def shared(peer: int, direction: int) -> bytes:
-        """Derive a seed from the key exchange with another party. direction: the first of the two parties that share
-        it.
+        """Derive a seed from the key exchange with another party.
 
-        peer: the other party of the two.
+        peer: the other party.
+        direction: the first of the two parties: the seed is for shares that it draws with the party after it.
         """
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))

@@ -126,7 +126,10 @@ class Session:
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     def supplied_by(self, supply: Supply) -> Session:
-        """The same session with its correlations from this supply; it records its requests."""
+        """Make the same session with another source of material, this supply.
+
+        The new session records the requests that it makes.
+        """
         return replace(self, supply=supply, requests=[])
 
     @property
@@ -178,7 +181,7 @@ class Session:
         return self.gathering.meter(opened)
 
     def close(self) -> None:
-        """Leave the dealer, waiting for seconds at most, and close the channel."""
+        """Leave the dealer, for which it waits a few seconds at most, and close the channel."""
         # In a thread: gRPC waits without limit for a call that a signal (Ctrl-C, SIGTERM) has interrupted by an
         # exception.
         leaving = threading.Thread(target=self.dealer.close, daemon=True)

@@ -98,7 +98,7 @@ class SharedPort:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Stop to listen, and close all sockets between this party's lanes."""
+        """Stop listening, and close all sockets between this party's lanes."""
         self.shut()
         for link in self.links.values():
             link.close()
