@@ -21,8 +21,8 @@ class Field:
     """One tensor of a correlation: shared additively in Z_2^64 (`ring`), or by xor of words, packed bits or 0/1 words.
 
     A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A field that is
-    `left` is not drawn as a tensor: the kernels (kernels/) that read it draw or unpack it themselves. Such a ring field
-    has exactly `width` bits per element if the seed's cipher can pack them (`Stream.packs`).
+    `left` is not drawn as a tensor: the kernels (kernels/) that read it draw or unpack it themselves. A ring field
+    among these has exactly `width` bits per element if the seed's cipher can pack them (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -58,8 +58,8 @@ class Field:
     def share_bytes(self) -> int:
         """Bytes of a party's own share, drawn from its seed, in memory.
 
-        This counts a field that kernels draw (`left`) as packed bits. With ChaCha20 it takes more, since whole words
-        are drawn.
+        A field that kernels draw (`left`) counts as packed bits; with ChaCha20 kernels draw whole words, which can take
+        more.
         """
         if self.left and self.kind == "ring":
             return packed(math.prod(self.shape) * self.width)

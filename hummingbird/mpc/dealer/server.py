@@ -417,6 +417,6 @@ M = TypeVar("M")
 
 
 def _read(data: bytes, kind: type[M]) -> M:
-    """A party's message as a record. Raises DealerError for anything else."""
+    """Read a party's message as a record of class `kind`. Raises DealerError for anything else."""
     hint = "install the same release at the parties and the dealer"
     return records.read(data, kind, name="request", most=MAX_MESSAGE, hint=hint, error=DealerError)

@@ -265,7 +265,7 @@ class StoreDealer:
 
 
 class DealtSlice:
-    """Read a party's message as a record of this class. Raises DealerError for anything else."""
+    """The material of one slice: `correlation(request)`, in the order in which it was dealt."""
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply

@@ -174,7 +174,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """By what factors rounding changes the reciprocals: `reciprocals` divided by the exact ones, float64."""
+        """Factors by which rounding changes the reciprocals: `reciprocals` divided by the exact ones, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ class CostTensor(Arithmetic):
 
 
 class Comparing(Layer):
-    """Compute the layer's result for a window without bits, which allows no comparison."""
+    """Base of layers with a window. With a window without bits (w = 0) the layer computes `dropped`, the identity."""
 
     comparison: Comparison
     input_limit = MAX_SCALE
@@ -191,7 +191,7 @@ class Comparing(Layer):
         raise NotImplementedError
 
     def dropped(self, x: Tensor) -> Tensor:
-        """The layer's result without comparisons."""
+        """Compute the layer's result for a window without bits, with which nothing is compared."""
         return x
 
     def forward(self, session: Session, x: Shared) -> Shared:

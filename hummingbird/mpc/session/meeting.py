@@ -70,7 +70,7 @@ class Roll:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all processes of a run know after they have met; it is the same for all of them.
+    """Facts that all processes of a run know after they have met, the same for all of them.
 
     store: the part of torchrun's store that belongs to this meeting.
     cards: the processes' entries, by rank.
