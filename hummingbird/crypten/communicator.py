@@ -69,7 +69,10 @@ class _Receipt:
 
 
 class PartyCommunicator:
-    """CrypTen's communicator interface over a `Channel`. A collective is one round of frames, all to all."""
+    """CrypTen's communicator interface, over a `Channel`.
+
+    A collective operation is one round, in which every party sends to all others.
+    """
 
     instance: PartyCommunicator | None = None
 

@@ -39,7 +39,9 @@ _PROTOCOL = {"mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_securi
 
 
 def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
-    """Raise ConfigError if a setting of CrypTen asks for another protocol, trust or precision than ours."""
+    """Raise ConfigError if CrypTen's settings ask for a protocol, trust or precision that this package does
+    not have.
+    """
     for name, expected in settings.items():
         if (value := cfg[name]) != expected:
             raise ConfigError(

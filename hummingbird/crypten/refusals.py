@@ -43,7 +43,7 @@ _NO_READER = EnvironmentProblem(
 
 
 def refuse_foreign_session() -> None:
-    """Raise EnvironmentProblem if CrypTen runs a session of its own already."""
+    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start."""
     if crypten.is_initialized() or getattr(communicator, "__use_threads"):
         raise EnvironmentProblem(
             "CrypTen runs already, with its own communicator and provider",

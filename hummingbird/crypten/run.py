@@ -11,7 +11,10 @@ from hummingbird.prg import SEED_BYTES
 
 
 def refuse_other() -> None:
-    """Raise EnvironmentProblem if CrypTen runs a session of its own already, TrustError in its validation mode."""
+    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start.
+
+    Raises TrustError if CrypTen is in its validation mode.
+    """
     refusals.refuse_foreign_session()
     adapter.refuse_validation()
 

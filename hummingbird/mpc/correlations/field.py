@@ -102,7 +102,10 @@ class Field:
         return total
 
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """The receiver's share of `value` when the others hold `shares`, in the form of its message (`layout`)."""
+        """Compute the receiver's share of `value`, in the form in which it is sent (`layout`).
+
+        shares: those of the other parties.
+        """
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
         for share in shares:  # into the share's own memory, which is not read again
             value = subtract(value, share, out=share if share.dtype == value.dtype else None)

@@ -210,7 +210,7 @@ class DealerClient:
         return out
 
     def _finish(self, messages: Any) -> float:
-        """Read the end of an answer: the seconds that the dealer worked on it."""
+        """Read the end of the dealer's answer: return the seconds that the dealer worked on it."""
         if next(messages, None) is not None:
             raise DealerError("the dealer sent more than was asked for", where=f"dealer {self.address}")
         trailer = dict(messages.trailing_metadata() or ())

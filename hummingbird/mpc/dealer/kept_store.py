@@ -82,7 +82,7 @@ class KeptStore:
             raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
 
     def _finish_erasing(self) -> None:
-        """Finish what an earlier process was erasing when it was killed."""
+        """Finish erasing the sets that an earlier process was erasing when it was killed."""
         for number in numbers(self.folder):
             if not is_there(self.folder, number, self._place.party, self._place.lane):
                 erase(self._part(number))
@@ -212,7 +212,10 @@ class KeptStore:
     # Handing out ------------------------------------------------------------------------------------------------------
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """The next slot. Raises DealerError if there is none, or if it was dealt for other requests."""
+        """Return the material of the next slot.
+
+        Raises DealerError if there is none, or if it was dealt for other requests.
+        """
         if not self._sets:
             raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
         slot = self._sets[0].reserve(requests)

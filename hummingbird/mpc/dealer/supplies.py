@@ -81,7 +81,10 @@ class Supplies:
         self.most_held = 0  # bytes of shares: the maximum so far
 
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
-        """Begin to make the material of requests with these turns. make: a function other than the usual one."""
+        """Begin to make the material of these requests, each at its receiver turn; return it as a supply.
+
+        make: the function that makes this material; None: the one given to the constructor.
+        """
         work = _Work(turns, requests, make or self._make)
         with self._changed:
             self._queue.append(work)

@@ -141,7 +141,7 @@ class PolynomialTable:
 
     @property
     def m(self) -> int:
-        """Bits of z below those that choose a piece."""
+        """How many low bits of z are left below those that choose a piece."""
         return self.k - self.w
 
     @property

@@ -65,7 +65,7 @@ class Curve(NamedTuple):
 
     @property
     def fraction(self) -> int:
-        """Bits of fraction of the result in addition to 16: one if it rises, for the slope 1/2."""
+        """How many bits of fraction the result has beyond 16: one if the curve rises, for the slope 1/2, else none."""
         return 1 if self.rises else 0
 
     @property
@@ -133,7 +133,10 @@ def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _through(function: Function, knots: Tensor, rises: bool) -> Curve:
-    """The curve with these knots: its slope interpolates f' linearly, shifted so that each piece has the mean of f'."""
+    """Compute the quadratic spline of `function` with these knots.
+
+    Its slope is a linear interpolation of f' between the knots, shifted so that each piece has the mean of f'.
+    """
     values, slopes, widths = function(knots), _derivative(function, knots, 1), knots[1:] - knots[:-1]
     excess = (slopes[1:] + slopes[:-1]) / 2 - (values[1:] - values[:-1]) / widths
     slopes[1:-1] -= (excess[1:] + excess[:-1]) / 2

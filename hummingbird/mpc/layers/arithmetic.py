@@ -104,7 +104,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:
-        """The result of an operation of mpc/protocols on these values."""
+        """Apply an operation of mpc/protocols to these values, and return its result."""
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
@@ -133,7 +133,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
-        """The values, each below 2^top in the ring, with `bits` fewer bits of fraction: one opening for all of them."""
+        """Cut `bits` bits of fraction off these values, in one opening for all of them; return the values.
+
+        top: each value is below 2^top in the ring.
+        """
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         """x in a floating-point type that is precise to 16 + `fraction` bits of fraction in sums whose terms cancel."""

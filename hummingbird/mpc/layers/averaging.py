@@ -145,7 +145,7 @@ class _Averaging(Layer):
         return self._sizes if self.lifts_sums else ()
 
     def reciprocal(self, places: int) -> int:
-        """1 / places in the ring. Raises InputError if rounding would err by more than 2^-8 of it."""
+        """Encode 1 / places in the ring. Raises InputError if rounding would change it by more than 2^-8 of itself."""
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
         hint = "average in two steps, or over a power of two"
         if self.lifts_sums and places > 1 << self._spread:

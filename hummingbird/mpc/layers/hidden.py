@@ -19,7 +19,7 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 
 
 def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
-    """The steps, with masks moved into the softmaxes that read them.
+    """Move the masks of attention into the softmaxes that read their sums with logits; return the changed steps.
 
     A softmax then has the attribute "causal", the attribute "hidden" (a constant, true where a logit is hidden), or a
     second input for a mask of each call. What a mask adds to shown logits stays.

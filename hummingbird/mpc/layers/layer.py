@@ -87,7 +87,7 @@ class Spec(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An input as the planner knows it.
+    """An input of a layer, as the planner knows it before any run.
 
     scale: its bits of fraction.
     valid: how many low bits of its shares are right.

@@ -74,7 +74,7 @@ class NormSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that must be the same at all parties."""
+        """The numbers of the norm that must be the same at all parties."""
         *sizes, table, root, opened, cut = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 

@@ -114,7 +114,7 @@ CUSTOM: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
 
 
 def bare(step: Step) -> Step:
-    """The step with its tensors on the meta device, without weights."""
+    """Make a copy of the step with its tensors on the meta device: shapes only, no weights."""
     attrs = {
         key: value.to("meta")
         if isinstance(value, Tensor)
@@ -129,7 +129,8 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """A function that returns the layer or plain function of a step, and what it requires of its inputs.
+    """Make the function that returns the layer of a step, or its plain function, and what it requires of inputs
+    (`Built`).
 
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.

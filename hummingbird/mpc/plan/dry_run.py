@@ -41,7 +41,7 @@ class DryRun:
 
 
 class _Silence(Channel):
-    """A channel on which every other party sends zeros, and the same texts as this party."""
+    """Channel on which every other party seems to send zeros, and the texts that this party sends."""
 
     def __init__(self, rank: int, parties: int) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)

@@ -170,7 +170,10 @@ class Planner:
         return bounds
 
     def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
-        """log2 of the largest result of a linear layer that reads a norm over the last dimension; otherwise FLOOR."""
+        """Bound the result of a linear layer that reads a norm over the last dimension.
+
+        Returns log2 of the largest magnitude; FLOOR for any other step.
+        """
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
             return FLOOR
@@ -327,7 +330,7 @@ class Planner:
 
 
 def digest(plan: Sequence[PlanStep]) -> str:
-    """SHA-256 (hex) of everything that determines a net's messages, its requests to a dealer, and its splines.
+    """Compute SHA-256 (hex) of everything that determines a net's messages, its requests to a dealer, and its splines.
 
     Bits of fraction follow from public weights, so two nets of one architecture may have different plans. Splines are
     fitted in floating point: parties whose machines round differently must notice it.

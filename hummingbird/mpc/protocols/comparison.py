@@ -116,7 +116,10 @@ class Comparison(ABC):
         """Cost of `_run` on n elements and `knots` knots."""
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
-        """The same comparison, with the same aim, for another window and other shares."""
+        """Make the same comparison, with the same aim, for another window and for shares with other valid bits.
+
+        valid, ring: as in `Comparison`.
+        """
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:

@@ -136,6 +136,6 @@ def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp)
 
 
 def price(request: LiftedMatMul, beside: LookUpPrice, parties: int) -> Cost:
-    """Price of `product` together with its look-up."""
+    """Price of `product` together with the look-up whose message travels with it."""
     sent = packed(math.prod(request.size0) * request.value) + packed(math.prod(request.size1) * request.factor)
     return cost.opening(parties, sent + beside.payload, request.correction_bits + beside.offline_bits)

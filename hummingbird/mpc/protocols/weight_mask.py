@@ -42,7 +42,7 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """Uniform b, the same in all requests with the same key."""
+    """One uniform mask b of a weight. All requests with the same key give the parties the same shares of it."""
 
     kind = "fixed"
     shape: tuple[int, ...] = shape()

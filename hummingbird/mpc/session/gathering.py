@@ -116,7 +116,7 @@ class Gathering:
     failure: Callable[[], str | None]
 
     def tally(self, goals: Sequence[int]) -> Tally:
-        """A new count of the work of each lane, toward its goal."""
+        """Make a new count of each lane's work. goals: the work of each lane, such as its number of images."""
         return Tally(self.place, goals, self.failure)
 
     def arrive(self) -> None:

@@ -98,7 +98,7 @@ def serves_store(rank: int) -> bool:
 
 
 def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
-    """A new connection to torchrun's store. If this process serves the store, it listens at MASTER_ADDR only.
+    """Connect anew to torchrun's store. If this process is to serve the store, it serves it at MASTER_ADDR only.
 
     deadline: of time.monotonic, by which the server must listen.
     timeout: seconds for one call of the store.

@@ -160,9 +160,10 @@ def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> No
 
 
 def beside(session: Session, tls: Tls | None) -> Channel:
-    """A second channel between the same parties, authenticated likewise, for other threads. 1 round over the first.
+    """Open a second channel between the same parties, authenticated like the first, for other threads.
 
-    For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
+    It takes 1 round over the first channel. For lane 0 of each party. Raises PeerError, AgreementError,
+    EnvironmentProblem, and InputError for certificates.
     """
     channel, place = session.channel, session.place
     server, address = session.listener.open(place.world)

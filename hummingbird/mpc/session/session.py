@@ -27,7 +27,7 @@ _LEAVE = 2.0  # seconds that a leaving party waits for its dealer
 
 
 class Supply(Protocol):
-    """The material of one slice of a net's run, in the order of its requests."""
+    """Interface: the material of one slice of a net's run, in the order of its requests."""
 
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares for a request, and their cost."""
@@ -198,7 +198,7 @@ class Session:
 
 
 def begin(session: Session | None) -> None:
-    """Make this the session of the process; None ends it."""
+    """Make this session the current one of the process; None: leave the process without a session."""
     interleave.OUTSIDE.session = session
 
 
@@ -214,7 +214,10 @@ def entered(session: Session) -> Iterator[None]:
 
 
 def current() -> Session:
-    """The session that this computation has entered, or else that of `init`. EnvironmentProblem without one."""
+    """Return the session that this computation has entered, or else the one that `init` made.
+
+    Raises EnvironmentProblem if there is none.
+    """
     session: Session | None = interleave.computation().entered()
     if session is None:
         raise EnvironmentProblem("no session", hint="call hummingbird.init() first")
