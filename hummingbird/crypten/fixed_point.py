@@ -39,9 +39,7 @@ _PROTOCOL = {"mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_securi
 
 
 def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
-    """Raise ConfigError if CrypTen's settings ask for a protocol, trust or precision that this package does
-    not have.
-    """
+    """Raise ConfigError if CrypTen's settings ask for a protocol, trust or precision that this package lacks."""
     for name, expected in settings.items():
         if (value := cfg[name]) != expected:
             raise ConfigError(

@@ -21,7 +21,7 @@ from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
 class LocalDealer:
-    """Dealer within the party's own process, which knows the seeds of all parties. It sends nothing.
+    """Dealer and its client in one object, within the party's own process: it knows the seeds of all parties by rank.
 
     With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party.
     """

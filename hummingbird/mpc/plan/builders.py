@@ -129,8 +129,7 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """Make the function that returns the layer of a step, or its plain function, and what it requires of inputs
-    (`Built`).
+    """Make the function that returns the layer or plain function of a step, and what it requires of inputs.
 
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.

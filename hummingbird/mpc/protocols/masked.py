@@ -204,8 +204,9 @@ class MaskedLaw(Law):
     """The law of "masked": for r = round(2^16 v) it decides by d = r + u, reduced mod 2^k to a signed number S(d).
 
     The bit is [S(d) >= 2^m]. u is uniform in [0, 2^m): the low bits of the mask, and below them what the rounding of
-    two shares adds. The value z that the bit multiplies is r + u mod 2^q, rounded down to a multiple of 2^q, plus S(d)
-    - d, which is 0 inside the window.
+    two shares adds. The value z that the bit multiplies is floor(r + (u mod 2^q)) + S(d) - d, where floor rounds down
+    to a multiple of 2^q, and S(d) - d is 0 inside the window. floor(r + u) is floor(r + (u mod 2^q)) plus the mask's
+    part of u.
     """
 
     rounds_apart = False
