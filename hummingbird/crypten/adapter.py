@@ -78,8 +78,9 @@ __all__ = [
 
 
 def _inside(x: MPCTensor) -> ArithmeticSharedTensor:
-    """The arithmetic shares in a tensor. This avoids `x._tensor`: CrypTen reads its settings at every access to an
-    attribute, which takes longer than a layer's work.
+    """Return the tensor of arithmetic shares inside a CrypTen tensor, without `x._tensor`.
+
+    CrypTen reads its settings at every access to an attribute, which takes longer than a layer's work.
     """
     return object.__getattribute__(x, "_tensor")
 
@@ -111,7 +112,10 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
 
 
 class _EveryDevice(dict[Any, Stream]):
-    """One stream for all devices, in place of CrypTen's generator for each device; words move to the device."""
+    """Dictionary that has one stream for every device, in place of CrypTen's, which has a generator for each device.
+
+    The numbers that are drawn are copied to the device where they are needed.
+    """
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -144,7 +148,10 @@ def _ring_element(size: Any, ring_size: int = 2**64, generator: Stream | None = 
 
 
 def _kbit(size: Any, bitlength: int | None = None, generator: Stream | None = None, **kwargs: Any) -> Tensor:
-    """Replaces CrypTen's two generators: uniform words of `bitlength` bits (64: the whole ring) from prg.py."""
+    """Draw uniform words of `bitlength` bits (None: 64, the whole ring) from a stream of prg.py.
+
+    CrypTen's two functions that generate random ring elements are replaced by this one.
+    """
     stream = generator or crypten.generators["local"][None]
     shape = (size,) if isinstance(size, int) else tuple(size)
     words = stream.words(*shape)
@@ -181,10 +188,12 @@ def refuse_validation(*args: Any) -> None:
 
 
 def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.device | str = "cpu") -> None:
-    """Replace CrypTen's communicator and randomness by ours.
+    """Replace CrypTen's communicator and its sources of random numbers by this package's.
 
+    channel: carries CrypTen's messages from now on.
     zeros: the streams that neighbouring parties share.
     local: the seed of this party's own stream.
+    device: where the random numbers are made.
     """
     sys.modules["crypten.debug"].validate_correctness = refuse_validation  # type: ignore[attr-defined]
     communicator.DistributedCommunicator = PartyCommunicator
@@ -204,7 +213,10 @@ def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.de
 
 @contextlib.contextmanager
 def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
-    """`install` within this block; afterwards the previous communicator and streams are back."""
+    """Make a context in which CrypTen runs as after `install`.
+
+    At its end the former communicator and streams are back.
+    """
     kept = PartyCommunicator.instance, dict(crypten.generators)
     install(channel, zeros, local)
     try:
@@ -215,5 +227,5 @@ def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
 
 
 def uninstall() -> None:
-    """End CrypTen's session. The replacements stay."""
+    """End CrypTen's session in this process. The functions of CrypTen that this package replaced stay replaced."""
     PartyCommunicator.instance = None

@@ -28,7 +28,7 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """JSON text of numbers, strings, sizes, and lists and dictionaries of them.
+    """Write numbers, strings, sizes, and lists and dictionaries of them as JSON text.
 
     Raises InputError for an object that does not read back the same.
     """
@@ -59,7 +59,7 @@ class _Done:
 
 
 class _Receipt:
-    """A handle of a tensor that `wait` receives, so that the party can send before it."""
+    """Handle of a tensor that is received only when `wait` is called: until then the party can send other messages."""
 
     def __init__(self, receive: Callable[[], Tensor], into: Tensor) -> None:
         self._receive, self._into = receive, into
@@ -69,7 +69,10 @@ class _Receipt:
 
 
 class PartyCommunicator:
-    """CrypTen's communicator interface over a `Channel`. A collective is one round of frames, all to all."""
+    """CrypTen's communicator interface, over a `Channel`.
+
+    A collective operation is one round, in which every party sends to all others.
+    """
 
     instance: PartyCommunicator | None = None
 
@@ -123,7 +126,11 @@ class PartyCommunicator:
     print_communication_stats = get_communication_stats = reset_communication_stats = _no_statistics
 
     def _party(self, rank: Any, name: str, other: bool = False) -> int:
-        """Check a rank before anything is sent: InputError unless it is a party's, with `other` another party's."""
+        """Return a party's number. Raise InputError, before anything is sent, if `rank` is no party.
+
+        name: of the argument, for the error.
+        other: whether this party's own rank is refused, too.
+        """
         if not isinstance(rank, int) or not 0 <= rank < self.channel.parties or (other and rank == self.channel.rank):
             whom = f"no {'other ' if other else ''}party of {self.channel.parties}"
             raise InputError(f"{name}={rank} names {whom}", where=f"party {self.channel.rank}", hint="ranks begin at 0")
@@ -148,7 +155,10 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """A row of the meter for an opening by the user, outside of all layers."""
+        """Make an entry in the meter for an opening that the user's program asks for outside of all layers.
+
+        cost_of: gives the predicted cost of an opening of so many bytes.
+        """
         if meter.current_layer():
             return contextlib.nullcontext()
         return meter.layer("opening", "open", cost_of(sum(t.numel() * t.element_size() for t in tensors)))

@@ -39,7 +39,7 @@ _PROTOCOL = {"mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_securi
 
 
 def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
-    """Raise ConfigError if a setting of CrypTen asks for another protocol, trust or precision than ours."""
+    """Raise ConfigError if CrypTen's settings ask for a protocol, trust or precision that this package lacks."""
     for name, expected in settings.items():
         if (value := cfg[name]) != expected:
             raise ConfigError(
@@ -89,7 +89,10 @@ def _encode(self: Any, x: Any, device: Any = None) -> Any:
 
 
 def _encoded(x: Tensor, bits: int) -> Tensor:
-    """Ring elements of x, on its device. It reads the values, to check them."""
+    """Encode a public tensor as ring elements with `bits` bits of fraction, on its own device.
+
+    Raises InputError for values that do not fit. The check reads the values, for which the CPU waits for a GPU.
+    """
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
             raise InputError(
@@ -132,13 +135,13 @@ def shared(share: Tensor, bits: int) -> Any:
 
 
 def raised(x: Any, bits: int) -> Any:
-    """The same value with at least `bits` of fraction; it must stay below 2^62 in the ring, as all opened values."""
+    """Raise the bits of fraction of a value to at least `bits`. The value must stay below 2^62 in the ring."""
     own = scale_of(x)
     return x if own >= bits else shared(x.share << (bits - own), bits)
 
 
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
-    """Both tensors at the larger of their scales. Party 0 shares a public one."""
+    """Bring both tensors to the larger of their two scales. A public tensor is first shared, as party 0's share."""
     if not isinstance(y, Shared):
         y = _plain(y)
         own = scale_of(x) if is_whole(y) else max(scale_of(x), SCALE)
@@ -153,7 +156,7 @@ def _become(x: Any, result: Any) -> Any:
 
 
 def _reduced(x: Any, bits: int) -> Any:
-    """The value with `bits` fewer bits of fraction in its ring elements, exact to a unit."""
+    """Reduce the value's bits of fraction by `bits`, by an opening; the result errs by one unit at most."""
     return beaver.truncate(x, 1 << bits) if bits else x
 
 
@@ -204,12 +207,12 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _beside(code: Tensor, x: Any) -> Tensor:
-    """Move public ring elements to the device of x's shares; numbers may stay on the CPU."""
+    """Move public ring elements to the device of x's shares. A tensor without dimensions stays where it is."""
     return put(code, x.device) if code.dim() else code
 
 
 def _free_bits(y: Tensor) -> int:
-    """How often y can be doubled until its largest magnitude exceeds 1; at most 30."""
+    """Count how often y can be doubled before its largest magnitude exceeds 1; at most 30."""
     largest = float(y.abs().max()) if y.numel() else 1.0
     return min(max(0, -math.frexp(largest)[1]), _SMALLEST) if math.isfinite(largest) and largest else 0
 
@@ -268,7 +271,7 @@ def _join(function: Any) -> Any:
 
 
 def _placed(name: str) -> Any:
-    """An in-place method `name`(dim, index, source) that first brings both tensors to one scale."""
+    """Make an in-place method like torch's `name`(dim, index, source) that first brings both tensors to one scale."""
 
     def place(self: Any, dim: int, index: Tensor, source: Any) -> Any:
         x, y = _aligned(self, source)
@@ -316,7 +319,10 @@ def _pad(self: Any, pad: Any, mode: str = "constant", value: Any = 0) -> Any:
 
 
 def install() -> None:
-    """Replace CrypTen's functions by these, for this process."""
+    """Replace the functions of CrypTen that encode, convert and divide fixed-point numbers by those of this module.
+
+    The replacement is for this process, and stays.
+    """
     FixedPointEncoder.__init__, FixedPointEncoder.encode, FixedPointEncoder.decode = _start, _encode, _decode
     beaver.truncate = _truncate
     for name, function in {

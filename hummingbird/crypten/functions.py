@@ -54,7 +54,7 @@ def _to(self: Any, kind: Any, precision: int | None = None, bits: int | None = N
 
 
 def _bit(words: Any) -> Any:
-    """Additive shares of the lowest bit of xor-shared words, without bits of fraction."""
+    """Turn the lowest bit of xor-shared words into additive shares of the number 0 or 1, without bits of fraction."""
     words.encoder = encoder(0)
     return words._to_ptype(ptype.arithmetic, precision=0, bits=1)
 
@@ -66,7 +66,7 @@ def _negative(self: Any) -> Any:
 
 
 def _equals_zero(self: Any) -> Any:
-    """For two parties: x is 0 where one share is the negative of the other."""
+    """Test whether x is 0, for two parties: it is where one party's share is the negative of the other's."""
     mine = MPCTensor(self.share, src=0, ptype=ptype.binary)
     theirs = MPCTensor(-self.share, src=1, ptype=ptype.binary)
     mine._tensor = mine._tensor.eq(theirs._tensor)
@@ -94,7 +94,10 @@ def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
 
 
 def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
-    """Variance, mean (with its dimensions kept), and the variance's divisor."""
+    """Compute the variance, the mean (with its dimensions kept), and the divisor of the variance.
+
+    The divisor is the number of elements, less 1 if `unbiased`.
+    """
     total = x.sum() if dim is None else x.sum(dim, keepdim=True)
     count = x.nelement() // max(total.nelement(), 1)
     divisor = count - int(unbiased)
@@ -154,7 +157,10 @@ def _batch_norm(
 
 
 def _dropout(dimensions: int | None) -> Any:
-    """A dropout along the first `dimensions` (None: all), by the shared stream: the same at every party."""
+    """Make a dropout function that decides once for each index of the first `dimensions` dimensions (None: of all).
+
+    The decisions come from the stream that all parties share, so they are the same at every party.
+    """
 
     def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if not training:
@@ -246,7 +252,10 @@ def _newton(x: Any, y: Any, steps: int) -> Any:
 
 
 def _weights(self: Any, dim: int) -> tuple[Any, Any]:
-    """Logits minus their maximum, and their exponentials, whose sum lies between 1 and the dimension's length."""
+    """Compute logits minus their maximum along `dim`, and the exponentials of these.
+
+    The exponentials' sum lies between 1 and the dimension's length.
+    """
     logits = self - self.max(dim, keepdim=True)[0]
     return logits, logits.exp()
 
@@ -308,7 +317,7 @@ def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any
 
 
 def install() -> None:
-    """Replace CrypTen's functions by these, for this process."""
+    """Replace the functions of CrypTen that are wrong, imprecise or slow by those of this module, for this process."""
     CrypTensor.__torch_function__ = classmethod(_with_torch)
     AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
     AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)

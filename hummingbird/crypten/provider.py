@@ -31,7 +31,10 @@ class DealerProvider(TupleProvider):
     def generate_additive_triple(
         self, size0: Any, size1: Any, op: str, device: Any = None, *args: Any, **kwargs: Any
     ) -> list[ArithmeticSharedTensor]:
-        """Shares of uniform a and b, and of c = op(a, b, **kwargs), in Z_2^64. Sizes as in torch."""
+        """Request shares of uniform a and b, and of c = op(a, b, **kwargs), in Z_2^64.
+
+        size0, size1: shapes of a and b, as torch's `op` takes them.
+        """
         options = {name: _plain(value) for name, value in kwargs.items()}
         return _ring(sessions.current().correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
 
@@ -72,6 +75,6 @@ def _plain(value: Any) -> Any:
 
 
 def install() -> None:
-    """Replace CrypTen's provider by this one, for this process."""
+    """Make this module's provider the source of CrypTen's correlated randomness, for this process."""
     provider = DealerProvider()
     crypten.mpc.get_default_provider = lambda: provider

@@ -43,7 +43,7 @@ _NO_READER = EnvironmentProblem(
 
 
 def refuse_foreign_session() -> None:
-    """Raise EnvironmentProblem if CrypTen runs a session of its own already."""
+    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start."""
     if crypten.is_initialized() or getattr(communicator, "__use_threads"):
         raise EnvironmentProblem(
             "CrypTen runs already, with its own communicator and provider",
@@ -71,11 +71,15 @@ def _show(self: Any) -> str:
 
 
 def install() -> None:
-    """Replace CrypTen's functions by these, for this process."""
+    """Replace the functions of CrypTen that this package refuses by functions that raise an error or check more.
+
+    The replacement is for this process, and stays.
+    """
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
-        """CrypTen's function, then a round in which the parties compare shape and source of the tensor. A type that the
-        caller registered (`crypten.register_cryptensor`) is not compared.
+        """Call CrypTen's function of this name; then the parties compare the tensor's shape and source, in one round.
+
+        Tensors of a type that the caller registered (`crypten.register_cryptensor`) are not compared.
         """
         made = _make(*args, **kwargs)
         if not isinstance(made, MPCTensor):

@@ -11,7 +11,10 @@ from hummingbird.prg import SEED_BYTES
 
 
 def refuse_other() -> None:
-    """Raise EnvironmentProblem if CrypTen runs a session of its own already, TrustError in its validation mode."""
+    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start.
+
+    Raises TrustError if CrypTen is in its validation mode.
+    """
     refusals.refuse_foreign_session()
     adapter.refuse_validation()
 
@@ -25,19 +28,22 @@ def start(session: Session, local: bytes) -> None:
 
 @contextlib.contextmanager
 def lent(session: Session) -> Iterator[None]:
-    """`start` within this block, with seeds that are zero: for a session without secrets."""
+    """Make a context in which CrypTen runs as after `start`, but with seeds that are zero.
+
+    It is for a session without secrets, such as one that only records a net's requests.
+    """
     _repair()
     with adapter.lent(session.channel, session.zeros or ZeroSharing.of_zeros(), bytes(SEED_BYTES)):
         yield
 
 
 def stop() -> None:
-    """End CrypTen's part. Its functions stay repaired."""
+    """End CrypTen's use of the current session. The functions of CrypTen that were replaced stay replaced."""
     adapter.uninstall()
 
 
 def _repair() -> None:
-    """Install all repairs and refusals."""
+    """Replace all functions of CrypTen that this package repairs or refuses, by each module's `install`."""
     fixed_point.install()
     functions.install()
     provider.install()

@@ -18,12 +18,11 @@ from hummingbird.prg import Stream
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of a correlation: additive shares in Z_2^64 (`ring`), or xor shares of words, packed bits or 0/1
-    words.
+    """One tensor of a correlation: shared additively in Z_2^64 (`ring`), or by xor of words, packed bits or 0/1 words.
 
-    A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A ring field that
-    is left to kernels is drawn with exactly `width` bits per element if the seed's cipher can pack them
-    (`Stream.packs`).
+    A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A field that is
+    `left` is not drawn as a tensor: the kernels (kernels/) that read it draw or unpack it themselves. A ring field
+    among these has exactly `width` bits per element if the seed's cipher can pack them (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -51,20 +50,24 @@ class Field:
 
     @property
     def bits(self) -> int:
-        """Bits of a correction in its message."""
+        """Size of a correction in its message, in bits."""
         dtype, shape = self.layout
         return 8 * dtype.itemsize * math.prod(shape)
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of a drawn share in memory, if no kernel draws it. ChaCha20 draws whole words, which can take more."""
+        """Bytes of a party's own share, drawn from its seed, in memory.
+
+        A field that kernels draw (`left`) counts as packed bits; with ChaCha20 kernels draw whole words, which can take
+        more.
+        """
         if self.left and self.kind == "ring":
             return packed(math.prod(self.shape) * self.width)
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of the receiver's share in memory: in whole words, unless the field is left to kernels."""
+        """Bytes of the receiver's share in memory: in whole words, unless kernels unpack the field (`left`)."""
         return (
             self.share_bytes
             if self.left
@@ -85,7 +88,10 @@ class Field:
         return stream.words(*self.shape, dtype=self.dtype)
 
     def leave(self, stream: Stream) -> Drawn:
-        """A share that a kernel draws: packed if the stream packs, else whole words. The field must have no owner."""
+        """Return a share that is not yet drawn, for a kernel that draws it from this stream where it reads it.
+
+        The kernel draws packed bits if the stream packs, else whole words. The field must have no owner.
+        """
         return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:
@@ -96,7 +102,10 @@ class Field:
         return total
 
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """The receiver's share of `value` when the others hold `shares`, in the form of its message (`layout`)."""
+        """Compute the receiver's share of `value`, in the form in which it is sent (`layout`).
+
+        shares: those of the other parties.
+        """
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
         for share in shares:  # into the share's own memory, which is not read again
             value = subtract(value, share, out=share if share.dtype == value.dtype else None)

@@ -29,6 +29,6 @@ class Material:
     ready: Ready | None = None
 
     def take(self) -> None:
-        """Make what this thread computes from now on wait until the shares are there."""
+        """Make what this thread computes on the GPU from now on wait until the shares are there."""
         if self.ready is not None:
             self.ready.take([anchor(words) for words in self.shares.values()])

@@ -18,32 +18,35 @@ _OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of t
 
 
 def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
-    """An integer from `least` to `most`."""
+    """Make a dataclass field for an integer parameter from `least` to `most`. default: its default, if it has one."""
     expected = f"a whole number in {least}..{most}"
     return _parameter(lambda value: _natural(value) and least <= value <= most, expected, **default)
 
 
 def width() -> Any:
-    """How many low bits of a ring element count, 1 to 64; 64 by default. Keyword only."""
+    """Make a keyword-only dataclass field for how many low bits of a ring element count: 1 to 64, by default 64."""
     return _parameter(
         lambda value: _natural(value) and 1 <= value <= 64, "a whole number in 1..64", default=64, kw_only=True
     )
 
 
 def shape() -> Any:
-    """A tuple of sizes: at most `DIMENSIONS`, each from 0 to `LIMIT`."""
+    """Make a dataclass field for a tensor's shape: a tuple of at most `DIMENSIONS` sizes, each from 0 to `LIMIT`."""
     return _parameter(
         lambda value: isinstance(value, tuple) and _sizes(value), f"at most {DIMENSIONS} sizes in 0..{LIMIT}"
     )
 
 
 def one_of(names: Sequence[str]) -> Any:
-    """One of these names."""
+    """Make a dataclass field for a parameter that is one of these names."""
     return _parameter(lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}")
 
 
 def options() -> Any:
-    """Keyword arguments of torch's convolutions, as JSON has them: integers or lists of integers."""
+    """Make a dataclass field for keyword arguments of torch's convolutions.
+
+    They are as JSON has them: integers or lists of integers.
+    """
 
     def good(value: Any) -> bool:
         return isinstance(value, dict) and all(key in _OPTIONS and _option(item) for key, item in value.items())
@@ -52,7 +55,10 @@ def options() -> Any:
 
 
 def faults(request: Any) -> str:
-    """A message about the first parameter that breaks its limit, or "". request: a dataclass of the fields above."""
+    """Return a message about the first parameter that breaks its limit, or "" if all are good.
+
+    request: a dataclass whose fields were made by the functions of this module.
+    """
     for item in dataclasses.fields(request):
         value = getattr(request, item.name)
         if not item.metadata["good"](value):

@@ -14,13 +14,19 @@ from hummingbird.mpc.correlations.request import ReceiverTurn, Request
 
 
 class ReceiverRotation:
-    """The receivers of all requests of a run of `parties` parties, from the first request on. Not thread-safe."""
+    """Receiver rotation of a run of `parties` parties: it says who receives each request's correction. Not thread-safe.
+
+    It counts from the run's first request on.
+    """
 
     def __init__(self, parties: int) -> None:
         self._sent, self._served = [0] * parties, [0] * parties
 
     def take(self, requests: Sequence[Request[Any]]) -> list[ReceiverTurn]:
-        """The turns of the next requests, in order."""
+        """Return the receiver turns of the next requests, in order.
+
+        A turn says who receives the request's correction, and how many this party received before.
+        """
         return [self._next(request) for request in requests]
 
     def _next(self, request: Request[Any]) -> ReceiverTurn:
@@ -32,6 +38,6 @@ class ReceiverRotation:
 
 
 def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> list[Request[Any]]:
-    """Those of a run's first requests, in order, whose corrections go to party `rank`."""
+    """Choose those of a run's requests, given in order from the first one, whose corrections go to party `rank`."""
     turns = ReceiverRotation(parties).take(requests)
     return [request for request, turn in zip(requests, turns, strict=True) if turn.receiver == rank]

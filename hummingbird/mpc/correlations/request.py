@@ -73,7 +73,7 @@ class Request(ABC, Generic[Shares]):
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
         """Compute the derived values by name from the free values by name. Only the dealer does this.
 
-        For a free field that is `apart`, the argument is the list of the parties' shares.
+        free: the value of each free field; for a field with the flag `apart`, the list of the parties' shares instead.
         """
         return {}
 
@@ -91,15 +91,21 @@ class Request(ABC, Generic[Shares]):
         return [item.correction(values[name], shares) for name, item, shares in others]
 
     def correct_at_once(self, draw: Draw) -> list[Tensor]:
-        """The same by one kernel that also draws the shares, for a request whose fields are all left to kernels."""
+        """Compute what `correct` does by one kernel that also draws the shares, if all fields are `left` to kernels.
+
+        draw: as in `correct`; the shares that it returns are not drawn yet (`Field.leave`).
+        """
         raise NotImplementedError
 
     @abstractmethod
     def shares(self, **tensors: Any) -> Shares:
-        """A party's shares of all fields, from tensors by field name."""
+        """Build the tuple of a party's shares (`Shares`) from the shares of all fields by name."""
 
     def check(self) -> None:
-        """Raise ValueError if the parameters contradict each other, or need more memory than the fields do."""
+        """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.
+
+        It may take more than the fields themselves, whose size the constructor limits.
+        """
 
     def __post_init__(self) -> None:
         malformed = f"malformed request for {self.kind!r}"
@@ -143,7 +149,10 @@ class Request(ABC, Generic[Shares]):
         return {"kind": self.kind, "params": self.params}
 
     def __str__(self) -> str:
-        """A text that two requests share only if they are equal (a tuple and a list of JSON count as equal)."""
+        """Text of the request: equal requests have the same text, others do not.
+
+        A tuple and a list of JSON with the same entries count as equal.
+        """
         return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
 
 
@@ -151,9 +160,11 @@ REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in th
 
 
 class ReceiverTurn(NamedTuple):
-    """A request's position in the rotation: who receives its correction, and how many this party received before.
+    """Position of a request in the receiver rotation.
 
-    No two requests of a session, or of a store, have the same turn, so the turn names the request's randomness.
+    receiver: the party that receives the request's correction.
+    number: how many earlier requests had the same receiver.
+    No two requests of a session, or of a store, have the same turn. So the turn selects the request's random numbers.
     """
 
     receiver: int
@@ -165,7 +176,10 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
-    """A free field's share: from the request's stream, or from a stream of its own if it outlives the request."""
+    """Draw a free field's share: from the stream of its request, or for a field with a key, from the key's own stream.
+
+    So all requests with this key get the same share.
+    """
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
 

@@ -98,19 +98,20 @@ class DealerClient:
         return self.reserve([request]).correlation(request)
 
     def reserve(self, requests: Requests | None) -> Supply | OnDemand:
-        """The material of one slice, made in the background from now on, in the order of `requests`; None: on demand.
+        """Begin to make the material of one slice in the background, in the order of `requests`; return it as a supply.
 
-        Its `correlation` raises DealerError like this client's, and for any request but the reserved one.
+        requests: None if they are not known: then material is made when the slice asks for it.
+        The supply's `correlation` raises DealerError like this client's, and for any request but the reserved one.
         """
         if requests is None:
             return OnDemand(self.correlation)
         return self._supplies.reserve(self._turns.take(requests), requests)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: no mask is used in two runs."""
+        """Do nothing: the dealer draws new masks in every run, so no mask can hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Accept any net, of any shape."""
+        """Accept any net, of any shape: the dealer makes whatever material is requested."""
 
     def stay(self) -> None:
         """Heartbeat: tell the dealer that this session is still in use. Party 0 sends it for all parties.
@@ -187,7 +188,10 @@ class DealerClient:
             raise
 
     def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
-        """One request's corrections. The request decides their sizes; no size from the dealer is trusted."""
+        """Receive the corrections of one request.
+
+        The request decides their sizes; no size from the dealer is trusted.
+        """
         expected = layout(request)
         size, at = frame_bytes(expected), 0
         buffer = torch.empty(size, dtype=torch.uint8).numpy().data
@@ -206,7 +210,7 @@ class DealerClient:
         return out
 
     def _finish(self, messages: Any) -> float:
-        """Read the end of an answer: the seconds that the dealer worked on it."""
+        """Read the end of the dealer's answer: return the seconds that the dealer worked on it."""
         if next(messages, None) is not None:
             raise DealerError("the dealer sent more than was asked for", where=f"dealer {self.address}")
         trailer = dict(messages.trailing_metadata() or ())

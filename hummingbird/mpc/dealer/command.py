@@ -52,13 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add the option for `deal_on`."""
+    """Add the option `--threads`, the number of threads for `deal_on`."""
     text = "threads that deal (default: one for each processor of this process)"
     parser.add_argument("--threads", type=count, metavar="N", help=text)
 
 
 def deal_on(threads: int | None) -> None:
-    """Deal on this number of threads from now on; None: one per processor."""
+    """Set the number of threads that deal from now on; None: one for each processor."""
     torch.set_num_threads(threads or processors())
 
 
@@ -91,7 +91,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _stdin_closed() -> bool:
-    """Whether stdin is a pipe at its end. Closed or not, /dev/null or a terminal tells nothing about a parent."""
+    """Whether stdin is a pipe whose other end is closed, which shows that the parent process is gone.
+
+    False for a stdin that is closed itself, /dev/null or a terminal: these tell nothing about a parent.
+    """
     try:
         if not stat.S_ISFIFO(os.fstat(0).st_mode):
             return False

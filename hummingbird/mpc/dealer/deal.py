@@ -108,7 +108,10 @@ def _deal(
     cipher: str,
     progress: Callable[[int], object],
 ) -> float:
-    """Write the folders of all lanes and parties; return seconds of work."""
+    """Write a store into the folder `root`, one folder for each lane and party; return the seconds of work.
+
+    The arguments are those of `deal`.
+    """
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
     seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
     for rank in range(parties):
@@ -154,7 +157,10 @@ def _deal_lane(
 
 
 class _Writer:
-    """A writer of one party's corrections, region by region, in chunks of one size from one buffer."""
+    """Writer of the file of one party's corrections: a region for the setup, then one for each slot.
+
+    It writes chunks of one size from one buffer.
+    """
 
     def __init__(self, file: BinaryIO, seed: bytes, header: Header) -> None:
         self._file, self._seed = file, seed
@@ -169,14 +175,17 @@ class _Writer:
         self._left, self._at = iter(found), 0
 
     def add(self, made: Sequence[Tensor]) -> None:
-        """Write the corrections of the region's next request to this party."""
+        """Write the corrections that this party gets for the next request of the region.
+
+        made: one tensor for each derived field of the request.
+        """
         for (start, _, _), tensor in zip(next(self._left), made, strict=True):
             self._append(torch.zeros(start - self._at, dtype=torch.uint8))
             self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))
             self._at = start + tensor.nbytes
 
     def end(self) -> None:
-        """Pad the region to its size."""
+        """Fill the rest of the region with zeros."""
         self._append(torch.zeros(self._size - self._at, dtype=torch.uint8))
         self._write()
 

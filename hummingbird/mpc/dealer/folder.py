@@ -69,13 +69,13 @@ _REQUESTS = records.many(records.through(records.anything(), from_json, lambda r
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a party's material for one of its lanes.
+    """Description of a party's material for one of its lanes.
 
-    facts: of the net (`store.material_facts`).
+    facts: what the net must be like (`store.material_facts`).
     shape: of a slice's input.
     slots: how many slices there is material for.
-    setup, batch: the requests of a run, and of each slice.
-    seconds: the dealer's work.
+    setup, batch: the requests that a run makes once, and those of each slice.
+    seconds: how long the dealer worked.
     checksums: digest of the file of checksums.
     """
 
@@ -102,7 +102,11 @@ class Header:
         disk.save(folder / HEADER, [text.encode()], mode=disk.PRIVATE)
 
     def turns(self, region: int) -> list[ReceiverTurn]:
-        """The turns of a region's requests; region 0 is the setup, region s + 1 is slot s."""
+        """Return the receiver turn of each request of a region.
+
+        A turn says who receives the request's correction, and how many this party received before.
+        region: 0 for the setup, s + 1 for slot s.
+        """
         setup, batch = (ReceiverRotation(self.parties).take(requests) for requests in (self.setup, self.batch))
         if not region:
             return setup
@@ -111,7 +115,7 @@ class Header:
 
     @property
     def received(self) -> list[list[Request[Any]]]:
-        """Those requests of the setup, and of a slot, whose corrections go to this party."""
+        """The requests whose corrections go to this party: first a list of the setup's, then a list of each slot's."""
         return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
 
 
@@ -121,7 +125,7 @@ def _digest(fields: dict[str, Any], seed: bytes) -> str:
 
 
 def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
-    """The checksum of chunk `number` of a store's corrections. pieces: buffers with its bytes.
+    """Compute the checksum of chunk `number` of a store's corrections. pieces: buffers with the chunk's bytes.
 
     AES-GCM, since the library releases the interpreter's lock for a cipher, so that other threads run; its Poly1305
     keeps the lock.
@@ -193,9 +197,9 @@ def _damaged(folder: Path, what: str) -> DealerError:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """The place of every correction in a region, by request, and the region's size in bytes.
+    """Compute where each correction lies in a region of the file, by request, and the region's size in bytes.
 
-    requests: those whose corrections go to the party.
+    requests: those of the region whose corrections go to the party.
     """
     found, at = [], 0
     for request in requests:
@@ -208,7 +212,10 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 
 
 class Corrections:
-    """A party's corrections: `read(region)` checks and maps a region. Region 0 is the setup, region s + 1 is slot s."""
+    """File of a party's corrections. `read(region)` compares a region's checksums, and returns its tensors.
+
+    Region 0 has the corrections of the setup, region s + 1 those of slot s.
+    """
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
         self.path, self._seed = folder / CORRECTIONS, seed

@@ -33,7 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Keeper:
-    """The one keeper of a folder, which it makes if need be.
+    """Object that deals sets of material into one folder. It makes the folder if there is none, and locks it.
 
     root: the folder.
     what: the arguments of `deal`: batch, shape, slots, parties, facts, lanes, cipher.
@@ -103,7 +103,10 @@ class Keeper:
         return max(0, self.kept.slots - used)
 
     def add(self, progress: Callable[[int], object] = lambda images: None) -> tuple[int, float]:
-        """Deal another set; its number, and seconds of work. Raises OSError with ENOSPC if the disk has no room."""
+        """Deal another set of material into the folder; return the set's number, and the seconds of work.
+
+        Raises OSError with ENOSPC if the disk has no room.
+        """
         if shutil.disk_usage(self.root).free < self.set_bytes + _SPARE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         dealing = self.root / DEALING

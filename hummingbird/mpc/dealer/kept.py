@@ -40,15 +40,16 @@ _SET = "set-"
 
 @dataclass(frozen=True)
 class Kept:
-    """The description that all sets of a kept store have in common.
+    """Description that all sets of a kept store have in common.
 
+    A kept store is a folder to which `deal --keep` adds sets of material.
     id: 16 random bytes, hexadecimal.
-    facts: of the net (`store.material_facts`).
-    shape: of a slice.
-    slots: of every set, for each lane.
+    facts: what the net must be like (`store.material_facts`).
+    shape: of a slice's input.
+    slots: how many slots each set has for each lane.
     requests: digest of a slice's requests.
-    cipher: one of `prg.CIPHERS`.
-    format_version: of the sets.
+    cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
+    format_version: number of the file format of the sets.
     """
 
     id: str = field(records.digits(16))

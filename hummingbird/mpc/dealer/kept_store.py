@@ -38,8 +38,9 @@ _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots
 
 
 class KeptStore:
-    """This party's lane of a kept store, in place of a `StoreDealer`. The constructor waits for the first set.
+    """This party's part of a kept store, for one lane, in place of a `StoreDealer`.
 
+    The constructor waits for the first set.
     root: the folder of `kept.json`.
     timeout: seconds to wait for a set that is needed.
     Raises AgreementError if parties name different folders; DealerError if the folder is for other parties or lanes, is
@@ -81,7 +82,7 @@ class KeptStore:
             raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
 
     def _finish_erasing(self) -> None:
-        """Finish what an earlier process was erasing when it was killed."""
+        """Finish erasing the sets that an earlier process was erasing when it was killed."""
         for number in numbers(self.folder):
             if not is_there(self.folder, number, self._place.party, self._place.lane):
                 erase(self._part(number))
@@ -151,7 +152,7 @@ class KeptStore:
     # What the parties agree on ----------------------------------------------------------------------------------------
 
     def _go_on(self) -> bool:
-        """Agree with all parties on the next set; False if some party has none."""
+        """Agree with all parties on the next set, and open it. Returns False if some party does not have it yet."""
         while True:
             mine = self._open_next()
             try:
@@ -211,7 +212,10 @@ class KeptStore:
     # Handing out ------------------------------------------------------------------------------------------------------
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """The next slot. Raises DealerError if there is none, or if it was dealt for other requests."""
+        """Return the material of the next slot.
+
+        Raises DealerError if there is none, or if it was dealt for other requests.
+        """
         if not self._sets:
             raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
         slot = self._sets[0].reserve(requests)
@@ -231,7 +235,7 @@ class KeptStore:
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: no mask is used twice."""
+        """Do nothing: a kept store's masks are used once, so no mask can hide two secrets."""
 
     def stay(self) -> None:
         """Erase the sets that are used up."""
@@ -258,7 +262,10 @@ STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
 
 
 class Set(StoreDealer):
-    """A party's lane of one set. Raises the errors of `StoreDealer`, and DealerError if it is another store's set."""
+    """One set of a kept store: this party's part of it, for one lane.
+
+    Raises the errors of `StoreDealer`, and DealerError if the set belongs to another kept store.
+    """
 
     def __init__(
         self,

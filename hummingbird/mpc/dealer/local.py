@@ -21,7 +21,10 @@ from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
 class LocalDealer:
-    """A dealer and its client in one object, from all parties' seeds by rank. Warns unless there is one party."""
+    """Dealer and its client in one object, within the party's own process: it knows the seeds of all parties by rank.
+
+    With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party.
+    """
 
     slice_shape = None
 
@@ -54,14 +57,14 @@ class LocalDealer:
         return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)
 
     def reserve(self, requests: Requests | None) -> OnDemand:
-        """The material of one slice, made on demand."""
+        """Return the supply of one slice, whose material is made when the slice asks for it."""
         return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: no mask is used in two runs."""
+        """Do nothing: new masks are drawn in every run, so no mask can hide two secrets."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Accept any net, of any shape."""
+        """Accept any net, of any shape: material is made for whatever is requested."""
 
     def stay(self) -> None:
         """Do nothing: there is no session that could be dropped."""

@@ -56,13 +56,16 @@ _log = logging.getLogger(__name__)
 
 
 class Used:
-    """The numbers that were served: sorted spans [start, end) that neither overlap nor touch."""
+    """Set of a party's turns whose corrections were sent: sorted spans [start, end) that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
 
     def mark(self, first: int, count: int) -> None:
-        """Mark numbers first .. first + count - 1; DealerError, and none marked, if one of them was marked before."""
+        """Add the numbers first to first + count - 1.
+
+        Raises DealerError, and adds none of them, if one is in the set already.
+        """
         end, place = first + count, bisect.bisect(self.spans, (first, _MAX_INDEX + 1))
         before = self.spans[place - 1] if place else (-1, -1)
         after = self.spans[place] if place < len(self.spans) else (_MAX_INDEX + 1, _MAX_INDEX + 1)
@@ -162,8 +165,9 @@ class DealerService:
         name: str | None = None,
         cipher: str = "aes-128-ctr",
     ) -> tuple[bytes, bytes]:
-        """Seed and token of a party that joins. Each rank of a session can join once.
+        """Let a party join a session; return its seed and its token. Each rank of a session can join once.
 
+        version: of the party's release.
         name: in the party's certificate, if there is one.
         cipher: the cipher that expands the seeds, one of `prg.CIPHERS`; the same for all parties.
         """
@@ -237,7 +241,7 @@ class DealerService:
             self._find(session, token)[0].used = time.monotonic()
 
     def leave(self, session: bytes, token: bytes) -> None:
-        """A party needs no more: the session ends once all parties have joined and left."""
+        """Note that a party needs no more corrections. The session ends once all parties have joined and left."""
         with self._changed:
             state, member = self._find(session, token)
             member.left = True
@@ -263,7 +267,12 @@ class DealerService:
     def _seeds_of_all(
         self, state: _Session, member: _Member, first: int, count: int, wait: float, active: Callable[[], bool]
     ) -> list[bytes]:
-        """All parties' seeds by rank, once all have joined. Enters the quota, and marks the numbers as used."""
+        """Wait until all parties have joined, and return their seeds by rank.
+
+        It counts the call toward the quota, and marks the turns `first` to first + count - 1 of this party as used.
+        wait: seconds to wait for the other parties.
+        active: called during the wait; False means that the caller is gone.
+        """
         deadline = time.monotonic() + wait
         with self._changed:
             while len(state.members) < state.parties:
@@ -408,6 +417,6 @@ M = TypeVar("M")
 
 
 def _read(data: bytes, kind: type[M]) -> M:
-    """A party's message as a record. Raises DealerError for anything else."""
+    """Read a party's message as a record of class `kind`. Raises DealerError for anything else."""
     hint = "install the same release at the parties and the dealer"
     return records.read(data, kind, name="request", most=MAX_MESSAGE, hint=hint, error=DealerError)

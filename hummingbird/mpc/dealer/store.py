@@ -172,7 +172,10 @@ class StoreDealer:
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """The next slot. Raises DealerError if there is none, or if it was dealt for other requests."""
+        """Return the material of the next slot.
+
+        Raises DealerError if there is none, or if it was dealt for other requests.
+        """
         if not self.slots_left:
             raise DealerError(
                 f"all {self.header.slots} slots of the store are used", where=str(self.folder), hint="deal another one"
@@ -273,7 +276,7 @@ class DealtSlice:
 
     @property
     def over(self) -> bool:
-        """Whether all of it is handed out."""
+        """Whether all material of the slice is handed out."""
         return self._taken == len(self._store.header.batch)
 
     def correlation(self, request: Request[Any]) -> Material:

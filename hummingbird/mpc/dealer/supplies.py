@@ -32,7 +32,7 @@ Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
 class _Work:
-    """A supply, as the thread sees it."""
+    """Supply's state in the background thread: its requests, which of them are made, and which are taken."""
 
     def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
         self.turns, self.requests, self.make = list(turns), list(requests), make
@@ -50,12 +50,12 @@ class _Work:
 
 
 class Supplies:
-    """The background thread and its queue: `reserve(turns, requests)` returns a `Supply`.
+    """The background thread that makes material, and its queue: `reserve(turns, requests)` returns a `Supply`.
 
     make: yields the material of consecutive requests, from their turns and the requests. It runs in the thread, never
         twice at a time. Its first error ends the thread, and is raised by the next call that waits for material.
     where: the name shown in errors.
-    patience: from the requests' bytes, the seconds that a call waits while nothing is made.
+    patience: from the bytes of the shares that are being made, how many seconds a call waits while nothing gets done.
     cancel: called by `close` to end a `make` that waits.
     buffer_bytes: bound on the bytes of shares that are made and not handed out.
     call_bytes: bound on the bytes of shares that one call of `make` makes.
@@ -81,7 +81,10 @@ class Supplies:
         self.most_held = 0  # bytes of shares: the maximum so far
 
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
-        """Begin to make the material of requests with these turns. make: a function other than the usual one."""
+        """Begin to make the material of these requests, each at its receiver turn; return it as a supply.
+
+        make: the function that makes this material; None: the one given to the constructor.
+        """
         work = _Work(turns, requests, make or self._make)
         with self._changed:
             self._queue.append(work)
@@ -94,7 +97,10 @@ class Supplies:
         return Supply(self, work)
 
     def correlation(self, work: _Work, request: Request[Any]) -> Material:
-        """The next material of a supply; DealerError if another request was reserved, or if it does not come."""
+        """Return a supply's next material.
+
+        Raises DealerError if another request was reserved, or if the material does not come in time.
+        """
         expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
         if str(request) != expected:
             raise DealerError(
@@ -183,7 +189,10 @@ class Supplies:
                 return
 
     def _next(self) -> tuple[_Work, int, int] | None:
-        """The next work: a supply, the index of its first request to make, and how many. None at the end."""
+        """Choose the thread's next work: a supply, the index of its first request to make, and how many.
+
+        Returns None once the thread is to end.
+        """
         with self._changed:
             while not self._over:
                 self._queue = [w for w in self._queue if not w.dropped and w.taken < len(w.requests)]
@@ -205,7 +214,10 @@ class Supplies:
         return open_ends[0] if open_ends else None
 
     def _fitting(self, work: _Work, room: int) -> int:
-        """How many of a supply's next requests fit into memory; at least one if a caller waits for it."""
+        """Count how many of a supply's next requests have shares that fit into `room` bytes.
+
+        It is at least one if a caller waits for this supply.
+        """
         left, count = min(room, self._call), 0
         for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:
             if size > left:

@@ -43,8 +43,9 @@ class Function:
 class Activation(Function):
     """A function that is almost constant, or almost linear, far from 0.
 
-    end: beyond +-end the function is within 2^-14 of 0, 1 or -1, or of x if it rises.
-    rises: whether the function approaches x to the right.
+    end: left of -end the function is within 2^-14 of 0 or -1; right of `end` it is within 2^-14 of 1, or of x if it
+        rises.
+    rises: whether the function is close to x for large x; otherwise it is close to a constant there.
     """
 
     end: float
@@ -69,14 +70,17 @@ SPREADS = range(1, 10)
 
 
 def reciprocal_at(span: int) -> float:
-    """The number that "reciprocal-SPAN" adds to its argument: the sum lies in [0.996, 2^span + 0.43]."""
+    """Return the number c for which the function named "reciprocal-SPAN" is 1 / (x + c).
+
+    The table covers arguments x for which x + c lies in [0.996, 2^span + 0.43].
+    """
     return 2.0 ** (span - 1) + 11 / 16
 
 
 def root_at(spread: int) -> float:
-    """The number that "root-SPREAD" adds to its argument: for the sum u in [2^-spread, 1) it is u^(-1/2).
+    """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2) if x + c is in [2^-spread, 1).
 
-    At u = 0 it is below 2.34 2^(spread / 2): a table has room for the parties' rounding there.
+    At x + c = 0 the function is below 2.34 2^(spread / 2): a table has room for the parties' rounding there.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 
@@ -111,14 +115,15 @@ FUNCTIONS: dict[str, Function] = {
 
 @dataclass(frozen=True)
 class PolynomialTable:
-    """A function as 2^w polynomials in z.
+    """A smooth function of x as 2^w polynomials, one for each piece of an interval around 0.
 
-    name: a key of FUNCTIONS.
-    k, fraction: bits of z, and its bits of fraction.
-    w: bits of z that choose a piece.
+    z is the integer that stands for x: x in units of 2^-fraction.
+    name: a key of FUNCTIONS, which gives f.
+    k, fraction: how many bits z has, and its bits of fraction.
+    w: how many of z's upper bits choose the piece.
     degree: of the polynomials.
     scale: bits of fraction of the result.
-    gain, stretch: the table's function is gain / GAIN f(x stretch / GAIN).
+    gain, stretch: the table's function of x is (gain / GAIN) f(x stretch / GAIN).
     """
 
     name: str
@@ -131,17 +136,17 @@ class PolynomialTable:
     stretch: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """The table's function at real x, with gain and stretch."""
+        """Compute the table's function at real x, as f with `gain` and `stretch`, without the polynomials."""
         return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
 
     @property
     def m(self) -> int:
-        """Bits of z below those that choose a piece."""
+        """How many low bits of z are left below those that choose a piece."""
         return self.k - self.w
 
     @property
     def shift(self) -> int:
-        """How many bits are cut off the sum of all terms."""
+        """How many low bits of the polynomial's value are cut off to give the result its scale."""
         return GUARD + self.degree * self.m
 
     @property
@@ -171,7 +176,11 @@ class PolynomialTable:
 
 @functools.lru_cache(256)
 def pieces(table: PolynomialTable) -> Tensor:
-    """Coefficients of all pieces, int64 (2^w, degree + 1), lowest power of t first; piece D in row D mod 2^w."""
+    """Compute the coefficients of all pieces, int64 (2^w, degree + 1), lowest power first.
+
+    Piece D, a signed number, is in row D mod 2^w. It is a polynomial in t = z / 2^m - D, which is 0 at the piece's
+    middle.
+    """
     count = table.degree + 1
     t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
     number = torch.arange(1 << table.w)
@@ -185,9 +194,9 @@ def pieces(table: PolynomialTable) -> Tensor:
 
 @functools.cache
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
-    """Bound of the error of the pieces, with rounded coefficients, for all |x| <= most that they may evaluate.
+    """Bound of the error of the pieces, with rounded coefficients, over all |x| <= most that a piece may evaluate.
 
-    least: if given, the bound is relative to max(|f(x)|, least).
+    least: None for a bound of the error itself; otherwise it is divided by max(|f(x)|, least).
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
@@ -204,7 +213,7 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
-    """The table at real x, in x's type: the value of the piece with the nearest middle.
+    """Evaluate the table at real x, in x's type: the value of the polynomial whose piece has the nearest middle.
 
     Values beyond k bits wrap, as in the protocol. The gradient is that of the function, for |x| <= most.
     """
@@ -238,13 +247,15 @@ def choose(
     gain: int = GAIN,
     stretch: int = GAIN,
 ) -> PolynomialTable | None:
-    """The table with the fewest bits for |x| <= most; None if no table fits 64 bits and keeps the error bound.
+    """Choose the table of a function for |x| <= most whose coefficients have the fewest bits in all.
 
+    Returns None if no table's coefficients fit 64 bits while its error keeps the bound.
     name: a key of FUNCTIONS.
     fraction: bits of fraction of x.
     integers: how many integer bits of results must be right, with the sign.
     scale: bits of fraction of results; None: `fraction`.
-    allowed: bound of the error of pieces (`fit_error` with `least`); None: half a unit of the result, 2^-(scale + 1).
+    allowed: bound of the error of pieces, as `fit_error` finds it; None: half a unit of the result, 2^-(scale + 1).
+    least: None for an absolute bound; otherwise the bound is relative to max(|f(x)|, least).
     widest: the most bits that choose a piece.
     gain, stretch: as in `PolynomialTable`.
     """

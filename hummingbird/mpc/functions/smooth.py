@@ -39,9 +39,11 @@ _FEEDBACK = 0.5  # part of the error at a knot that the next slope corrects: mor
 
 
 class Curve(NamedTuple):
-    """A quadratic spline, in integer units of the fixed point.
+    """A function f as a quadratic spline, in integer units of the fixed point.
 
-    knots: n + 1 multiples of 2^-16, float64.
+    With knots t_0 to t_n and u = min(max(x, t_0), t_n) it is f(t_0) + b (u - t_0) + sum over j < n of d_j relu(u -
+    t_j)^2.
+    knots: t_0 to t_n, multiples of 2^-16, float64.
     value: f(t_0), in units of 2^-(32 + FRACTION).
     slope: b, in units of 2^-(16 + FRACTION).
     bends: d_j for j < n, in units of 2^-FRACTION.
@@ -63,27 +65,38 @@ class Curve(NamedTuple):
 
     @property
     def fraction(self) -> int:
-        """Bits of fraction of the result in addition to 16: one if it rises, for the slope 1/2."""
+        """How many bits of fraction the result has beyond 16: one if the curve rises, for the slope 1/2, else none."""
         return 1 if self.rises else 0
 
     @property
     def start(self) -> float:
-        """f(t_0), exact: `value` is a float64 times a power of two."""
+        """The function's value at the first knot, exact: `value` is a float64 times a power of two."""
         return self.value * 2.0 ** -(SCALE + LINE)
 
     @property
     def center(self) -> int:
-        """About (t_n - t_0) / 2, in units of 2^-16: the factor is u - t_0 - center, which is half as large as u."""
+        """About half of the distance from the first to the last knot, in units of 2^-16.
+
+        It is subtracted from u - t_0 before the product, so that this factor is half as large.
+        """
         return round(float(self.knots[-1] - self.knots[0]) / 2 / _UNIT)
 
     @property
     def factor(self) -> list[int]:
-        """Coefficients of relu(x - t_j), j <= n, in sum_j d_j r_j; in units of 2^-FRACTION."""
+        """Coefficients, one for each knot t_j, of relu(x - t_j) in the first factor of the curve's product.
+
+        That factor is the sum over j < n of d_j (relu(x - t_j) - relu(x - t_n)); the coefficients are in units of
+        2^-FRACTION.
+        """
         return [*self.bends, -sum(self.bends)]
 
     @property
     def line(self) -> list[int]:
-        """The same in b (u - t_0) + sum_j d_j (center - (t_j - t_0)) r_j; in units of 2^-(16 + FRACTION)."""
+        """Coefficients, one for each knot t_j, of relu(x - t_j) in the terms that are added to the curve's product.
+
+        These terms are b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) (relu(x - t_j) - relu(x - t_n)); the
+        coefficients are in units of 2^-(16 + FRACTION).
+        """
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]
         own[0] += self.slope
@@ -108,7 +121,10 @@ def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
 
 
 def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """`count` + 1 knots between the first and the last x, at equal steps of `places`, as multiples of 2^-16."""
+    """Choose `count` + 1 knots between the first and the last x, rounded to multiples of 2^-16.
+
+    places: an increasing number for each x; the numbers at the knots have equal distances.
+    """
     wanted = torch.linspace(0.0, float(places[-1]), count + 1, dtype=torch.float64, device="cpu")
     index = torch.searchsorted(places, wanted).clamp(1, len(x) - 1)
     part = (wanted - places[index - 1]) / (places[index] - places[index - 1])
@@ -117,7 +133,10 @@ def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _through(function: Function, knots: Tensor, rises: bool) -> Curve:
-    """The curve with these knots: its slope interpolates f' linearly, shifted so that each piece has the mean of f'."""
+    """Compute the quadratic spline of `function` with these knots.
+
+    Its slope is a linear interpolation of f' between the knots, shifted so that each piece has the mean of f'.
+    """
     values, slopes, widths = function(knots), _derivative(function, knots, 1), knots[1:] - knots[:-1]
     excess = (slopes[1:] + slopes[:-1]) / 2 - (values[1:] - values[:-1]) / widths
     slopes[1:-1] -= (excess[1:] + excess[:-1]) / 2
@@ -147,7 +166,11 @@ def _derivative(function: Function, x: Tensor, times: int) -> Tensor:
 
 
 def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """The curve at x, with `curve.fraction` more bits of fraction than values at rest; for real x in x's type."""
+    """Evaluate the curve at x.
+
+    n: the arithmetic: with `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
+        fraction.
+    """
     y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())
     line, factor = n.weighted(y, curve.line, LINE), n.weighted(y, curve.factor, FRACTION)
     moved = y[0] - y[-1] - n.constant(curve.center * _UNIT)

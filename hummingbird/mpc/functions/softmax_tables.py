@@ -40,10 +40,12 @@ _SIZE = 2  # e^x < 2^_SIZE
 class Tables(NamedTuple):
     """The tables by which a softmax over rows of one length computes e^x and 1/sum.
 
-    bits: how many bits of the results of `exp` are right.
-    middle: the number subtracted from the sum before its look-up.
-    lifted: how many bits of the results of `reciprocal` are right; and how many bits count in those of `exp` with 16
-        bits of fraction.
+    exp: the table of e^x.
+    bits: how many low bits of the shares of e^x are right.
+    reciprocal: the table of 1/x, at which the sum of a row is looked up.
+    middle: the number subtracted from the sum before it is looked up.
+    lifted: how many low bits of the shares of 1/sum are right. As many are read of the shares of e^x, when these have
+        16 bits of fraction.
     """
 
     exp: PolynomialTable
@@ -55,10 +57,10 @@ class Tables(NamedTuple):
 
 @functools.cache
 def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
-    """The tables for rows of `length` values; None if there are none.
+    """Choose the tables for rows of `length` values; None if no tables serve rows of this length.
 
     missed: bound on the error of the maximum.
-    opened: whether the sum is opened, as for its logarithm, which needs a margin.
+    opened: whether the parties open the sum, for its logarithm: the sum then needs more right bits.
     """
     if length > LONGEST:
         return None
@@ -76,8 +78,9 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
 
 
 def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
-    """The table of 1/x on [1 - 2^-8, most] with `bits` right bits, and its span; None if no table fits.
+    """Find the table of 1/x for x in [1 - 2^-8, most] with `bits` right bits; None if no table fits.
 
+    The second number returned is SPAN in the name "reciprocal-SPAN" of its function.
     scale: bits of fraction of results.
     """
     for span in SPANS:

@@ -50,7 +50,7 @@ class Fit(NamedTuple):
 
     @property
     def start(self) -> float:
-        """f(t_0), exact: `value` is a float64 times a power of two."""
+        """The function's value at the first knot, exact: `value` is a float64 times a power of two."""
         return self.value * 2.0 ** -(SCALE + self.fraction)
 
 
@@ -96,7 +96,11 @@ def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float)
 
 
 def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """The spline at x, with `curve.fraction` more bits of fraction than values at rest; for real x in x's type."""
+    """Evaluate the spline at x.
+
+    n: the arithmetic: with `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
+        fraction.
+    """
     y, z = n.above(n.precise(x, curve.fraction), curve.knots.tolist())
     line: Tensor | float = n.constant(curve.start, curve.fraction)
     if curve.slopes[0]:

@@ -34,10 +34,10 @@ _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 
 
 class LayerTable(NamedTuple):
-    """How a layer computes its function.
+    """Table by which a layer computes its function.
 
     bits: how many bits of the table's results must be right.
-    clamped: whether x is clamped first.
+    clamped: whether x is first clamped to an interval that the table covers.
     """
 
     table: PolynomialTable
@@ -47,7 +47,10 @@ class LayerTable(NamedTuple):
 
 @functools.cache
 def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
-    """The most integer bits, from `least` to `_INTEGERS`, with which there is a table; 0 if there is none."""
+    """Find the largest number of integer bits of results, from `least` to `_INTEGERS`, for which there is a table.
+
+    Returns 0 if there is no table.
+    """
     tables = (bits for bits in range(_INTEGERS, least - 1, -1) if choose(name, most, fraction, bits) is not None)
     return next(tables, 0)
 
@@ -67,7 +70,7 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """The comparison for x - e and x + e, which may be one bit larger than x."""
+        """Comparison for x - e and x + e, where the layer clamps x to [-e, e]: they may be one bit larger than x."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
@@ -77,7 +80,10 @@ class Tabulated(Comparing):
         return max(1, self.comparison.range(scale)) if self.function.rises else 1
 
     def look_up(self, scale: int) -> LayerTable:
-        """The table for an input of this scale; the planner has set `comparison.valid`."""
+        """Choose the table for an input of this scale, and how it is used.
+
+        The planner has set `comparison.valid` before.
+        """
         fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
         reach = self.comparison.range(scale)
         offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0

@@ -86,7 +86,10 @@ class PReLU(Comparing):
         return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """weight: real slopes for real x; None: the layer's own, for shares."""
+        """Compute the layer's function of x, in the operations of `n`.
+
+        weight: real slopes for real x; None: the layer's own, for shares.
+        """
         y, z = n.compare(x)
         moved = n.per_channel(z - y, self.weight if weight is None else weight)
         return n.times(y, 1 << self.fraction, self.fraction) + moved
@@ -215,8 +218,8 @@ class Smooth(_Fitted):
 class EvenSmooth(Smooth):
     """x / 2 plus a spline of |x| = 2 relu(x) - x whose last slope is 1/2: SiLU and GELU.
 
-    One comparison, then one for each knot: a ReLU's rounds more than `Smooth`. Results have scale 2^17, which holds
-    x / 2 exactly.
+    First x is compared with 0, then |x| with each knot: this takes the rounds of one ReLU more than `Smooth`. Results
+    have scale 2^17, which holds x / 2 exactly.
     """
 
     def bound(self, bounds: Sequence[int]) -> int:
@@ -228,6 +231,9 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """The comparison for |x|, at rest and right in all 64 bits: as wide as the comparison of x at `scale`."""
+        """Make the comparison for |x|, which is as wide as the comparison of x at `scale`.
+
+        Its input has scale 2^16, and shares that are right in all 64 bits.
+        """
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

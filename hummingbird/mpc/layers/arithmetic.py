@@ -36,9 +36,9 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 
 
 class Arithmetic(ABC):
-    """The operations of formulas, for one kind of numbers.
+    """The operations with which layers' formulas compute, for one kind of numbers: real numbers, shares, or prices.
 
-    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits.
+    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits of fraction.
     """
 
     scale: int = SCALE
@@ -46,21 +46,25 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """relu(x) and x itself, both at rest."""
+        """Compute relu(x), and x itself. x has `scale` bits of fraction, both results have 16."""
 
     def relu(self, x: Tensor) -> Tensor:
-        """relu(x) at rest."""
+        """Compute relu(x), with 16 bits of fraction, for x with `scale` bits of fraction."""
         return self.compare(x)[0]
 
     @abstractmethod
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        """relu(x - t) for every public knot t, (knots, *shape), and x - t_0, at rest: the rounds of one comparison."""
+        """Compute relu(x - t) for every public knot t, (knots, *shape), and x less the first knot.
+
+        x: with `scale` bits of fraction. The results have 16. It takes the rounds of one comparison.
+        """
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
-        """y = relu(x - t) with `fraction` <= 16 bits of fraction, and y^2 with 2 `fraction`, for every public knot t.
+        """Compute relu(x - t) and its square for every public knot t.
 
-        For comparisons that have squares (`Comparison.gives_squares`). y is coarser than in `above`, so that y^2 fits.
+        The first results have `fraction` <= 16 bits of fraction, the squares twice as many. For comparisons that have
+        squares (`Comparison.gives_squares`). The first are coarser than in `above`, so that the squares fit the ring.
         """
 
     def maximum(self, x: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        """The same arithmetic with another comparison, for values of this scale."""
+        """Make the same arithmetic with another comparison, for compared values with `scale` bits of fraction."""
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:
@@ -84,7 +88,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
-        """Public int64 numbers, encoded to be added to values; they count units of the values' last bit."""
+        """Turn public int64 numbers into values that can be added to values at rest: 1 stands for their unit, 2^-16."""
 
     @abstractmethod
     def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
@@ -100,7 +104,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:
-        """The result of an operation of mpc/protocols on these values."""
+        """Apply an operation of mpc/protocols to these values, and return its result."""
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
@@ -111,10 +115,11 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        """f(x) for the table's function f, with max(16, table.scale) bits of fraction; it is as precise as table.scale.
+        """Evaluate f(x) for the table's function f. The result has max(16, table.scale) bits of fraction.
 
-        On shares its low `bits` bits are right, counted from the table's last one.
-        whole: they are right in the whole ring, by one more opening, if |f(x)| < 2^(bits - table.scale - 2).
+        It is as precise as `table.scale` bits of fraction allow; lower bits are zero.
+        bits: how many bits of the result's shares are right, from the bit that stands for 2^-table.scale upwards.
+        whole: whether all higher bits are right, too, after one more opening, for |f(x)| < 2^(bits - table.scale - 2).
         """
 
     def expects(  # noqa: B027 - private values cannot be seen
@@ -128,7 +133,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
-        """The values, each below 2^top in the ring, with `bits` fewer bits of fraction: one opening for all of them."""
+        """Cut `bits` bits of fraction off these values, in one opening for all of them; return the values.
+
+        top: each value is below 2^top in the ring.
+        """
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         """x in a floating-point type that is precise to 16 + `fraction` bits of fraction in sums whose terms cancel."""
@@ -136,7 +144,7 @@ class Arithmetic(ABC):
 
 
 class Reals(Arithmetic):
-    """Real numbers, any floating-point type, and exact comparisons."""
+    """Arithmetic on real numbers, tensors of any floating-point type, with exact comparisons."""
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.clamp(min=0), x

@@ -136,7 +136,10 @@ class Einsum(MatMul):
         return left, self._stacked(y, self.right, self.summed, self.columns)
 
     def _sizes(self, x: Sequence[int], y: Sequence[int]) -> dict[str, int]:
-        """The size of every index. An operand may have size 1 in its place."""
+        """Find the size of every index of the einsum, from the operands' shapes.
+
+        If one operand has size 1 for an index, the other operand's size counts.
+        """
         given = dict(zip(self.left, x, strict=True)), dict(zip(self.right, y, strict=True))
         return {i: max(one.get(i, 0) for one in given) for i in self.left + self.right}
 
@@ -181,7 +184,7 @@ class RootScale(Layer):
 
 
 class Causal(Layer):
-    """x minus 2^12 where a key comes after its query. Nothing is sent."""
+    """Causal mask of attention: subtracts 2^12 from each logit whose key comes after its query. Nothing is sent."""
 
     input_limit = MAX_SCALE - SCALE  # 2^12 at this scale is 2^44 in the ring
 

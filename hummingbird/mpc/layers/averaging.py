@@ -26,9 +26,10 @@ from hummingbird.ring import SCALE
 
 
 def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """pool(x) for int64 x, where `pool` takes floating point only (CUDA) and adds up to 2^21 elements.
+    """Compute pool(x) for int64 x, where `pool` takes floating point only (CUDA) and adds up to 2^21 elements.
 
-    Exact mod 2^64: the two halves of a word are below 2^32 in magnitude, so sums of 2^21 halves stay within 2^53.
+    The result is exact mod 2^64: the two halves of a word are below 2^32 in magnitude, so sums of 2^21 halves stay
+    within 2^53.
     """
     low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
     return low.long() + (high.long() << 32)
@@ -144,7 +145,7 @@ class _Averaging(Layer):
         return self._sizes if self.lifts_sums else ()
 
     def reciprocal(self, places: int) -> int:
-        """1 / places in the ring. Raises InputError if rounding would err by more than 2^-8 of it."""
+        """Encode 1 / places in the ring. Raises InputError if rounding would change it by more than 2^-8 of itself."""
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
         hint = "average in two steps, or over a power of two"
         if self.lifts_sums and places > 1 << self._spread:
@@ -173,7 +174,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """`reciprocals` divided by the true ones, float64."""
+        """Factors by which rounding changes the reciprocals: `reciprocals` divided by the exact ones, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from hummingbird.ring import SCALE
 
 
 class Shares(Arithmetic):
-    """A party's additive shares mod 2^64, int64. Party 0 adds public numbers."""
+    """Arithmetic on a party's additive shares mod 2^64, int64. Party 0 alone adds public numbers to its share."""
 
     def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
         self.session, self.comparison, self.scale = session, comparison, scale
@@ -91,7 +91,10 @@ class Shares(Arithmetic):
 
 
 class CostTensor(Arithmetic):
-    """Shapes, as tensors on the meta device: operations add up their prices and count the values compared."""
+    """Arithmetic on shapes, as tensors on the meta device.
+
+    Operations add up their prices, and count the values that are compared.
+    """
 
     def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
         self.comparison, self.scale, self.parties = comparison, scale, parties
@@ -188,7 +191,7 @@ class Comparing(Layer):
         raise NotImplementedError
 
     def dropped(self, x: Tensor) -> Tensor:
-        """The layer's result without comparisons."""
+        """Compute the layer's result for a window without bits, with which nothing is compared."""
         return x
 
     def forward(self, session: Session, x: Shared) -> Shared:

@@ -131,7 +131,10 @@ class AddConstant(Layer):
         super()._load_from_state_dict(*args, **kwargs)
 
     def code(self, scale: int) -> Tensor:
-        """The public constant in the ring. It is cached: encoding reads the values, which waits for a GPU."""
+        """Encode the public constant in the ring with this scale.
+
+        The result is cached: encoding reads the values, for which the CPU waits for a GPU.
+        """
         if self._code is None or self._code[0] != scale:
             self._code = scale, ring.encode(self.value, scale)
         return self._code[1]
@@ -166,7 +169,7 @@ class AddConstant(Layer):
 
 
 class Constant(Layer):
-    """A real constant as a private value at rest. A public one is shared as (constant, 0, ..., 0).
+    """A real constant as a private value of scale 2^16. A public constant is shared as (constant, 0, ..., 0).
 
     owner: as in `AddConstant`.
     """
@@ -199,14 +202,17 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """log2 of the largest magnitude in a constant. For a private one it is FLOOR, which reveals nothing."""
+    """Return log2 of the largest magnitude in a constant.
+
+    For a private constant it is FLOOR, the bound of every value of a net, which reveals nothing.
+    """
     if owner is not None:
         return FLOOR
     return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
 
 
 def check_private(value: Tensor, owner: WeightOwner) -> None:
-    """Raise InputError if a private constant is known here and is not below 2^20, as all values of a net must be."""
+    """Raise InputError if this process knows a private constant, and it is not below 2^20, as all values must be."""
     if owner.known and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
         # The text does not say how large: the other parties see it.
         raise InputError(f"a private constant leaves the range of +-2^{FLOOR}", where="constant", hint="scale it down")

@@ -23,7 +23,10 @@ from hummingbird.mpc.session.sharing import Shared
 
 
 class _Public(Layer):
-    """Base of layers of a public value. Their private input only fixes their position in the plan."""
+    """Base of layers whose result follows from a public value.
+
+    They take a private input as well, but do not read its value: it only fixes their position in the plan.
+    """
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return 64
@@ -38,7 +41,8 @@ class _Public(Layer):
 class SharePublic(_Public):
     """A public tensor of a call as a private value of scale 2^16. Raises InputError for values of 2^20 or more.
 
-    shown: whether it is a mask of which only the shown part is added (mpc/layers/hidden.py).
+    shown: whether the tensor is a mask of logits that a softmax hides itself: then only what it adds to the other
+        logits becomes the value (mpc/layers/hidden.py).
     """
 
     def __init__(self, shown: bool = False) -> None:

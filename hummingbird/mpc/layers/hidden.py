@@ -19,7 +19,7 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 
 
 def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
-    """The steps, with masks moved into the softmaxes that read them.
+    """Move the masks of attention into the softmaxes that read their sums with logits; return the changed steps.
 
     A softmax then has the attribute "causal", the attribute "hidden" (a constant, true where a logit is hidden), or a
     second input for a mask of each call. What a mask adds to shown logits stays.
@@ -33,7 +33,12 @@ def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
 
 
 def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
-    """The softmax step, with the masks before it that no other step reads."""
+    """Move the masks directly before a softmax step into the softmax; return the changed softmax step.
+
+    Masks that other steps read, too, stay.
+    out: the net's steps, of which those that add a mask may be changed.
+    count: how many steps read each step.
+    """
     while count[at := step.inputs[0].index] == 1:
         before = out[at]
         rest = step.inputs[1:]
@@ -51,7 +56,11 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
 
 
 def _hidden_by(add: Step) -> Tensor | None:
-    """Which logits an added constant hides, relative to the largest entry of its row; None if it hides none."""
+    """Find which logits a step that adds a constant hides.
+
+    Returns true where the step puts a logit 2^12 or more below its row's largest; None if it hides none, or adds no
+    constant tensor.
+    """
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():
         return None
@@ -64,7 +73,11 @@ def _shown_part(add: Step, places: Tensor) -> Step:
 
 
 def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None:
-    """The mask of each call that this sum adds to logits, or None. From then on the sum adds only its shown part."""
+    """Find the mask, public in each call, that this step adds to logits; None if it adds none.
+
+    The step is then changed in `out`: it adds only what the mask adds to logits that are not hidden.
+    count: how many steps read each step.
+    """
     if len(add.inputs) == 2 and out[at := add.inputs[1].index].op == "share_public" and count[at] == 1:
         source: Ref = out[at].inputs[0]
         if out[source.index].op == "public_call" and out[source.index].attrs["function"] == "hidden":
@@ -74,7 +87,7 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 
 
 def filled(values: Tensor, places: Tensor | None) -> Tensor:
-    """Rows along dimension 0 whose hidden values are replaced by the row's first shown one.
+    """Replace hidden values of rows along dimension 0 by the first value of their row that is shown.
 
     places: true where a value is shown; None for everywhere.
     """

@@ -58,15 +58,18 @@ FINER = 12  # a net's result with a known bound keeps 16 + min(FINER, FLOOR - bo
 
 
 def room(bound: int) -> int:
-    """The most bits of fraction that a constant may have if the other factor has scale 2^16 and |result| < 2^bound."""
+    """The most bits of fraction that a constant may have whose product with a value at rest must fit the ring.
+
+    The value has scale 2^16, and the product is below 2^bound.
+    """
     return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
 
 
 def held(bound: int) -> int:
-    """How many integer bits a value up to 2^bound takes, with sign and MARGIN.
+    """Count the integer bits that a value with bound 2^bound takes: its magnitude, and MARGIN for sign and openings.
 
-    A value with a bound below 2^FLOOR may reach the bound (a clamp does), and exceed it by rounding errors or, after
-    undecided comparisons, by EXCESS; a product of such values by more. One more bit covers this. A value with bound
+    A bound below 2^FLOOR takes one more bit: the value may reach the bound (a clamp does), and exceed it by rounding
+    errors or, after undecided comparisons, by EXCESS of it; a product of such values by more. A value with bound
     2^FLOOR stays below it.
     """
     return bound + MARGIN + (bound < FLOOR)
@@ -84,7 +87,7 @@ class Spec(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An input as the planner knows it.
+    """An input of a layer, as the planner knows it before any run.
 
     scale: its bits of fraction.
     valid: how many low bits of its shares are right.
@@ -128,11 +131,11 @@ class Layer(nn.Module):
         return later
 
     def lifts(self, given: Given) -> bool:
-        """Whether it lifts this input itself, in its own opening, so that no `Lift` is needed before it."""
+        """Whether this layer lifts the given input in its own opening, so that it needs no `Lift` before it."""
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """`needs` for each input, where inputs differ in it."""
+        """Compute `needs` for each input by itself, for layers that need different numbers of bits of their inputs."""
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
@@ -140,9 +143,10 @@ class Layer(nn.Module):
         return 0
 
     def bound(self, bounds: Sequence[int]) -> int:
-        """log2 of the largest result for inputs below 2^bounds.
+        """Compute log2 of the largest result, for inputs with magnitudes below 2^bounds.
 
-        It leaves out rounding and an excess of up to EXCESS: `held` has room for both.
+        Rounding errors, and the excess of at most EXCESS of the bound that undecided comparisons allow, are left out:
+        `held` has room for both.
         """
         return max(bounds, default=FLOOR)
 
@@ -154,7 +158,10 @@ class Layer(nn.Module):
         return later
 
     def weight_scale(self, later: int) -> int:
-        """How many bits of fraction the weights of earlier layers need, if later layers ask for `later`."""
+        """How many bits of fraction the weights of earlier layers need for what this layer reads of their results.
+
+        later: the number for which the readers of this layer's result ask; a layer that passes values on returns it.
+        """
         return WEIGHT_SCALE
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
@@ -170,12 +177,15 @@ class Layer(nn.Module):
         return ""
 
     def variant(self, scale: int, parties: int) -> str:
-        """A text for the user: how the comparison decides signs in this window."""
+        """Describe for the user how the layer's comparison decides signs; "" for a layer without a comparison.
+
+        scale: bits of fraction of the input.
+        """
         return self.comparison.variant(scale, parties) if self.comparison is not None else ""
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The comparisons of the layer; it may derive further ones from these."""
+        """The layer's comparisons. While it runs, the layer may derive further ones from these, for other windows."""
         return [self.comparison] if self.comparison is not None else []
 
     def extra_repr(self) -> str:
@@ -253,7 +263,7 @@ class Lift(Layer):
         return self.low, self.grain()
 
     def _up(self, scale: int) -> int:
-        """How many of the lowest bits above the bits cut are zero in every share."""
+        """How many of the lowest bits that are left after the cut are zero in every share; they are not sent."""
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:

@@ -77,10 +77,10 @@ class Linear(Layer):
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """The layer with weights of `scale` bits of fraction, or of more to keep 2^-10 of the largest weight.
+        """Return the layer with weights of `scale` bits of fraction, or of more to keep 2^-10 of the largest weight.
 
-        It is the same layer if `scale` is 20 or more, or if weights are private or have doubled columns. Otherwise it
-        rounds the encoded weights a second time, halves upwards.
+        Returns this layer itself if `scale` is 20 or more, or if weights are private or have doubled columns. Otherwise
+        the encoded weights are rounded a second time, halves upwards.
         """
         if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
             return self

@@ -59,14 +59,17 @@ _ROOT = 14  # a row's factor, below 2^11, has 16 + _ROOT bits of fraction
 
 
 class Thresholds(NamedTuple):
-    """The thresholds T_j = least * 4^j, 1 <= j <= steps, of sums of squares."""
+    """Thresholds T_j = least * 4^j, for j from 1 to `steps`, with which a norm compares the sum of a row's squares."""
 
     least: float
     steps: int
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Thresholds for rows of `length` values, T_0 <= length max(eps, 2^-20). Raises InputError if none fit."""
+    """Choose the thresholds for rows of `length` values. Raises InputError if none fit.
+
+    `least` is at most length * max(eps, 2^-20), so that rows with smaller variances need no threshold.
+    """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:
         raise InputError(f"a norm over {length} values with eps={eps:g}", hint=f"their product is at most 2^{TOP - 4}")
@@ -87,15 +90,22 @@ def root(length: int) -> splines.Fit:
 
 @functools.cache
 def looked_up() -> PolynomialTable:
-    """The table of u^(-1/2), with pieces of relative error 2^-15; below 1/4 it is below u^(-1/2) and 2^3."""
+    """The table of u^(-1/2) on [1/4, 1], with pieces of relative error 2^-15.
+
+    For smaller u its results are smaller than u^(-1/2), and below 2^3.
+    """
     found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0)
     assert found is not None and found.k == 19, "so much of a number of scale 62 is right in the ring"
     return found
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
-    """Norm of the rows of x, (..., length).
+    """Normalize the rows of x, (..., length), to mean square 1.
 
+    eps: added to the mean square before the root.
+    center: whether the mean is subtracted first.
+    exact: an exact comparison.
+    read: how many low bits of the result's shares later layers read.
     On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
     length = x.shape[-1]
@@ -116,7 +126,11 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
 
 
 def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
-    """sqrt(length / u) with 32 bits of fraction, from u with 32 + TOP."""
+    """Compute sqrt(length / u) with 32 bits of fraction, for u from 1/4 to 1.
+
+    u: with 32 + TOP bits of fraction on shares.
+    exact: an exact comparison, for the spline if there are no tables.
+    """
     if not exact.looks_up:
         # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
         (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))
@@ -205,7 +219,10 @@ class Norm(Layer):
 
     @property
     def _sizes(self) -> norms_in_range.NormSizes | None:
-        """The sizes of a norm in a range; for rows of the greatest length if the length is not known."""
+        """The numbers of a norm whose rows have a variance in a known range; None if the layer uses no such range.
+
+        If the rows' length is not known, they are those of the longest rows.
+        """
         if self.assumed is None:
             return None
         return norms_in_range.sizes(self.length or LONGEST, self.attrs["center"], self.assumed)

@@ -51,9 +51,15 @@ _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 
 
 class NormSizes(NamedTuple):
-    """The numbers of a norm over rows of one length.
+    """The numbers of a norm over rows of one length n, from which the layer computes a result as z v 2^-E.
 
-    In the order of the fields: q, L, f, k, P, the table, D, K, and the bits of fraction cut off z v.
+    factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
+    fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
+    top: the sum of z^2 over a row is below 0.96 2^top; u is this sum times 2^-top.
+    table: of v, which is proportional to u^(-1/2).
+    root: D: the table is right for u in [2^-D, 0.96].
+    opened: how many bits of v are opened.
+    cut: how many bits of fraction are cut off the product z v.
     """
 
     factor: int
@@ -68,7 +74,7 @@ class NormSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that must be the same at all parties."""
+        """The numbers of the norm that must be the same at all parties."""
         *sizes, table, root, opened, cut = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 
@@ -85,7 +91,10 @@ def serves(rows: Rows, length: int, eps: float) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """The numbers for rows of `length` values, if `serves(rows, ...)`. center: whether the mean is subtracted."""
+    """Compute the numbers of a norm over rows of `length` values with these variances; `serves` must hold.
+
+    center: whether the mean is subtracted.
+    """
     number = length if center else 1
     spread = (number - 1).bit_length() + _STEPS
     choices = []
@@ -118,8 +127,13 @@ def needed(found: NormSizes, scale: int) -> int:
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64) -> Tensor:
-    """Norm of the rows of x, (..., length).
+    """Normalize the rows of x, (..., length), to mean square 1.
 
+    eps: added to the mean square before the root.
+    center: whether the mean is subtracted first.
+    rows: the range in which the variance of every row lies.
+    exact: an exact comparison.
+    read: how many low bits of the result's shares later layers read.
     On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
     length = x.shape[-1]

@@ -17,7 +17,10 @@ from hummingbird.ring import SCALE
 
 
 class _MaxPooling(Comparing):
-    """Base of the pooling layers, for values at rest. Results are inputs, and have as many valid bits."""
+    """Base of the pooling layers that select maxima, for values of scale 2^16.
+
+    Results are some of the inputs, and have as many valid bits.
+    """
 
     input_limit = SCALE
 

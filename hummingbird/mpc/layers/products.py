@@ -49,9 +49,10 @@ class Multiply(Layer):
         ]
 
     def _right(self, read: int) -> int:
-        """`read`, or fewer if rounding an operand leaves fewer right bits in the result.
+        """How many low bits of the result's shares are right, if later layers read `read` bits.
 
-        A reader that shifts the result to the left asks for as many bits as it has after the shift.
+        This is `read`, or fewer where rounding an operand leaves fewer. A reader that shifts the result to the left
+        asks for as many bits as it has after the shift.
         """
         cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
         return max(2, min(read, 64 - max(cut, default=0)))

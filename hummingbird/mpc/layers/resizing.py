@@ -72,14 +72,17 @@ class Resize(Layer):
 
 
 def _along(share: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """Product with a matrix (out, size) along one dimension, exact mod 2^64."""
+    """Multiply a share along one dimension by a public matrix (out, size), exactly mod 2^64."""
     moved = share.movedim(dim, -1)
     out = ring.bilinear("matmul", moved.reshape(-1, moved.shape[-1]), matrix.t().contiguous())
     return out.view(*moved.shape[:-1], len(matrix)).movedim(-1, dim)
 
 
 def _whole(matrix: Tensor, bits: int) -> Tensor:
-    """Entries in units of 2^-bits, int64. The largest entry of each row corrects the rounding error of its sum."""
+    """Round a real matrix to int64 entries in units of 2^-bits, so that every row keeps its sum.
+
+    The largest entry of each row takes up the rounding error of the row's sum.
+    """
     units = (matrix * 2.0**bits).round()
     missing = (matrix.sum(1) * 2.0**bits).round() - units.sum(1)
     return units.scatter_add(1, units.abs().argmax(1, keepdim=True), missing[:, None]).long()

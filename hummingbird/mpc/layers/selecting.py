@@ -108,7 +108,7 @@ class Larger(_OfTwo):
 
 
 class Greater(_OfTwo):
-    """[x > y] for private y, or for a public number y: 1 or 0 at rest. Two comparisons in the rounds of one.
+    """[x > y] for private y, or for a public number y: 1 or 0, with scale 2^16. Two comparisons in the rounds of one.
 
     value: the public number; None for a private y.
     turned: compute [y > x].

@@ -70,7 +70,7 @@ class Softmax(Comparing):
 
     @property
     def _clamping(self) -> Comparison:
-        """The comparison for clamping x - max, with knots at distances up to 14."""
+        """Comparison for clamping x - max to the range of the table of exp, whose ends are at most 14 away from 0."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
         return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)
@@ -134,7 +134,10 @@ class Softmax(Comparing):
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
-        """exp(x - max) by the table, right in `found.bits` bits. A value beyond the table's range is clamped first."""
+        """Compute exp(x - max) by the table `found.exp`, with `found.bits` right bits.
+
+        below: x - max. Values beyond the table's range are clamped first.
+        """
         missed = self._missed(len(below))
         if missed > softmax_tables.HIGH or self.comparison.range(n.scale) > softmax_tables.REACH:
             ends = (softmax_tables.LOW, softmax_tables.HIGH) if missed else (softmax_tables.LOW,)
@@ -148,9 +151,11 @@ def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
 
 
 def _top(length: int, undecided: float) -> int:
-    """How many bits hold a sum of `length` exponentials by splines, at most 1 + 2^-9 each, at scale 2^32.
+    """How many bits hold the sum of `length` values of exp, computed by splines, at scale 2^32.
 
-    undecided: each level of the tree may miss the maximum by this, and the spline, with slopes up to 1, may miss exp.
+    Each value is at most 1 + 2^-9, and more after undecided comparisons.
+    undecided: each level of the tree of the maximum may miss it by this, and the spline, with slopes up to 1, may err
+        by it.
     """
     missed = undecided * ((length - 1).bit_length() + 1)
     return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()
@@ -220,7 +225,10 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """The comparison of the integers v: c = `bits` more bits, and one for differences."""
+        """Make the comparison for the integers v_i: `bits` wider than that of x, for 2^c, and one bit for differences.
+
+        bits: c.
+        """
         known = self.comparison
         valid = min(64, known.valid + bits)
         window = BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0)

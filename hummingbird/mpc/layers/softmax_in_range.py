@@ -61,12 +61,15 @@ _SLACK = 2.0**-6  # of y: room for the parties' rounding of the range and of its
 
 
 class SoftmaxSizes(NamedTuple):
-    """The numbers of a softmax over rows of one length.
+    """The numbers of a softmax over rows of one length n, from which a result is computed as E v 2^(turn - spread).
 
-    spread, turn: a and t. middle: the middle of y's range.
-    exp, reciprocal: the tables of E and of v.
+    spread: a, where 2^a is the least power of two that is n or more.
+    turn: t: E is e^(x - mean) (2^a / n) 2^-t.
+    middle: the middle of the range of (x - mean) n / 2^a, the argument of E's table before this number is subtracted.
+    exp: the table of E.
+    reciprocal: the table of v, the reciprocal of the row's mean of e^(x - mean).
     below: the number that is subtracted from the argument of `reciprocal`.
-    bits: how many bits of E are right.
+    bits: how many low bits of the shares of E are right.
     value, factor: how many bits of E and of v are opened.
     """
 
@@ -82,18 +85,24 @@ class SoftmaxSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that must be the same at all parties."""
+        """The numbers of the softmax that must be the same at all parties."""
         tables = [(at.k, at.fraction, at.w, at.degree, at.scale, at.gain, at.stretch) for at in self[3:5]]
         return (self.spread, self.turn, *tables[0], *tables[1], self.bits, self.value, self.factor)
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """The bounds of c in the table: those of `rows`, with a larger upper one if their middle is too low."""
+    """Bounds of a value less its row's mean that the table of exp serves.
+
+    They are those of `rows`; if their middle is too low for the table, the upper bound is larger.
+    """
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
 
 def most_sum(rows: Rows) -> float:
-    """The largest u: `rows.sum`; or, as e^x is convex, the u of a row that has only the values least and most."""
+    """The largest mean of e^(x - mean) that a row in this range can have: `rows.sum` if it is given.
+
+    Otherwise it is that of a row that has only the values `least` and `most`, since e^x is convex.
+    """
     if rows.sum is not None:
         return rows.sum
     part = -rows.least / (rows.most - rows.least)  # the part of values at the upper bound, for a mean of 0
@@ -101,14 +110,20 @@ def most_sum(rows: Rows) -> float:
 
 
 def most_bits(rows: Rows) -> int:
-    """How many bits of E are opened at most, for rows of any length: 2^a / n is less than 2."""
+    """How many bits of the softmax's numbers e^(x - mean) 2^a / n are opened at most, for rows of any length n.
+
+    2^a is the least power of two that is n or more, so 2^a / n is less than 2.
+    """
     longest = sizes(LONGEST, rows)
     assert longest is not None, "see `serves`"
     return longest.value + 1
 
 
 def fine(rows: Rows) -> int:
-    """Bits of fraction of v, which is at least 1 / sum."""
+    """How many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean).
+
+    They suffice for the smallest v, 1 / sum.
+    """
     return max(SCALE, _BELOW + math.ceil(math.log2(most_sum(rows))))
 
 
@@ -148,7 +163,10 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:
-    """`sizes` for rows with `serves(rows)`. Raises InputError for more than `LONGEST` values."""
+    """Compute `sizes` for rows in a range for which `serves` holds.
+
+    Raises InputError for rows of more than `LONGEST` values.
+    """
     if not 0 < length <= LONGEST:
         raise InputError(f"softmax over {length} places", hint=f"at most {LONGEST}")
     found = sizes(length, rows)
@@ -174,8 +192,10 @@ class SoftmaxInRange(Comparing):
         self.fraction = FRACTION + fine(rows) + _SPREAD - SCALE
 
     def left_to_reader(self) -> None:
-        """Return e^c 2^a / n, right in `SoftmaxSizes.value` bits; the reader divides by the sum
-        (mpc/layers/weighted_mean.py).
+        """Make the layer return numbers in proportion to e^x; the layer that reads them divides by their sum.
+
+        They are e^(x - mean) 2^a / n, right in `SoftmaxSizes.value` bits, for rows of n values, where 2^a is the least
+        power of two that is n or more (mpc/layers/weighted_mean.py).
         """
         self.divides, self.fraction = False, FRACTION - SCALE
 
@@ -196,7 +216,11 @@ class SoftmaxInRange(Comparing):
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
     def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> Tensor:
-        """E of rows along the last dimension, with 16 bits of fraction, or more if its table has more."""
+        """Look up E = e^(x - mean) (2^a / n) 2^-t of rows along the last dimension, with 16 bits of fraction or more.
+
+        n is the row's length, 2^a the least power of two that is n or more, t is `found.turn`. More than 16 bits of
+        fraction are those of E's table.
+        """
         length = x.shape[-1]
         y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)
         unit = length * 2.0**-found.spread
@@ -205,7 +229,10 @@ class SoftmaxInRange(Comparing):
         return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
 
     def _looked_up(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> tuple[Tensor, Tensor, int]:
-        """E and v of rows along the last dimension, and how many low bits of E's fraction are zero."""
+        """Look up E and v of rows along the last dimension; also return how many low bits of E's fraction are zero.
+
+        E is proportional to e^x within a row, and v is proportional to the reciprocal of the row's sum of E.
+        """
         exp = self.exponentials(n, x, found)
         scale = max(SCALE, found.exp.scale)
         total = n.times(exp.sum(-1, keepdim=True), 1, found.spread - found.turn)

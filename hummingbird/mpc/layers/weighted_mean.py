@@ -49,9 +49,10 @@ _RESULT = SCALE + 2  # bits of fraction of a result
 
 
 class WeightedMeanWidths(NamedTuple):
-    """Numbers of bits in a weighted mean.
+    """Numbers of bits in a weighted mean of values y with weights E.
 
-    value, mean: bits opened of y and of M.
+    value: how many bits of y are opened.
+    mean: how many bits are opened of M, the sum of E y times a power of two.
     shift: how many more bits of fraction the sum of E y has than M.
     """
 
@@ -61,26 +62,28 @@ class WeightedMeanWidths(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """How many bits of the sum of E y are read."""
+        """How many low bits of the sum of E y are read."""
         return self.mean + self.shift
 
 
 def widths(rows: Rows, bound: int, spread: int) -> WeightedMeanWidths:
-    """Numbers of bits for |y| < 2^bound and rows of up to 2^spread values."""
+    """Compute the numbers of bits in a `WeightedMean`, for values |y| < 2^bound and rows of up to 2^spread values."""
     larger = math.ceil(math.log2(most_sum(rows) * (1 + 2.0**-7)))
     return WeightedMeanWidths(FRACTION + held(bound), _MEAN + larger + held(bound), 2 * FRACTION + spread - _MEAN)
 
 
 def serves(rows: Rows, bound: int) -> bool:
-    """Whether the openings for |y| < 2^bound fit the ring, for rows of any length."""
+    """Whether the openings of a `WeightedMean` fit the ring, for rows of any length and values |y| < 2^bound."""
     found = widths(rows, bound, _SPREAD)
     factor = numbers(1 << _SPREAD, rows).factor
     return max(found.sums, found.value) <= 64 and most_bits(rows) <= found.sums and found.mean + factor <= 61
 
 
 class WeightedMean(Layer):
-    """Weighted means of y, (..., j, l), with weights E, (..., i, j), from a softmax in a known range: E y / sum of E.
+    """Weighted means of y, (..., j, l), with the weights E, (..., i, j), that a softmax in a known range returns.
 
+    A mean is the sum of E y divided by the sum of E. The layer computes it as M w, where M is 2^-a times the sum of E
+    y, w is 2^a over the sum of E, and 2^a is the least power of two that is the length j or more.
     rows: the range of the softmax's rows.
     Cost: 2 rounds. y is opened in 15 bits plus its bound, E in the bits of e^most, M in 17 bits plus both.
     """
@@ -95,7 +98,7 @@ class WeightedMean(Layer):
         return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
 
     def _cut(self, scale: int) -> int:
-        """How many bits of fraction are cut off y before the opening."""
+        """How many bits of fraction are cut off the values y as they are opened."""
         return max(0, scale - FRACTION)
 
     def out_scale(self, scales: Sequence[int]) -> int:
@@ -131,7 +134,7 @@ class WeightedMean(Layer):
         return (*self._widths(_SPREAD), self.given[1].bound)
 
     def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
-        """How many bits of M w are right after the cut, and how many are cut."""
+        """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it."""
         cut = _MEAN + found.reciprocal.scale - _RESULT
         return max(self.read, sizes.mean - cut, found.factor - cut), cut
 
@@ -164,7 +167,11 @@ class WeightedMean(Layer):
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
-        """The look-up of w, (..., 1), from the mean of e^c, which is 2^-a times the sum of E."""
+        """Prepare the look-up of w, (..., 1), the factor by which a row's mean is divided by the sum of its weights.
+
+        w is 2^a over the sum of the weights `exp` along their last dimension, where 2^a is the least power of two that
+        is the row's length or more.
+        """
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)
         middle = int(ring.encode(torch.tensor(found.below, dtype=torch.float64), scale + lacking))

@@ -36,7 +36,10 @@ class WeightOwner:
 
 
 def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
-    """`bits`, the bits of fraction of a private weight. Raises InputError if the weight is known and needs more."""
+    """Return `bits`, the bits of fraction of a private weight.
+
+    Raises InputError if this process knows the weight, and it is too small for so few bits.
+    """
     if owner.known:
         ring.fraction(weight, bits, where="weight")
     return bits

@@ -114,7 +114,7 @@ CUSTOM: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
 
 
 def bare(step: Step) -> Step:
-    """The step with its tensors on the meta device, without weights."""
+    """Make a copy of the step with its tensors on the meta device: shapes only, no weights."""
     attrs = {
         key: value.to("meta")
         if isinstance(value, Tensor)
@@ -129,7 +129,7 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """A function that returns the layer or plain function of a step, and what it requires of its inputs.
+    """Make the function that returns the layer or plain function of a step, and what it requires of inputs.
 
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.
@@ -155,7 +155,10 @@ def builder(
 
 
 def _bind(step: Step) -> Callable[..., Any]:
-    """The graph's own definition, for steps on sizes and on tuples of tensors."""
+    """Bind a step's attributes to the function that defines its op in the graph.
+
+    It is for steps on sizes and on tuples of tensors, which need no private layer.
+    """
     function, attrs = OPS[step.op], step.attrs
     return lambda *values: function(attrs, *values)
 
@@ -271,7 +274,7 @@ def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
 
 
 def _defined(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
-    """Reshaping: the graph's own definition, applied to the share."""
+    """Make the layer of a step that only moves values: the graph's own definition of its op, applied to the share."""
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 

@@ -71,7 +71,10 @@ def kept(steps: Sequence[Step]) -> list[Step]:
 
 
 def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
-    """The steps of a net with private weights: those of `measured` get the attribute "fraction" (`private_bits`)."""
+    """Give the steps of `measured` the attribute "fraction", the bits of fraction of their private weights.
+
+    Returns all steps of the net, which has private weights. The number of bits is `private_bits`.
+    """
     reading, bits = measured(steps), private_bits(config)
     return [
         replace(step, attrs=step.attrs | {"fraction": bits}) if number in reading else step
@@ -94,10 +97,10 @@ def private_bits(config: BitConfig) -> int:
 
 
 def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """Problems of a net with private weights: steps in which rounding loses a column.
+    """Find steps of a net with private weights in which rounding loses a column; return a problem for each.
 
-    The rounding of its weights errs by more than 2^-10 of the column's largest weight and, for the largest inputs, the
-    products err by more than 2^-8 of the tensor's largest weight.
+    A column is lost if rounding changes its weights by more than 2^-10 of its largest weight and, for the largest
+    inputs, changes products by more than 2^-8 of the tensor's largest weight.
     """
     most = 2.0**FLOOR if config.input_range is None else config.input_range
     unit = 2.0 ** private_bits(config)
@@ -122,7 +125,10 @@ _HINT = (
 
 
 def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """Problems of steps whose inputs are too small: the inputs' rounding, 2^-17, exceeds 2^-10 of `input_range`."""
+    """Find steps whose inputs are too small: the inputs' rounding, 2^-17, exceeds 2^-10 of `input_range`.
+
+    Returns a problem for each.
+    """
     most = config.input_range
     if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
         return []
@@ -132,7 +138,7 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """A warning for every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7.
+    """Warn of every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7: return the texts.
 
     Such weights suggest inputs far below 1, but weights alone do not prove it.
     """
@@ -155,7 +161,10 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Indices of the steps whose weights are the first to multiply inputs of the net."""
+    """Find the steps with weights that read values of the magnitudes of the net's inputs; return their indices.
+
+    No weights have multiplied such values before, and no norm, sigmoid or the like has brought them to another range.
+    """
     raw: list[bool] = []
     for step in steps:
         inputs = any(raw[ref.index] for ref in refs(step.inputs))
@@ -230,10 +239,11 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """x divided by a power of two for every column; adds the bits of fraction of the largest power. Sends nothing.
+    """x with every column (input channel) divided by a power of two of its own. Sends nothing.
 
+    The result has the bits of fraction of the largest power in addition.
     scale: the reciprocals of the powers, one per column.
-    last: they are for the last dimensions, not for channels.
+    last: whether columns are along the last dimensions, not channels.
     """
 
     input_limit = 24

@@ -41,7 +41,7 @@ class DryRun:
 
 
 class _Silence(Channel):
-    """A channel on which every other party sends zeros, and the same texts as this party."""
+    """Channel on which every other party seems to send zeros, and the texts that this party sends."""
 
     def __init__(self, rank: int, parties: int) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -60,7 +60,7 @@ class _Silence(Channel):
 
 
 def zeros(request: Request[Any]) -> Material:
-    """Material for a request that consists of zeros."""
+    """Make material for a request that consists of zeros, for a run that only records requests."""
     return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
 
 
@@ -120,7 +120,10 @@ class Alone(NamedTuple):
     session: Session
 
     def run(self, input_shape: Sequence[int], fill: int = 0) -> None:
-        """Run the net on one slice of zeros. fill: the value of all elements of public inputs."""
+        """Run the net on one slice of zeros, so that `Zeros` records its requests.
+
+        fill: the value of all elements of public inputs.
+        """
         public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(self.net._graph, input_shape)[1:]]
         self.net.forward(self.session, Shared(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
 

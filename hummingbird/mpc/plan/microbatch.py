@@ -39,7 +39,7 @@ class Slice(NamedTuple):
 
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
-    """Slices of a batch of this shape, of equal size but for the last, within `SLICE_BYTES`.
+    """Cut a batch of this shape into slices within `SLICE_BYTES`, of equal size but for the last.
 
     largest: the breadth of the batch's largest layer, in values.
     most: the most images in a slice; None for no limit.
@@ -51,7 +51,10 @@ def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
 
 
 def fill(shape: tuple[int, ...], dealt: tuple[int, ...]) -> list[Slice]:
-    """Slices of the shape `dealt`, for which a store has material; the last one is padded."""
+    """Cut a batch of this shape into slices of the shape `dealt`, for which a store has material.
+
+    The last slice is padded.
+    """
     return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
 
 

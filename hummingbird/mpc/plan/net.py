@@ -103,7 +103,7 @@ class PlannedCost(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One slice of a run: the shared batch x, the part of it to compute, its public inputs, and its material."""
+    """One slice of a run: the shared batch x, the part of x to compute, its public inputs, and its material."""
 
     x: Shared
     part: Slice
@@ -186,7 +186,9 @@ class PrivateNet(nn.Module):
         return self._rowwise[shape]
 
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """The shape that `costs` takes for private inputs of these shapes: (batch, values) if there are several."""
+        """Return the shape that `costs` takes, for private inputs of these shapes: (batch, values) if there are
+        several.
+        """
         return calls.packed_shape(shapes)
 
     @property
@@ -369,7 +371,9 @@ class PrivateNet(nn.Module):
         self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Slices of the shape that a store has material for, or that fit in memory; one if images depend on others."""
+        """Cut a batch into slices for which a store has material, or that fit in memory; one if images depend on
+        others.
+        """
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
@@ -431,7 +435,7 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Add the layer's name to errors that do not say where they happened, as those from ring.py."""
+    """Make a context that adds the layer's name to errors that name no place, as those from ring.py."""
     try:
         yield
     except HummingbirdError as error:
@@ -441,7 +445,7 @@ def _located(step: PlanStep) -> Iterator[None]:
 
 
 def _given(x: Any) -> Shared:
-    """The share of an input. Raises InputError unless it is a CrypTen tensor at rest."""
+    """Return the share of an input of the net. Raises InputError unless the input is a CrypTen tensor of scale 2^16."""
     if not tensors.is_tensor(x):
         raise InputError(
             f"a private net takes a CrypTen tensor, got {type(x).__name__}",
@@ -462,7 +466,9 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _from_registered(step: PlanStep, value: Any) -> Shared:
-    """The share of a registered module's result; InputError unless it is a CrypTen tensor of the planned scale."""
+    """Return the share in a registered module's result; InputError unless it is a CrypTen tensor of the
+    planned scale.
+    """
     if tensors.is_tensor(value) and (shared := tensors.shared(value)).scale == step.scale:
         return shared
     got = f"a tensor of scale 2^{tensors.shared(value).scale}" if tensors.is_tensor(value) else type(value).__name__
@@ -476,7 +482,7 @@ def _window(layer: nn.Module | None) -> str:
 
 
 def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
-    """Register a layer under its qualified name, with containers on the way."""
+    """Register a layer under its qualified name in `root`, and make the modules that contain it."""
     *path, leaf = name.split(".")
     for part in path:
         if part not in root._modules:

@@ -26,7 +26,7 @@ from hummingbird.mpc.protocols.registry import named
 
 
 class Rewritten(NamedTuple):
-    """The rewritten steps of a net.
+    """The steps of a net after all rewrites for private inference.
 
     passed: for each max pooling, by name, the ReLUs before which it has moved.
     """
@@ -46,7 +46,10 @@ class Rewritten(NamedTuple):
         return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:
-        """The configuration with the poolings' windows widened for the new order."""
+        """Widen the windows of the poolings that were moved before ReLUs, as the new order needs.
+
+        Returns the configuration with these windows.
+        """
         wider = {}
         for pool, relus in self.passed.items():
             window = config.window(pool)
@@ -57,5 +60,8 @@ class Rewritten(NamedTuple):
 
 
 def _room(relu: BitWindow, pool: BitWindow) -> int:
-    """The k that a pooling needs for values in the ReLU's window; 0 for a ReLU without bits, which has no bound."""
+    """Compute the k of the window that a max pooling needs for values in a ReLU's window.
+
+    Returns 0 for a ReLU whose window has no bits: its values have no bound.
+    """
     return 0 if not relu.w else relu.k + (1 if pool.low <= relu.low + 1 else 2)

@@ -52,7 +52,10 @@ class Built:
 
 
 class _Narrow(Exception):
-    """Raised if the value of graph step `index` must be opened but has too few integer bits for it."""
+    """Raised if the value of graph step `index` must be opened, but has too few integer bits for it.
+
+    The plan is then made anew, so that earlier steps keep enough bits.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -66,7 +69,7 @@ _NO_TENSOR = frozenset(
 
 
 class Planner:
-    """Makes plan steps from graph steps.
+    """Planner of a net's run: it makes the plan's steps from the steps of the net's graph.
 
     build: returns the layer of a graph step (builders.py).
     """
@@ -98,7 +101,10 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Tell every product whether softmaxes of rows in a known range precede or follow it (`MatMul.beside`)."""
+        """Tell every matrix product whether it stands next to softmaxes of rows in a known range (`MatMul.beside`).
+
+        Such a softmax may compute the product's first operand, or read the product.
+        """
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
         for number, step in enumerate(self._steps):
@@ -164,7 +170,10 @@ class Planner:
         return bounds
 
     def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
-        """log2 of the largest result of a linear layer that reads a norm over the last dimension; otherwise FLOOR."""
+        """Bound the result of a linear layer that reads a norm over the last dimension.
+
+        Returns log2 of the largest magnitude; FLOOR for any other step.
+        """
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
             return FLOOR
@@ -173,7 +182,7 @@ class Planner:
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
-        """How many integer bits the readers of each value need, found from the last step to the first."""
+        """Find how many integer bits later layers need of each value, from the last step of the net to the first."""
         asked: list[int | None] = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -208,7 +217,11 @@ class Planner:
         return self._plan
 
     def _form(self, index: int, step: Step, built: Built) -> str:
-        """The cheapest form of the inputs for which the result has the integer bits that its readers need."""
+        """Choose the cheapest form of a step's inputs with which its result has the integer bits that later steps need.
+
+        Returns "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
+        64 bits). Raises ConfigError if no form suffices.
+        """
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
         for form in self._forms(step, built):
@@ -241,15 +254,18 @@ class Planner:
         )
 
     def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
-        """The forms to try, the cheapest first. Opened inputs come first if another step opens them already."""
+        """List the forms of a step's inputs to try (see `_form`), the cheapest first.
+
+        If another step has all inputs opened already, opened inputs ("whole") cost nothing, and come first.
+        """
         forms = _FORMS if self.rounds_shares else ("as it is", "whole")
         opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
         return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
-        """Scale, valid bits and grain of a step's result for this form of its inputs.
+        """Compute the scale, valid bits and grain of a step's result for this form of its inputs (see `_form`).
 
-        Sets the layer's `given`, and raises ConfigError if its window does not fit.
+        Sets the layer's `given`, and raises ConfigError if the layer's window does not fit.
         """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
@@ -265,7 +281,10 @@ class Planner:
         return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
     def _in_form(self, index: int, built: Built, form: str) -> Given:
-        """A graph step's value in this form, as the planner knows it."""
+        """Describe a graph step's value, brought to this form (see `_form`): its scale, valid bits, grain and bound.
+
+        built: the layer that reads the value.
+        """
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
         now = Given(step.scale, step.valid, step.grain, self._bounds[index])
@@ -285,7 +304,11 @@ class Planner:
         return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
 
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
-        """The plan step that has a graph step's value in this form; appends a rescaling if there is none yet."""
+        """Return the plan step that has a graph step's value in this form; append a rescaling to the plan if need be.
+
+        form: "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
+            64 bits).
+        """
         at = self._place[index]
         step, now = self._plan[at], self._in_form(index, built, "as it is")
         wanted = self._in_form(index, built, form)
@@ -307,7 +330,7 @@ class Planner:
 
 
 def digest(plan: Sequence[PlanStep]) -> str:
-    """SHA-256 (hex) of everything that determines a net's messages, its requests to a dealer, and its splines.
+    """Compute SHA-256 (hex) of everything that determines a net's messages, its requests to a dealer, and its splines.
 
     Bits of fraction follow from public weights, so two nets of one architecture may have different plans. Splines are
     fitted in floating point: parties whose machines round differently must notice it.
@@ -323,7 +346,7 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Set each layer's `scales` and `range`."""
+    """Set the `scales` of each layer's inputs, and the `range`: the layer is right for values below 2^range."""
     for step in plan:
         if isinstance(step.layer, Layer):
             comparison = step.layer.comparison
@@ -337,9 +360,10 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
 
 
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
-    """How many low bits of each value later layers read, found from the output backwards.
+    """Find how many low bits of each value later layers read, from the output backwards; return them by step.
 
-    Sets `read` of each layer, and `ring` and `whole` of each comparison: results are right in these bits.
+    Sets `read` of each layer, and of each comparison `ring`, the low bits in which its result must be right, and
+    `whole`, whether its input's shares are right in all of these.
     """
     later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer computes with it
     later[-1] = 64
@@ -362,7 +386,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
 
 
 def _given(plan: Sequence[PlanStep]) -> list[bool]:
-    """Which values are the net's inputs, moved or added up at most."""
+    """Find, for each step of the plan, whether its value is an input of the net, at most moved or added up."""
     found: list[bool] = []
     for step in plan:
         values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]

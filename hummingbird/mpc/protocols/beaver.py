@@ -77,9 +77,10 @@ def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 
 
 def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> None:
-    """Raise ValueError if a convolution's input with its padding (and, transposed, its gaps) exceeds the limit.
+    """Raise ValueError if a convolution's input exceeds the limit of elements once torch has added padding to it.
 
-    The size of the result is no bound on it: dilation removes what padding adds.
+    A transposed convolution also adds gaps. The size of the result does not bound this: dilation removes what padding
+    adds.
     """
     if not op.startswith("conv"):
         return
@@ -100,12 +101,12 @@ def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 
 
 def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, Any], bits: int = 64) -> Tensor:
-    """Share of op(x, y, **options) mod 2^bits, int64, from shares of x and y. The bits above are arbitrary.
+    """Compute a share of op(x, y, **options) mod 2^bits, int64, from shares of x and y. The bits above are arbitrary.
 
     op: a name of `ring.BILINEAR`.
     x, y: int64, in shapes that torch's `op` takes.
-    With e = x + a and d = y + b opened: x y = c + op(e, y) - op(a, d). For y, party 0 takes d less its share of b, and
-    any other party minus its share.
+    With masks a and b, a dealt c = op(a, b), and e = x + a and d = y + b opened, the product is c + op(e, y) - op(a,
+    d). A party uses its shares of c and a; for y it takes minus its share of b, to which party 0 adds d.
     Cost: `product_price`, `bits` bits per element of x and y, 1 round.
     """
     a, b, c = session.correlation(Triple(tuple(x.shape), tuple(y.shape), op, options, bits=bits))

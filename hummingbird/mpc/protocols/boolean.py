@@ -20,7 +20,10 @@ from hummingbird.mpc.session.session import Session
 
 
 def open_bits(session: Session, *masked: Tensor) -> list[Tensor]:
-    """Xor of all parties' shares. Each party sends its shares: one round."""
+    """Open bits: return the xor of all parties' shares. Each party sends its shares: one round.
+
+    masked: this party's xor shares of packed bits that random bits hide.
+    """
     out = list(masked)
     for theirs in session.channel.exchange(*masked).values():
         out = [mine ^ other for mine, other in zip(out, theirs, strict=True)]

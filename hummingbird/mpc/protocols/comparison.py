@@ -71,9 +71,9 @@ class Comparison(ABC):
 
     @property
     def weight_scale(self) -> int:
-        """Bits of fraction that weights need if their results are compared.
+        """How many bits of fraction weights need if their results are compared.
 
-        Weights are rounded to 2^-12 of `undecided`, and never more finely than for exact comparisons.
+        Rounding may change a weight by 2^-12 of `undecided`; weights never have more bits than for exact comparisons.
         """
         return max(SCALE, min(WEIGHT_SCALE, SCALE + 12 - self.window.low))
 
@@ -82,12 +82,18 @@ class Comparison(ABC):
         """How many low bits of the input's shares must be right, for shares of this scale."""
 
     def may_be_whole(self, scale: int) -> bool:
-        """Whether shares that are right in all bits of the result would cost less, and enough bits are valid."""
+        """Whether the comparison would cost less if it used that its input's shares are right in all `ring` bits.
+
+        False if they are not.
+        """
         return False
 
     @abstractmethod
     def range(self, scale: int) -> int:
-        """The comparison is right for magnitudes below 2^range, less 2^(m - 16) for each party but one."""
+        """Return log2 of the magnitudes for which the comparison is right.
+
+        With several parties the bound is lower by 2^(m - 16) for each party but one.
+        """
 
     @abstractmethod
     def check(self, scale: int) -> None:
@@ -103,21 +109,24 @@ class Comparison(ABC):
 
     @abstractmethod
     def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        """`above` for a flat share and at most AT_ONCE comparisons."""
+        """Do the work of `above` for shares of one dimension, and at most AT_ONCE comparisons."""
 
     @abstractmethod
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
         """Cost of `_run` on n elements and `knots` knots."""
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
-        """The same comparison, with the same aim, for another window and other shares."""
+        """Make the same comparison, with the same aim, for another window and for shares with other valid bits.
+
+        valid, ring: as in `Comparison`.
+        """
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
+        """Compute shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
 
-        For a window with q both are multiples of 2^q in the ring. Windows of no bits are not handled here: their layers
-        are identities. Cost: `cost`.
+        If the window drops its lowest q bits, both are multiples of 2^q in the ring. A window without bits is not
+        allowed: its layer calls no comparison. Cost: `cost`.
         """
         y, z = self.above(session, share, (0,), scale)
         return y[0], z
@@ -157,5 +166,5 @@ class Comparison(ABC):
 
 
 def most_at_once(knots: int) -> int:
-    """How many values are compared with `knots` knots at a time."""
+    """How many values are compared at a time, if each is compared with `knots` knots."""
     return max(1, AT_ONCE // knots)

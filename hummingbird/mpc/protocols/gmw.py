@@ -40,7 +40,7 @@ from hummingbird.ring import SCALE
 
 
 class Gmw(Comparison):
-    """HummingBird's carry tree on a window of the shares mod 2^64 (protocol="gmw").
+    """Comparison by HummingBird's carry tree on a window of the shares mod 2^64 (protocol="gmw").
 
     The sign is decided first. Then one opening of 64 bits cuts off the surplus fraction and the lowest q bits of the
     window (truncation.py), for |x| < 2^62.
@@ -91,10 +91,11 @@ class Gmw(Comparison):
 
 @dataclass(frozen=True)
 class GmwLaw(Law):
-    """d = r - u, bit = [S(d) >= 0], z = r. u is the sum of N - 1 uniform numbers in [0, 2^m).
+    """The law of "gmw": for r = round(2^16 v) it decides by the sign of d = r - u, reduced mod 2^k to a signed number.
 
-    These numbers are the low bits of all shares but one. For a window with q, z is the multiple of 2^q below r + e,
-    where e, uniform in [0, 2^q), is the low bits of the opening's mask.
+    u is the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one. The value z that the bit
+    multiplies is r; for a window with q it is the multiple of 2^q below r + e, where e is uniform in [0, 2^q): the low
+    bits of the opening's mask.
     between: whether the shares have more than 16 bits of fraction, so that they are cut between the integers.
     """
 
@@ -124,7 +125,7 @@ class GmwLaw(Law):
 
 
 def cut(window: BitWindow, extra: int) -> tuple[int, int]:
-    """(low, w) of a window on shares that have `extra` more bits of fraction than the window's scale.
+    """Return (lowest bit, number of bits) of a window on shares with `extra` bits of fraction more than its scale.
 
     The window [64:0) on shares with 16 extra bits is [64:16): the dropped bits are below the resolution of the result.
     """
@@ -133,9 +134,9 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
 
 
 def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
-    """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x. z is a multiple of 2^q.
+    """Compute shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x.
 
-    Cost: `relu_price`.
+    If the window drops its lowest q bits, z is a multiple of 2^q. Cost: `relu_price`.
     """
     y, z = select(session, share, drelu(session, share, *cut(window, shift)), shift + window.q)
     return (y << window.q, z << window.q) if window.q else (y, z)
@@ -205,7 +206,11 @@ def _sign(session: Session, a: Tensor, b: Tensor, count: int) -> Tensor:
 
 
 def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) -> Tensor:
-    """Carry out of all bit positions, lowest first: pairs merge level by level, an odd one waits for the next level."""
+    """Compute the carry out of a sum from the generate and propagate bits of its positions, lowest first.
+
+    Pairs of positions merge level by level; an odd one waits for the next level. Each level is one round.
+    generate, propagate: xor shares, uint8 (positions, ceil(count/8)).
+    """
     while generate.shape[0] > 1:
         pairs = generate.shape[0] // 2
         low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)

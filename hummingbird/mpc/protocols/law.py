@@ -65,8 +65,11 @@ UNIT = 2.0**-SCALE
 
 @dataclass(frozen=True)
 class Law(ABC):
-    """The rule of one window: bits m..k-1 decide, and z is a multiple of 2^q, q <= m.
+    """The plaintext rule by which a comparison with the window [k:m) decides on a real value v.
 
+    r = round(2^16 v) is v in the ring, and u a random number, the sum of `draws` uniform ones in [0, 2^m). A protocol
+    sets d = r + u or r - u, and decides by S(d), which is d reduced mod 2^k into [-2^(k-1), 2^(k-1)). The number that
+    the decided bit multiplies is z: inside the window it is r, rounded to a multiple of 2^q, q <= m.
     parties: how many parties hold shares.
     """
 
@@ -81,57 +84,75 @@ class Law(ABC):
     @property
     @abstractmethod
     def disturbances(self) -> int:
-        """How many shares beyond two are rounded. Each first adds a number uniform in +-2^(q-1) to v."""
+        """How many shares, beyond the first two, are rounded by themselves.
+
+        Each first adds a random number, uniform in +-2^(q-1), to the value.
+        """
 
     @property
     @abstractmethod
     def draws(self) -> int:
-        """How many uniform numbers add up to u."""
+        """How many uniform numbers in [0, 2^m) add up to the random number u."""
 
     @property
     @abstractmethod
     def cut(self) -> Cut:
-        """The same law for a kernel that adds u; in gmw the kernel adds the largest u less u."""
+        """The same law as numbers for a kernel that simulates it on real values, and adds u to r.
+
+        In "gmw", where u is subtracted, the kernel adds the largest u less u.
+        """
 
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The least and the largest v for which d is inside the window for every u."""
+        """The least and the largest real value whose comparison is right, whatever the random number u is."""
 
     @abstractmethod
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """`bit`, bool, and z, int64, for int64 r and u."""
+        """Decide on integers: return the bit, bool, and the number z that it multiplies, int64.
+
+        r: int64, values in the ring. u: int64, random numbers, as `Law` says.
+        """
 
     @property
     def slack(self) -> int:
-        """The largest u."""
+        """The largest random number u that a comparison can have."""
         return self.draws * ((1 << self.m) - 1)
 
     @property
     def lower(self) -> int:
-        """The difference between round(2^16 v) and r."""
+        """How much the ring element r of a value v is lower than round(2^16 v).
+
+        It is 1 where shares are cut between the integers, else 0.
+        """
         return 0
 
     def holds(self, least: float, most: float) -> bool:
-        """Whether all values from `least` to `most` stay inside the window for every u."""
+        """Whether comparisons of all real values from `least` to `most` stay inside the window, whatever u is."""
         low, high = self.range
         return low <= least and most <= high
 
     def ring(self, v: Tensor) -> Tensor:
-        """r, int64, for finite real values; magnitudes are clamped to 2^62."""
+        """Turn finite real values v into ring elements r, int64: round(2^16 v) less `lower`.
+
+        Magnitudes are clamped to 2^62.
+        """
         r = torch.round(v.double() * 2.0**SCALE) - self.lower
         return r.clamp(-(2.0**62), 2.0**62).long()
 
     def near(self, knot: float) -> float:
-        """The knot, a real number, that the protocol uses in place of this one if there are several."""
+        """Return the knot that the protocol uses in place of this one, where it compares a value with several knots.
+
+        It is rounded to a multiple of 2^q in the ring if the protocol opens rounded values. knot: a real number.
+        """
         if self.rounds_apart or not self.q:
             return knot
         return math.floor(round(knot / UNIT) / 2**self.q + 0.5) * UNIT * 2**self.q
 
     def rounded(self, z: Tensor, e: Tensor) -> Tensor:
-        """The multiple of 2^q below z + e, int64: right on average for e uniform in [0, 2^q)."""
+        """Round z + e down to a multiple of 2^q, int64. For e uniform in [0, 2^q) the result is z on average."""
         return z + e >> self.q << self.q
 
     def turns(self, d: Tensor) -> Tensor:
-        """d - S(d), int64: a multiple of 2^k."""
+        """Return what is subtracted from d to reduce it mod 2^k into [-2^(k-1), 2^(k-1)): int64, a multiple of 2^k."""
         return torch.zeros_like(d) if self.k == 64 else (d + (1 << (self.k - 1))) >> self.k << self.k

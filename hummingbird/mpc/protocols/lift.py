@@ -36,8 +36,8 @@ class LiftingShares(NamedTuple):
     """A party's shares for a lift, (count,) each; int32 if they have at most 32 bits, else int64.
 
     mask: its summand of lambda, in the low k bits.
-    carry: its share of (sum of the summands - lambda) / 2^k.
-    wrapped: its share of that number plus the top bit of lambda.
+    carry: its share of (sum of the parties' summands - lambda) / 2^k.
+    wrapped: its share of the same number plus the top bit of lambda; an opened value tells which of the two is used.
     """
 
     mask: Tensor

@@ -108,10 +108,10 @@ class LiftedMatMul(Request[LiftedShares]):
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
-    """A share of the matrix product z v mod 2^bits, and the result of a look-up, both in one round.
+    """Compute a share of the matrix product of z and v mod 2^bits, and the result of a look-up, both in one round.
 
-    x, y: int64 (..., i, j) and (..., j, l), rounded as in `lifted_product.product`; batches are broadcast.
-        |z| < 2^(k-2), unless k = bits; the same for v and K.
+    x, y: operands int64 (..., i, j) and (..., j, l), which open z in x.k bits and v in y.k bits; batches are broadcast.
+        |z| < 2^(x.k - 2) unless x.k = bits; the same for v and y.k. They are rounded as in `lifted_product.product`.
     bits: how many low bits of the product are right; those above are arbitrary.
     beside: the look-up whose message is sent together with the product's.
     Cost: `price`.
@@ -136,6 +136,6 @@ def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp)
 
 
 def price(request: LiftedMatMul, beside: LookUpPrice, parties: int) -> Cost:
-    """Price of `product` together with its look-up."""
+    """Price of `product` together with the look-up whose message travels with it."""
     sent = packed(math.prod(request.size0) * request.value) + packed(math.prod(request.size1) * request.factor)
     return cost.opening(parties, sent + beside.payload, request.correction_bits + beside.offline_bits)

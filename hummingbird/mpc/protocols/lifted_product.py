@@ -56,10 +56,11 @@ from hummingbird.mpc.session.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedShares:
-    """A party's shares for a product. `mask` and `factor` are summands; the others are additive shares.
+    """A party's shares for a product of values masked by lambda, of k bits, and factors masked by mu, of K bits.
 
+    t and s are the top bits of lambda and mu. `mask` and `factor` are summands; the others are additive shares.
     mask, factor: this party's summands of lambda and mu, in the low k and K bits.
-    carry, wrapped: (sum of the summands of lambda - lambda) / 2^k, and that number plus t.
+    carry, wrapped: (sum of the parties' summands of lambda - lambda) / 2^k, and that number plus t.
     factor_carry, factor_wrapped: the same for mu, K and s.
     product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
     Fields with a default are None if no bit of them is needed.
@@ -151,7 +152,12 @@ def dealt_fields(
 
 @dataclass(frozen=True)
 class MaskValues:
-    """Masks of k bits as the dealer knows them: values, carries of their summands mod 2^(64 - k), and top bits."""
+    """Masks of k bits as the dealer knows them.
+
+    value: the masks, which are the sums of the parties' summands mod 2^k.
+    carry: the rest of these sums, divided by 2^k, mod 2^(64 - k).
+    top: the top bit of each mask.
+    """
 
     value: Tensor
     carry: Tensor
@@ -159,7 +165,7 @@ class MaskValues:
 
 
 def read(summands: list[Tensor], k: int) -> MaskValues:
-    """The masks, from the parties' summands in the low k bits."""
+    """Add up the parties' summands, of which the low k bits count, to the masks."""
     low = (1 << k) - 1 if k < 64 else -1
     total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
     # The sum is mod 2^64, so its carry is right mod 2^(64 - k); for k = 64 the carry is not used.
@@ -167,7 +173,11 @@ def read(summands: list[Tensor], k: int) -> MaskValues:
 
 
 def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
-    """Those values of `dealt_fields` that `fields` names."""
+    """Compute the values of those of the fields that `dealt_fields` lists which are named in `fields`.
+
+    a, b: the masks of values and of factors.
+    cut: how many low bits of the products of masks are cut off.
+    """
     values = {
         "carry": lambda: a.carry,
         "wrapped": lambda: a.carry + a.top,
@@ -182,7 +192,10 @@ def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> di
 
 
 class Operand(NamedTuple):
-    """A share of x to open: int64 of any shape, right mod 2^(k + shift). z = x / 2^shift is opened, in k bits."""
+    """A share of x, and how z = x / 2^shift is opened: behind a mask of k bits, once every party has cut its share.
+
+    share: int64 of any shape, right mod 2^(k + shift).
+    """
 
     share: Tensor
     shift: int
@@ -190,14 +203,22 @@ class Operand(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """An opened value, public: e', and 1 if the signed mask lambda - 2^k t must be subtracted from e', else 0."""
+    """A value opened behind a mask lambda of k bits with top bit t; all parties know it.
+
+    word: the opened number, from which the mask is subtracted.
+    wraps: 1 if that mask is the signed number lambda - 2^k t, 0 if it is lambda.
+    """
 
     word: Tensor
     wraps: Tensor
 
 
 class Mask(NamedTuple):
-    """A share of the mask to subtract, low - 2^k carry. carry is None if only k bits are needed."""
+    """A party's share of the mask that is subtracted from an opened value: low - 2^k carry.
+
+    low: its summand of the mask, in the low k bits.
+    carry: its share of how often 2^k is subtracted from the sum of all summands; None if only k bits are needed.
+    """
 
     low: Tensor
     carry: Tensor | None
@@ -205,14 +226,15 @@ class Mask(NamedTuple):
 
     @property
     def share(self) -> Tensor:
-        """The share, right in k bits more than the carry has."""
+        """The party's share of the mask as one number, right in k bits more than `carry` has."""
         return self.low if self.carry is None else self.low - (self.carry << self.k)
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -> Tensor:
-    """A share of z v / 2^cut mod 2^bits, in torch's broadcast shape: one round. The bits above are arbitrary.
+    """Compute a share of z v / 2^cut mod 2^bits, in torch's broadcast shape: one round. The bits above are arbitrary.
 
-    x, y: operands for z and v. |z| < 2^(k-2), unless k = bits + cut; k <= bits + cut; the same for v and K.
+    x, y: operands, which open z in x.k bits and v in y.k bits. |z| < 2^(x.k - 2), unless x.k = bits + cut, which is the
+        most; the same for v and y.k.
     Every party rounds its own shares of x and y: within N/2 units, and exact if the shares are multiples of 2^shift.
     The product is exact for cut = 0, else within (N + 1)/2 units. Cost: `price`.
     """
@@ -223,7 +245,7 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
-    """Open operands behind masks, given as the party's summands: one round."""
+    """Open operands behind masks, all in one round. Each pair is an operand and this party's summand of its mask."""
     mine = [masked(session, operand, mask) for operand, mask in pairs]
     frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)
     return [seen(parts, operand) for parts, (operand, _) in zip(frames, pairs, strict=True)]
@@ -238,14 +260,20 @@ def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
 
 
 def seen(parts: Sequence[Tensor], operand: Operand) -> Opening:
-    """The opening, from the messages of all parties."""
+    """Compute the opening of an operand from the messages of all parties (`masked`)."""
     share, _, k = operand
     words = kernels.open_words(list(parts), share.numel(), k).view(share.shape)
     return Opening(words - (1 << (k - 2)), 1 - ((words >> (k - 1)) & 1))
 
 
 def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wraps: Tensor, k: int) -> Mask:
-    """The mask to subtract from an opened value, in the form that `wraps` selects."""
+    """Return this party's share of the mask to subtract from an opened value.
+
+    summand: of the mask.
+    carry, wrapped: its shares of how often 2^k is subtracted from the sum of the summands, in the two forms that a mask
+        has; None if only k bits are needed.
+    wraps: 1 where `wrapped` applies, 0 where `carry` does (`Opening.wraps`).
+    """
     low = summand.long() & ((1 << k) - 1 if k < 64 else -1)
     if carry is None or wrapped is None:
         return Mask(low, None, k)
@@ -255,9 +283,12 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
 def multiplied(
     shares: LiftedShares, left: Opening, mask: Mask, right: Opening, factor: int, first: bool, cut: int = 0
 ) -> Tensor:
-    """A share of z v / 2^cut from both openings and the mask of z.
+    """Compute a share of the product z v / 2^cut from the openings of both.
 
-    factor: K. first: whether this is party 0.
+    left, right: the openings of z and of v.
+    mask: the mask to subtract for z.
+    factor: how many bits v was opened in.
+    first: whether this is party 0.
     """
     k, e, d = mask.k, left.word, right.word
     its = remaining(shares.factor, shares.factor_carry, shares.factor_wrapped, right.wraps, factor)

@@ -64,12 +64,15 @@ from hummingbird.ring import SCALE
 class MaskedShares(NamedTuple):
     """A party's shares for a masked opening. choice, wrap, product and carry are additive, (count,).
 
+    The mask is lambda; r_b and r_s are random bits that hide the ReLU's bit and the bit that tells whether the sum
+    wraps.
     mask: its summand of lambda in the low k bits, int32 or int64 (count,).
     choice_bits, wrap_bits: xor shares of r_b and r_s, uint8 (ceil(count/8),).
     choice, wrap: r_b and r_s as numbers.
     product: r_b lambda.
-    tables: xor shares of the step tables, lowest bits first, uint8 (ceil(count 2^c / 8),) each.
-    carry: (sum of the summands - lambda) / 2^k; None if the parties' shares of x are whole.
+    tables: xor shares of the step tables, lowest bits first, uint8 (ceil(count 2^c / 8),) each, for c bits of the
+        window.
+    carry: (sum of the parties' summands - lambda) / 2^k; None if the parties' shares of x are whole.
     """
 
     mask: Words
@@ -176,7 +179,12 @@ def _cut(share: Tensor, shift: int) -> Tensor:
 def _compare(
     session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
 ) -> tuple[Tensor, Tensor]:
-    """The opened words, and xor shares of c_b and c_s, packed: uint8 (2, ceil(count/8))."""
+    """Open the masked words and compare them.
+
+    Returns the opened words and xor shares of two bits, packed: uint8 (2, ceil(count/8)). The first bit is that of the
+    ReLU, the second tells whether the sum wraps; random bits of the material hide both.
+    frames: the messages of all parties.
+    """
     bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
     if not more:
         return kernels.compare_opened(frames, table, *bits, count, k, m, session.rank == 0)
@@ -193,10 +201,12 @@ def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | No
 
 @dataclass(frozen=True)
 class MaskedLaw(Law):
-    """d = r + u, bit = [S(d) >= 2^m], z = floor(r + u mod 2^q) + S(d) - d, floor to a multiple of 2^q.
+    """The law of "masked": for r = round(2^16 v) it decides by d = r + u, reduced mod 2^k to a signed number S(d).
 
-    u is uniform in [0, 2^m): the low bits of the mask, and below them what the rounding of two shares adds. With
-    floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) plus the mask's part of u.
+    The bit is [S(d) >= 2^m]. u is uniform in [0, 2^m): the low bits of the mask, and below them what the rounding of
+    two shares adds. The value z that the bit multiplies is floor(r + (u mod 2^q)) + S(d) - d, where floor rounds down
+    to a multiple of 2^q, and S(d) - d is 0 inside the window. floor(r + u) is floor(r + (u mod 2^q)) plus the mask's
+    part of u.
     """
 
     rounds_apart = False
@@ -240,7 +250,7 @@ class Masked(Comparison):
     gives_squares = True
 
     def k(self, scale: int) -> int:
-        """The upper bound of the opened bits: the window's k, or less if fewer bits of the shares are valid."""
+        """The upper bound k of the opened bits: the window's k, or less if fewer bits of the shares are valid."""
         return min(self.window.k, self.valid - (scale - SCALE))
 
     @property
@@ -272,7 +282,7 @@ class Masked(Comparison):
         return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q, whole=self.whole)
 
     def width(self, scale: int) -> int:
-        """How many bits decide."""
+        """How many bits of the opened value decide its sign: those of the window."""
         return self.k(scale) - self.window.low
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
@@ -286,7 +296,10 @@ class Masked(Comparison):
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
     def _bits(self, scale: int) -> tuple[int, int, int]:
-        """How many bits are opened, how many of these do not decide, and how many the result has before it moves up."""
+        """Return how many bits are opened, how many of these do not decide, and how many the result has.
+
+        If the window drops its lowest q bits, all three count without them: the result is multiplied by 2^q in the end.
+        """
         k, q = self.k(scale), self.window.q
         return k - q, self.window.low - q, max(self.ring, k) - q
 
@@ -324,7 +337,10 @@ class Masked(Comparison):
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
-        """k and m of the window in units of 2^-fraction, at least two bits wide, and how many tables it takes."""
+        """Return k and m of the window in units of 2^-fraction, and the number of tables that it is cut into.
+
+        The window is at least two bits wide.
+        """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)
         m = min(k - 2, max(0, self.window.low - dropped))

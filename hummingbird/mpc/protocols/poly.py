@@ -47,9 +47,9 @@ _MOVED_AT_ONCE = 1 << 16  # coefficients of one power that `moved` computes at a
 class PolynomialShares(NamedTuple):
     """A party's shares for a look-up.
 
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
-    coefficients: additive shares of T_j, lowest power first, int32 or int64 (count 2^w,), each mod 2^(width of its
-        power).
+    mask: its summand of the mask lambda in the low k bits, int32 or int64 (count,).
+    coefficients: for each power, lowest first, additive shares of the polynomials' coefficients for all 2^w pieces,
+        moved by the mask (`moved`): int32 or int64 (count 2^w,), each mod 2^(width of its power).
     """
 
     mask: Words
@@ -111,11 +111,13 @@ class Polynomial(Request[PolynomialShares]):
 
 
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
-    """T_j[X] for every X, for each power j, lowest first: int64 (n 2^w,) each.
+    """Compute the coefficients that the dealer deals: for each power, lowest first, one for every piece.
 
-    lambda_: int64 (n,), in 0 .. 2^k - 1. Repeated Horner steps in float64 compute the binomial sums. A coefficient
-    stays below 2^(scale + GUARD + degree + the bits of the function's largest value), 2^50, and is rounded only once,
-    at the end.
+    They are int64 (n 2^w,) for each power. The piece is chosen by the upper w bits of a value plus its mask, and the
+    polynomial is in the lower bits of that sum.
+    lambda_: the masks, int64 (n,), in 0 .. 2^k - 1.
+    Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^(scale + GUARD + degree +
+    the bits of the function's largest value), 2^50, and is rounded only once, at the end.
     """
     upper = torch.arange(1 << table.w, device=lambda_.device)
     piece = (upper - (lambda_ >> table.m)[:, None]) & ((1 << table.w) - 1)
@@ -174,7 +176,7 @@ class LookUp:
 
 
 class LookUpPrice(NamedTuple):
-    """The price of a `LookUp`: payload bytes to each other party, and bits that are dealt for it."""
+    """Price of a `LookUp`: bytes of its message to each other party, and bits that are dealt for it."""
 
     payload: int
     offline_bits: int

@@ -66,10 +66,10 @@ class RowWidths(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedRowShares(LiftedShares):
-    """A party's shares for products with a row's factor, and for squares.
+    """A party's shares for products with a row's factor, and for squares. lambda is the mask of a value, t its top bit.
 
     squares: the sum of lambda^2 over each row.
-    turned: t (2^(k-1) - lambda), for each value.
+    turned: t (2^(k-1) - lambda), for each value, where k is the number of bits of the mask.
     """
 
     squares: Tensor

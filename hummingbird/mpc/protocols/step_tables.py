@@ -23,8 +23,10 @@ from hummingbird.mpc.session.session import Session
 
 
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
-    """Xor shares of b and of s (masked.py) for each of J openings with one mask, packed: uint8 (2, J, ceil(n/8)).
+    """Compare J opened values with the one mask behind which they are: two bits for each, as xor shares.
 
+    The first bit tells whether the hidden value is positive, the second whether its sum with the mask wraps
+    (masked.py). They are packed: uint8 (2, J, ceil(n/8)).
     opened: J tensors int64 (n,), mod 2^k.
     tables: xor shares of the step tables of bits m..k-1 of the mask, lowest bits first.
     Cost: nothing for one table, else ceil(log2(number of tables)) rounds.
@@ -40,7 +42,8 @@ def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor]
 def price(n: int, count: int, parties: int) -> Cost:
     """Price of `compare` on n comparisons with `count` tables.
 
-    An inner node of the tree takes 3 bits, or 6 along the top, which is evaluated twice; the root takes 4.
+    The tables' answers are merged by a tree: an inner node takes 3 bits, or 6 at the top table, whose answers are
+    needed twice; the root takes 4.
     """
     total, below = cost.FREE, count - 1
     while below > 1:
@@ -63,10 +66,11 @@ def dealt_bytes(n: int, w: int, tables: int) -> int:
 
 
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
-    """Answers of each table at its bits of X, lowest table first: uint8 (rows, ceil(n/8)).
+    """Look up the answers of each table at its bits of X, the opened bits k - 1 to m; lowest table first.
 
-    The rows are [L < v] and [L <= v]. The top table has them at X and at X xor h, four rows; if it is the only table,
-    just the first and the last.
+    Returns xor shares, uint8 (rows, ceil(n/8)) for each table. The rows are [L < v] and [L <= v] for the mask's bits L,
+    where v is the table's bits of X. The top table has both at X and at X with its top bit turned, four rows; if it is
+    the only table, just the first and the last.
     """
     low, looked = m, []
     for place, (size, table) in enumerate(zip(chunks(k - m, len(tables)), tables, strict=True)):
@@ -77,7 +81,11 @@ def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[T
 
 
 def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """[L < X] and [L <= X xor h] from the tables' answers, lowest table first. One level of the tree is one round."""
+    """Merge the tables' answers to xor shares of [L < X] and [L <= X with its top bit turned].
+
+    L and X are the bits of the window of the mask and of the opened value. One level of the tree is one round.
+    looked: the rows of `_look_up`, lowest table first.
+    """
     if len(looked) == 1:
         return looked[0][0], looked[0][1]
     count = 8 * looked[0].shape[1]

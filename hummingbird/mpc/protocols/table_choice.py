@@ -62,8 +62,9 @@ LATENCY = TableChoice("latency")
 
 @functools.cache
 def fewest_rounds(w: int, knots: int = 1) -> int:
-    """How many step tables a window of w bits is cut into: fewest rounds first, then fewest bits, online and offline.
+    """Choose the number of step tables into which a window of w bits is cut, for the fewest rounds.
 
+    Of equal rounds, that with the fewest bits online and offline.
     knots: how many comparisons of a value the tables serve. The tables have at most `TABLE_BITS` bits per comparison;
         beyond that, the dealer's bits outweigh a round.
     """
@@ -78,10 +79,11 @@ def fewest_rounds(w: int, knots: int = 1) -> int:
 
 @functools.cache
 def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -> int:
-    """How many step tables a window of w bits is cut into: fewest bits of all parties and the dealer together.
+    """Choose the number of step tables into which a window of w bits is cut, for the fewest bits.
 
+    Bits of all parties and of the dealer are added, and each round counts as `ROUND_BITS` bits of each value.
     dealer: the price of a dealer's bit, if a party's bit costs 1.
-    knots: how many comparisons of a value the tables serve. A round costs as much as `ROUND_BITS` bits of each value.
+    knots: how many comparisons of a value the tables serve.
     """
     n = 1 << 20  # so many values that the headers of frames do not matter
 

@@ -49,9 +49,10 @@ from hummingbird.mpc.session.session import Session
 class ThresholdShares(NamedTuple):
     """A party's shares for an opening that is compared with J numbers. (count,) and (J, count) fields are additive.
 
+    The mask is lambda; r_b and r_s are random bits that hide, for each number, the ReLU's bit and the bit of a wrap.
     mask: its summand of lambda in the low k bits, int32 or int64 (count,).
     bits: xor shares of r_b and r_s for each number, uint8 (J, 2, ceil(count/8)).
-    carry: (sum of the summands - lambda) / 2^k, (count,).
+    carry: (sum of the parties' summands - lambda) / 2^k, (count,).
     choice, wrap: r_b and r_s as numbers, (J, count).
     product: r_b lambda, (J, count).
     tables: xor shares of the step tables, lowest bits first.
@@ -190,7 +191,10 @@ def squares(
 
 
 def _chosen(c: Tensor, value: Tensor | int, product: Tensor) -> Tensor:
-    """Share of (c xor r) v from shares of v and of r v. c: public bits."""
+    """Compute a share of (c xor r) v for public bits c and a secret bit r.
+
+    value: a share of v. product: a share of r v.
+    """
     return c * value + (1 - 2 * c) * product
 
 
@@ -205,7 +209,12 @@ def _compared(
     tables: int | None,
     squared: bool,
 ) -> tuple[ThresholdShares, list[Tensor], Tensor]:
-    """The material, x^ - t mod 2^k for each knot, int64 (n,), and the public c_b and c_s, uint8 (J, 2, ceil(n/8))."""
+    """Open shares once, and compare the opened values with every knot: two rounds for one table.
+
+    Returns the material; for each knot the opened values less the knot, mod 2^k, int64 (n,); and the two public bits of
+    each comparison, behind random bits of the material, uint8 (J, 2, ceil(n/8)).
+    The arguments are those of `relus`. squared: whether the material has masks for squares.
+    """
     count, many = share.numel(), len(knots)
     tables = tables or table_choice.fewest_rounds(k - m, many)
     material = session.correlation(MaskedThresholds(count, many, k, m, tables, ring, int(squared)))

@@ -175,7 +175,12 @@ def shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
 
 
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:
-    """Turn this party's summands into e and its xor shares into c, in place: one round."""
+    """Open masked values and masked bits in one round; the results replace the arguments.
+
+    masked: this party's summands of the values plus their masks; party 0 adds `OFFSET` here, so that no value is
+        negative.
+    bits: its xor shares of the bits.
+    """
     if session.rank == 0:
         masked += OFFSET
     for theirs in session.channel.exchange(masked, *bits).values():

@@ -42,7 +42,7 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """Uniform b, the same in all requests with the same key."""
+    """One uniform mask b of a weight. All requests with the same key give the parties the same shares of it."""
 
     kind = "fixed"
     shape: tuple[int, ...] = shape()
@@ -97,7 +97,7 @@ class FixedWeight(nn.Module):
         self.register_buffer("difference", None)
 
     def cover(self, session: Session) -> Tensor:
-        """This party's summand of d. The weight itself is deleted."""
+        """Return this party's summand of the weight minus its mask, which is then opened; delete the weight."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
@@ -156,9 +156,9 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
 
 
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
-    """Open the differences of all weights at once. All parties pass the same weights in the same order.
+    """Open each weight minus its mask, for all weights at once. All parties pass the same weights in the same order.
 
-    Raises DealerError, before anything is sent, if the masks are known to have hidden other weights.
+    Raises DealerError, before any of this is sent, if a store is known to have hidden other weights behind these masks.
     """
     digest = _digest([weight for weight in weights if weight.owner == session.rank])
     summands = [weight.cover(session) for weight in weights]

@@ -42,13 +42,13 @@ def text_of(facts: dict[str, str]) -> str:
 
 
 def _around(text: str, place: int) -> str:
-    """A long text, cut to the surroundings of the index `place`."""
+    """Cut a long text to the characters around the index `place`, for an error."""
     first, last = max(0, place - 60), place + 40
     return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
 
 
 def _facts(text: str) -> dict[str, str]:
-    """The facts in another party's message; for a malformed message a fact that differs from all others."""
+    """Read the facts in another party's message; for a malformed message return a fact that differs from all others."""
     try:
         facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
     except InputError:

@@ -34,9 +34,10 @@ _numbers = itertools.count()  # numbers of tallies: the same at all lanes, which
 
 
 def part(place: LanePosition, count: int) -> slice:
-    """This lane's part of `count` images, in the order of lanes.
+    """Choose the images of a request that this lane computes: their indices, as a Python slice.
 
-    If parts differ in size, the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
+    count: the number of images of all lanes. Each lane takes a part, in the order of lanes. If parts differ in size,
+        the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
     """
     if type(count) is not int or count < 0:
         raise InputError(
@@ -115,7 +116,7 @@ class Gathering:
     failure: Callable[[], str | None]
 
     def tally(self, goals: Sequence[int]) -> Tally:
-        """A new count of the work of each lane, toward its goal."""
+        """Make a new count of each lane's work. goals: the work of each lane, such as its number of images."""
         return Tally(self.place, goals, self.failure)
 
     def arrive(self) -> None:

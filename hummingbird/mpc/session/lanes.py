@@ -92,7 +92,10 @@ def lanes_of(lanes: Any = None) -> int:
 
 
 def variable(name: str, default: int | None) -> int:
-    """A number from torchrun's variables. Raises EnvironmentProblem if it is no number, or has no value nor default."""
+    """Read a number from torchrun's variable of this name.
+
+    Raises EnvironmentProblem if the value is no number, or if there is neither a value nor a default.
+    """
     try:
         return int(os.environ.get(name, "" if default is None else str(default)))
     except ValueError:

@@ -58,7 +58,10 @@ _ANSWER = 2.0  # seconds for the store to answer
 
 
 class LaneNotes:
-    """The notes of one run, in its meeting's store. timeout: longest wait for another lane, in seconds."""
+    """Notes of why lanes of a run stop, kept in torchrun's store.
+
+    timeout: longest wait for another lane, in seconds.
+    """
 
     def __init__(self, store: dist.Store, place: LanePosition, timeout: float) -> None:
         self._store, self._place, self._timeout = store, place, timeout
@@ -84,9 +87,10 @@ class LaneNotes:
         return reason.decode(errors="replace").partition("\n")[0] if reason else None
 
     def left(self) -> None:
-        """Note that this lane of party 0 has left. Rank 0 then waits for party 0's other lanes, which use its dealer.
+        """Note that this lane of party 0 has left the run.
 
-        Raises PeerError if one of them fails, or does not leave within the timeout.
+        At rank 0, which runs the dealer, wait until party 0's other lanes have left.
+        Raises PeerError if one of these lanes fails, or does not leave within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
         if here.party != 0:
@@ -236,7 +240,10 @@ def init(
 
 
 def _on_card(device: torch.device) -> torch.device:
-    """The device; for "cuda" the GPU of this process: the processes of a host take its GPUs in turn."""
+    """Choose this process's device: the one given, or for "cuda" a GPU of this host.
+
+    The processes of a host take its GPUs in turn.
+    """
     if device.type != "cuda":
         return device
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -346,7 +353,7 @@ def _watch() -> None:
 
 
 def _why_to_stop() -> PeerError:
-    """The error that SIGTERM raises. It names the failure of another party, if one is known.
+    """Make the error that SIGTERM raises in this process. It names the failure of another party, if one is known.
 
     Waits up to `_GRACE` seconds for this failure, so `Stop` calls it in a thread.
     """

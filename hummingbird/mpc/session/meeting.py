@@ -35,7 +35,7 @@ _WORD = records.text(256)  # a text in a card
 
 @dataclass(frozen=True)
 class Card:
-    """One process at a meeting.
+    """Entry by which one process presents itself to the others when the processes of a run meet.
 
     address: where the party takes connections; "" but for lane 0.
     lanes: how many lanes a party has, by this process's arguments.
@@ -56,10 +56,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Roll:
-    """The record by which rank 0 ends a meeting.
+    """Record with which rank 0 ends a meeting of a run's processes.
 
-    cards: those of all processes, by rank.
-    token: of the run.
+    cards: the entries of all processes, by rank.
+    token: secret of this run's processes.
     dealer: address of the dealer that rank 0 has started, or "".
     """
 
@@ -70,10 +70,10 @@ class Roll:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The result of a meeting, the same for all processes of a run.
+    """Facts that all processes of a run know after they have met, the same for all of them.
 
-    store: for this meeting only.
-    cards: by rank.
+    store: the part of torchrun's store that belongs to this meeting.
+    cards: the processes' entries, by rank.
     token: secret of this run's processes.
     dealer: address of the dealer that rank 0 has started, or "".
     """
@@ -85,7 +85,7 @@ class Meeting:
 
 
 class Late(Exception):
-    """Some processes did not come in time. missing: their ranks."""
+    """Error: some processes did not come to the meeting in time. missing: their ranks."""
 
     def __init__(self, missing: list[int]) -> None:
         self.missing = missing
@@ -98,7 +98,7 @@ def serves_store(rank: int) -> bool:
 
 
 def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
-    """A new connection to torchrun's store. If this process serves the store, it listens at MASTER_ADDR only.
+    """Connect anew to torchrun's store. If this process is to serve the store, it serves it at MASTER_ADDR only.
 
     deadline: of time.monotonic, by which the server must listen.
     timeout: seconds for one call of the store.
@@ -119,7 +119,11 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
 
 
 def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
-    """Serve the run's store at MASTER_ADDR only, or join the one that the program's own process group serves there."""
+    """Serve the run's store at MASTER_ADDR, and at no other address of this host.
+
+    If the program's own process group serves a store there already, that store is joined. Raises EnvironmentProblem if
+    MASTER_ADDR is no address of this host.
+    """
     try:
         return serve_store(host, port, wait)
     except OSError as error:
@@ -148,9 +152,9 @@ def _listening(host: str, port: int, deadline: float) -> None:
 
 
 def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:
-    """Meet all processes of the run.
+    """Meet all processes of the run: each enters its card into torchrun's store, and rank 0 tells all of all cards.
 
-    card: of this process.
+    card: the entry of this process.
     deadline: of time.monotonic; at the deadline `Late` is raised.
     dealer: called at rank 0 after the meeting has begun; returns the address of the dealer for all, or "".
     """
@@ -193,7 +197,10 @@ def _pause(deadline: float, missing: list[int]) -> None:
 
 
 def _check_own(told: Card, card: Card, rank: int) -> None:
-    """Raise AgreementError unless the roll has this process's card unchanged."""
+    """Raise AgreementError unless the record that ends the meeting has this process's entry unchanged.
+
+    told: this process's entry in that record. card: the entry that it made.
+    """
     if told != card:
         raise AgreementError(
             f"the roll of rank 0 says {_words(told)} of rank {rank}, which itself says {_words(card)}",
@@ -207,7 +214,11 @@ def _words(card: Card) -> str:
 
 
 def read_roll(here: dist.Store, world: int) -> Meeting:
-    """Read the roll of a meeting. Raises AgreementError if it is malformed, or not of `world` processes."""
+    """Read the record with which rank 0 ends a meeting. Raises AgreementError if it is malformed.
+
+    It is malformed, too, if it has not `world` processes.
+    here: the part of torchrun's store that belongs to this meeting.
+    """
     return _read(here.get("roll"), here, world)
 
 
@@ -226,7 +237,10 @@ def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
 
 
 def _card(here: dist.Store, other: int) -> Card:
-    """Read the card of another rank. Raises AgreementError if it is malformed."""
+    """Read the entry by which the process of another rank presents itself. Raises AgreementError if it is malformed.
+
+    here: the part of torchrun's store that belongs to this meeting.
+    """
     hint = "install the same release everywhere"
     how = {"where": "init", "hint": hint, "error": AgreementError}
     return records.read(here.get(f"card/{other}"), Card, name=f"card of rank {other}", **how)

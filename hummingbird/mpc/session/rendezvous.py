@@ -43,10 +43,11 @@ _served: list[dist.Store] = []  # the run's store, if this process serves it: it
 
 
 class Sockets(NamedTuple):
-    """Where this process takes connections.
+    """Sockets by which this process takes connections of the run's other processes.
 
-    server: the party's listening socket at lane 0; None at other lanes. links: at lane 0, Unix sockets to the party's
-    other lanes, by lane, with the lane's token; at others, that to 0.
+    server: the party's listening socket at lane 0; None at other lanes.
+    links: Unix sockets between the lanes of this party, by lane, each with the lane's token: at lane 0 those to all
+        other lanes, at any other lane that to lane 0.
     """
 
     server: socket.socket | None
@@ -115,7 +116,11 @@ def _not_met(error: Exception, place: LanePosition, deadline: float, timeout: fl
 
 
 def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.Store:
-    """The run's store. Clients connect anew for every meeting: the store's host may have restarted."""
+    """Connect to the run's store, in which the processes meet.
+
+    Every meeting makes a new connection, since the store's host may have restarted.
+    deadline: of time.monotonic. timeout: seconds for one call of the store.
+    """
     if _served:
         return _served[0]
     store = run_store(place.rank, place.world, deadline, timeout)
@@ -155,9 +160,10 @@ def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> No
 
 
 def beside(session: Session, tls: Tls | None) -> Channel:
-    """A second channel between the same parties, authenticated likewise, for other threads. 1 round over the first.
+    """Open a second channel between the same parties, authenticated like the first, for other threads.
 
-    For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
+    It takes 1 round over the first channel. For lane 0 of each party. Raises PeerError, AgreementError,
+    EnvironmentProblem, and InputError for certificates.
     """
     channel, place = session.channel, session.place
     server, address = session.listener.open(place.world)
@@ -201,16 +207,21 @@ def check_dealer(place: LanePosition) -> None:
 
 
 def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
-    """Seeds of `size` bytes that this party shares with the next ("next") and the previous party ("prev"), by X25519.
+    """Agree on the seeds from which neighbouring parties draw shares of zero, by X25519. 1 round.
 
-    1 round. "local" is a seed of this party only. Two parties share a seed for each direction.
+    Returns "next" and "prev", `size` bytes each, which this party shares with the next and with the previous party, and
+    "local", which it has alone. Two parties share a seed for each direction.
     """
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
     keys = channel.exchange_text(public.hex())
 
     def shared(peer: int, direction: int) -> bytes:
-        """The seed that party `direction` and its successor share; `peer` is the other one of the two."""
+        """Derive a seed from the key exchange with another party.
+
+        peer: the other party.
+        direction: the first of the two parties: the seed is for shares that it draws with the party after it.
+        """
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
         except ValueError:
@@ -229,7 +240,7 @@ def open_store(
     timeout: float,
     device: torch.device | str = "cpu",
 ) -> StoreDealer | KeptStore:
-    """Open this lane's folder of a store, for a kept store that of its next set. 2 rounds.
+    """Open this lane's part of a store, or of the next set of a kept store. 2 rounds.
 
     All parties must have the same set. They continue with the highest of their next unused slots.
     """

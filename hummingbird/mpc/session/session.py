@@ -27,7 +27,7 @@ _LEAVE = 2.0  # seconds that a leaving party waits for its dealer
 
 
 class Supply(Protocol):
-    """The material of one slice of a net's run, in the order of its requests."""
+    """Interface: the material of one slice of a net's run, in the order of its requests."""
 
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares for a request, and their cost."""
@@ -126,7 +126,10 @@ class Session:
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     def supplied_by(self, supply: Supply) -> Session:
-        """The same session with its correlations from this supply; it records its requests."""
+        """Make the same session with another source of material, this supply.
+
+        The new session records the requests that it makes.
+        """
         return replace(self, supply=supply, requests=[])
 
     @property
@@ -178,7 +181,7 @@ class Session:
         return self.gathering.meter(opened)
 
     def close(self) -> None:
-        """Leave the dealer, waiting for seconds at most, and close the channel."""
+        """Leave the dealer, for which it waits a few seconds at most, and close the channel."""
         # In a thread: gRPC waits without limit for a call that a signal (Ctrl-C, SIGTERM) has interrupted by an
         # exception.
         leaving = threading.Thread(target=self.dealer.close, daemon=True)
@@ -195,7 +198,7 @@ class Session:
 
 
 def begin(session: Session | None) -> None:
-    """Make this the session of the process; None ends it."""
+    """Make this session the current one of the process; None: leave the process without a session."""
     interleave.OUTSIDE.session = session
 
 
@@ -211,7 +214,10 @@ def entered(session: Session) -> Iterator[None]:
 
 
 def current() -> Session:
-    """The session that this computation has entered, or else that of `init`. EnvironmentProblem without one."""
+    """Return the session that this computation has entered, or else the one that `init` made.
+
+    Raises EnvironmentProblem if there is none.
+    """
     session: Session | None = interleave.computation().entered()
     if session is None:
         raise EnvironmentProblem("no session", hint="call hummingbird.init() first")

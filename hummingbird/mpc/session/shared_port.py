@@ -41,7 +41,9 @@ class SharedPort:
 
     @classmethod
     def open(cls, place: LanePosition) -> SharedPort:
-        """Listen at lane 0, if there are other lanes. Raises EnvironmentProblem if this is not possible."""
+        """Listen at lane 0 for the other lanes of this party, if there are any. Raises EnvironmentProblem if
+        it cannot.
+        """
         if place.lane or place.lanes == 1:
             return cls(place)
         folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
@@ -98,7 +100,7 @@ class SharedPort:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Stop listening, and close all sockets."""
+        """Stop listening, and close all sockets between this party's lanes."""
         self.shut()
         for link in self.links.values():
             link.close()
@@ -115,9 +117,9 @@ def _word(link: socket.socket) -> int:
 
 
 def listen(folder: str, name: str) -> tuple[str, socket.socket]:
-    """Listen at a Unix socket in a folder that `tempfile.mkdtemp` has made. Returns its path and the socket.
+    """Listen at a Unix socket in a folder that `tempfile.mkdtemp` has made. Returns the socket's path and the socket.
 
-    Raises EnvironmentProblem if this is not possible.
+    Raises EnvironmentProblem if no socket can be opened there.
     """
     path, server = f"{folder}/{name}", socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

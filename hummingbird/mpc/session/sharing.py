@@ -16,8 +16,9 @@ from hummingbird.ring import SCALE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """One party's view of a private tensor. It is no tuple, so that a nested structure of values ends at it.
+    """One party's view of a private tensor: its share, and the scale.
 
+    It is no tuple, so that a function that goes through nested tuples and lists takes it for a value.
     share: this party's additive share, int64.
     scale: bits of fraction of the value.
     """
