@@ -124,7 +124,7 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 
 
 def crypten_relu(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's ReLU of n elements: for two parties 1856 bits each and 9 rounds."""
+    """Return the cost of CrypTen's ReLU of n elements: between two parties 1856 bits an element and 9 rounds."""
     return crypten_ltz(n, parties) + opening(parties, 16 * n, 64 * n)
 
 

@@ -309,7 +309,8 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
 def _sum_pool(
     to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
 ) -> UnfinishedStep:
-    """Add sums over windows; dividing the unit by `divisor` makes them averages.
+    """Append an average pooling to the plan: a step that sums each kernel's values. The result's unit is divided by
+    `divisor`, which makes the sums averages.
 
     shape: of the result. sizes: kernel, stride, padding.
     """

@@ -168,7 +168,10 @@ def garble_model(
 
 
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """Evaluate garbled tables of the garbler "model": int64 (n,), relu(x) + offset or x + offset, from 0 to 2^k' - 1.
+    """Evaluate the circuits that the model's side garbled; returns their n results, int64 (n,), from 0 to 2^k' - 1.
+
+    A result is relu(x) + offset for a circuit of kind "relu", x + offset for "lift"; k' is `circuit.ring`, the offset
+    is that of the module head.
 
     own: int64 (n, w, 2), the label of each bit of s, the garbler's share, which the garbler sends. The rest as in
     `evaluate`.

@@ -106,9 +106,10 @@ class Client:
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
         """Look up rows as `rows` does, and also return the state of the table, which is the same for all rows.
 
-        numbers: for a plan's tables, whose records hold several rows: the numbers under which the owner signed these
-        rows, int64 (n, parts), -1 for a place of zeros; default: the indices. together: the number of keys of one
-        inference, which must be in one message.
+        numbers: the numbers under which the owner signed the looked-up rows, int64 (n, rows in a record), -1 where a
+            record has zeros in place of a row; default: `indices`. Only tables made by a plan for many lookups
+            (`pir.batching`) have several rows in a record.
+        together: how many consecutive indices must be in one message: those of one inference.
         Raises as `rows`, and AgreementError if the table is updated during every attempt.
         """
         places = self._checked(indices)

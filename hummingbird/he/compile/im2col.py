@@ -191,7 +191,10 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of a sum or a product with a tensor of parameters."""
+    """Return the `Map` (the linear layer as groups of rows and weights) of x + value or x * value.
+
+    step: "add", "sub" or "mul" with a constant tensor. index: the numbers of the values that the step reads, by place.
+    """
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
     sign = -1.0 if step.attrs.get("reversed") else 1.0

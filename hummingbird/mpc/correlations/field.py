@@ -58,8 +58,8 @@ class Field:
     def share_bytes(self) -> int:
         """Bytes of a party's own share, drawn from its seed, in memory.
 
-        A field that kernels draw (`left`) counts as packed bits; with ChaCha20 kernels draw whole words, which can take
-        more.
+        If kernels draw the field themselves (the attribute `left`), its packed bits count. If the key stream is
+        ChaCha20's, kernels draw whole words, which can take more.
         """
         if self.left and self.kind == "ring":
             return packed(math.prod(self.shape) * self.width)

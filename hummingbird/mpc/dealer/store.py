@@ -140,7 +140,9 @@ class StoreDealer:
             )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Record which secret the setup's masks hide; DealerError for another secret, in this run or a later one.
+        """Record which private weights this store's masks for weights hide.
+
+        Raises DealerError for other weights, in this run or in a later one.
 
         digest: of the secret. It is not stored, since a guess of the secret could be tested with it. The ledger holds
             only its hash under a key from the store's seed, and the error shows neither.

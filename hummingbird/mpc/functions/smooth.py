@@ -92,10 +92,10 @@ class Curve(NamedTuple):
 
     @property
     def line(self) -> list[int]:
-        """Coefficients, one for each knot t_j, of relu(x - t_j) in the terms that are added to the curve's product.
+        """The coefficient of relu(x - t_j) for each knot t_j, in the part of f(x) that is no product of private values.
 
-        These terms are b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) (relu(x - t_j) - relu(x - t_n)); the
-        coefficients are in units of 2^-(16 + FRACTION).
+        In the letters of the module head that part is b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0))
+        (relu(x - t_j) - relu(x - t_n)). The coefficients are in units of 2^-(16 + FRACTION).
         """
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]

@@ -44,8 +44,8 @@ class Tables(NamedTuple):
     bits: how many low bits of the shares of e^x are right.
     reciprocal: the table of 1/x, at which the sum of a row is looked up.
     middle: the number subtracted from the sum before it is looked up.
-    lifted: how many low bits of the shares of 1/sum are right. As many are read of the shares of e^x, when these have
-        16 bits of fraction.
+    lifted: how many low bits of the shares of 1/sum are right. The product of both reads the same number of low bits of
+        the shares of e^x, after these are cut to 16 bits of fraction.
     """
 
     exp: PolynomialTable
