@@ -31,10 +31,10 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the sizes with which a layer sends the fewest bytes; among equals, the fewest products, then replies.
+    """Choose the sizes with which a layer sends the fewest bytes; among those, the fewest products, then replies.
 
-    degree: coefficients of a polynomial. Raises InputError if even the input values that one output reads are more than
-    `degree`.
+    degree: coefficients of a polynomial. Raises InputError if one output reads more input values than a polynomial has
+    coefficients.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -61,9 +61,10 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """List for each reply of `block` outputs the input polynomials, of `count` planes each, that it depends on.
+    """List, for each reply, the range of input polynomials that its outputs depend on.
 
-    phases: planes of one input channel, one for each remainder of a position divided by the stride.
+    phases: planes of one input channel, one for each remainder of a position divided by the stride. count: planes in an
+    input polynomial. block: output channels in a reply.
     """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []

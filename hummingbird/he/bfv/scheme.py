@@ -85,9 +85,9 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
-    """Round decrypted coefficients x, float64, to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
+    """Round decrypted coefficients x to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
 
-    Q' is the product of a reply's two primes, and |x| < Q'/2. The product is below 2^31, and two roundings make an
-    error of at most 2^-21, which the bounds of bfv/noise.py leave room for.
+    phases: the coefficients x, float64. Q' is the product of a reply's two primes, and |x| < Q'/2. So |2^k x / Q'| is
+    below 2^31, and two roundings make an error of at most 2^-21, which the bounds of bfv/noise.py leave room for.
     """
     return (phases * ((1 << k) / math.prod(REST.primes))).round().long() & ((1 << k) - 1)

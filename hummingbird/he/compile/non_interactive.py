@@ -217,10 +217,10 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """Find how many primes an answer must keep: it is divided by the others while the rounding stays small.
+        """Find by how many primes an answer can be divided while the rounding errors stay small.
 
-        form: of its register. rms: a typical value. Returns that number, the unit after the divisions, and the error
-        that they add.
+        form: of the answer's register. unit: of its integers. rms: a typical value. Returns the number of primes that
+        are left, the unit after the divisions, and the error that they add.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
@@ -317,9 +317,9 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing both to one unit.
+        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing a and b to a common unit.
 
-        The operation reads registers with equally many components and primes.
+        Both get registers with equally many components and primes.
         """
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))

@@ -124,14 +124,15 @@ class Placement:
     returns: list[list[int]] = field(default_factory=list)
 
     def known(self, index: int) -> int:
-        """Return the first turn before which the client has the value of a step in the clear."""
+        """Return the number of the first turn before which the client has a step's value in the clear."""
         place = self.places[index]
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether a value needs no ciphertexts of its own: those of its inputs, reordered or rescaled, serve.
+        """Return whether a value need not be encrypted in a turn, because ciphertexts of its inputs are enough.
 
-        A value that the client would only reshape or pad is left to the server, so that no zeros are encrypted.
+        The server then reorders or rescales those. So the client never reshapes or pads a value before it encrypts it,
+        and encrypts no zeros.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:
@@ -257,7 +258,7 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """List the steps before step `index` that the server cannot compute on encrypted values, but would have to."""
+    """List the steps that only the client can compute and whose results, before step `index`, the server would need."""
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

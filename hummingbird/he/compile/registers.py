@@ -64,10 +64,11 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Copy ciphertexts from concatenated registers to a new one; returns where they are.
+        """Plan an operation that copies ciphertexts from several registers to a new one; returns where the copies are.
 
-        index: their positions. factors: for each register an integer to multiply by. constants: to add. size, primes:
-        of the result; 0 takes the largest size and the fewest primes of the registers.
+        index: positions in the registers as one array, -1 for zero. factors: for each register an integer to multiply
+        by. unit: of the result. constants: residues to add, or None. size, primes: of the result; 0 takes the largest
+        size and the fewest primes of the registers.
         """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]
@@ -76,9 +77,10 @@ class Registers:
         return self.add(operation, index.shape, unit)
 
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
-        """Give a value a register of its own, broadcast to `shape`, with `size` components and `primes` primes.
+        """Give a value a register of its own, with the value broadcast to `shape`; returns the value's new place.
 
-        0 keeps the number that it has. Nothing is copied if the value already has such a register.
+        size, primes: components and primes of the new register's ciphertexts; 0 for as many as they have now. Nothing
+        is copied if the value already has such a register.
         """
         spread = replace(located, index=located.index.expand(tuple(shape)))
         form = self.form(located)
@@ -88,7 +90,10 @@ class Registers:
         return self.pick((located.register,), spread.index, (1,), located.unit, size=size, primes=primes)
 
     def stream(self, located: Located, linear: Map | None, degree: int) -> tuple[int, int, int, bool]:
-        """Return the order in which a value is sent back: `rows`, `places`, `tile` and `last` of a `Return`."""
+        """Return the order in which a value's ciphertexts are sent back: `rows`, `places`, `tile`, `last` of `Return`.
+
+        linear: the map that computes the value; None if it comes from another operation. degree: of the ciphertexts.
+        """
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         places = located.index.numel() // rows
         tile = places if linear is None else self.program().tile(located.register - 1, degree)

@@ -256,7 +256,10 @@ class ClientBatch:
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Find the images whose values are small beside typical values, for which the plan has fixed the scale."""
+        """Note which images have only values that are small beside those for which the plan has fixed the scale.
+
+        turn: the turn that sends the values. flat: the values, (values, images) each.
+        """
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
             energy = torch.linalg.vector_norm(part, dim=0, dtype=torch.float64) / len(part) ** 0.5

@@ -214,8 +214,9 @@ class Public:
 def client_steps(public: Public) -> Interpreter[Step]:
     """Make an interpreter that runs the client's steps in the order of the turns.
 
-    After the steps of turn t, a pseudo-step with number len(public.steps) + t reads the values that the turn sends, so
-    that they live until they are encrypted. It does not run; `drop` marks it as done.
+    After the steps of turn t stands a pseudo-step with number len(public.steps) + t. It reads the values that the turn
+    sends, so that the interpreter keeps them until they are encrypted. It is never run; the interpreter's `drop` marks
+    it as done.
     """
     first = len(public.steps)
     sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]
