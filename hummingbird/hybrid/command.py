@@ -175,7 +175,7 @@ def add_server(
 
 
 def add_connection(sub: argparse.ArgumentParser) -> None:
-    """Add the options that every program of the data's side has, except those that name its caller."""
+    """Add the options that every program of the data's side has: the server's address, and the timeout."""
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
     sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
 

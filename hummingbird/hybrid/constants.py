@@ -26,9 +26,11 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """Replace sums and products with the net's tensors by layers, where a tensor has the shape of one image's value.
+    """Replace steps that add or multiply by a tensor of the net, such as a parameter, by layers.
 
-    They become part of the layer before, or a layer of their own. shapes: of each step's value for one image.
+    The tensor becomes part of the layer before, as a number may too, or a layer of its own. A step stays as it is if
+    its tensor changes the shape of an image's value, or differs between images. shapes: of each step's value for one
+    image.
     """
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))

@@ -112,10 +112,11 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """Return x, or the result of a lift gate on x, as a value that layers may read.
+        """Return a value equal to x that a layer may read: x, or the result of a lift gate on x, added if needed.
 
-        The data's side must know its share of a layer's input before any image; a gate's result has a mask that it
-        draws. All layers that read x share the gate.
+        The data's side must know its share of a layer's input before any image. Of a gate's result it does, because it
+        draws that result's mask. All layers that read x share the gate. Raises ConfigError if a gate is needed and x
+        has no window of 2 to 24 bits.
         """
         if x.rests:
             return x

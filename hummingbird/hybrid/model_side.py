@@ -78,7 +78,10 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Garble all gates and send their tables; returns the gates' offsets, which hide their results."""
+        """Garble all gates and send their tables; returns for each gate the offsets with which its results are hidden.
+
+        The evaluator sees a result plus the offset only.
+        """
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
         keys = sender.extend(self.numbering.first_ot(slot), bits, message, False)

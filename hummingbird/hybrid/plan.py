@@ -238,9 +238,9 @@ def signed(x: Tensor, ring: int) -> Tensor:
 
 
 def at_rest(plan: Plan) -> set[int]:
-    """Find the steps whose values layers may read: the data's side computes its share of them from masks only.
+    """Return the numbers of the steps that layers may read: of their values the data's side knows its share in advance.
 
-    Returns their numbers.
+    Its share follows from its masks alone, without any image.
     """
     found: set[int] = set()
     for number, step in enumerate(plan.steps):

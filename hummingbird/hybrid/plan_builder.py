@@ -29,13 +29,13 @@ class UnfinishedStep:
     """A step of a plan under construction; name, op, shape and attrs as in `Step`.
 
     scale: the unit, which may be unknown yet.
-    rests: whether the data's share follows from masks only, so that a layer may read the value.
-    signs, factors: of a sum's parts.
+    rests: whether the data side's share follows from masks only, so that a layer may read the value.
+    signs, factors: of a sum, what multiplies each of the values that it adds: 1 or -1, or an integer.
     real: a real number added to a sum.
     weights: float64 (O, C // groups, h, w), and a bias or None.
     geometry: fields of a `Linear`.
     kind, width: of a `Gate`.
-    window: that the values are cut to.
+    window: the window to which the values are cut.
     limit: bound on the absolute real values, if known.
     bound: on the absolute integers.
     """
@@ -210,7 +210,7 @@ def _parameters(draft: UnfinishedStep) -> LinearWeights:
 
 
 def _complete(draft: UnfinishedStep) -> None:
-    """Set the integer attributes of a sum or a cut, which follow from the units."""
+    """Set the integer attributes of a sum (factors, constant) or a cut (dropped bits), once all units are chosen."""
     unit = draft.scale.unit
     if draft.op == "sum":
         pairs = zip(draft.signs, draft.inputs, strict=True)
@@ -241,7 +241,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Return how many low bits of each input a step reads."""
+    """Return for each input of a step how many of its low bits the step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

@@ -28,11 +28,11 @@ _FRACTIONS = range(-32, 64)
 
 @dataclass(eq=False)
 class UnitGroup:
-    """Values whose units have known ratios to each other, because they meet in a sum.
+    """A group of values whose units have known ratios to each other, because sums add the values.
 
-    The group's own unit is chosen later. unit: None until `resolve` has chosen it. demands: functions that return
-    whether the current unit is fine enough. anchored: whether the ratios are such that the unit of a cut value is a
-    power of two.
+    The group's own unit is chosen later. unit: this unit, None until `resolve` has chosen it. demands: functions that
+    return whether the current unit is fine enough. anchored: whether the ratios are fixed such that the unit of a cut
+    value becomes a power of two.
     """
 
     unit: float | None = None
@@ -108,8 +108,8 @@ def finest(units: Sequence[float]) -> float:
 def power(scale: ValueScale) -> ValueScale:
     """Return a scale whose unit is a power of two, for a value that is cut.
 
-    It is the same scale, if its unit is a power of two or can still be chosen so. Otherwise it is a finer scale, of
-    which the unit is nearly an integer multiple; the value must then be multiplied.
+    This is the given scale, if its unit is a power of two or can still be chosen so. Otherwise its unit is finer, and
+    the given unit is nearly an integer multiple of the finer one; the value must then be multiplied by that integer.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio

@@ -37,8 +37,8 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
 def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
     """Set up a new session at the model's side; returns its store.
 
-    plan: digest of the model's description. folder: of all sessions. owner: the client's name, from its certificate or
-    token.
+    plan: digest of the model's description. folder: where the stores of all sessions are. owner: name of the client,
+    from its certificate or token; empty without a name.
     """
     messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.CallOpening)
     session = new_seed(messages.SESSION_BYTES).hex()

@@ -188,7 +188,7 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the stores that were not used for longest, so that few are open.
+        """Close the stores that have been unused for longest, until only a few are open.
 
         Those with calls in progress stay open.
         """

@@ -186,7 +186,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def discard(self, slot: int) -> None:
-        """Make a slot unusable that the other side does not have."""
+        """Make slot number `slot` unusable at this side, because the other side does not have it."""
         with self._lock:
             if self._ready.pop(slot, None) is None:
                 return

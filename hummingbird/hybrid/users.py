@@ -72,7 +72,10 @@ class ConnectedUsers:
         return name
 
     def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a user's ticket and image; returns the model's share of the logits."""
+        """Take a user's request with its ticket and image; returns the model side's share of the logits.
+
+        Raises StoreError if no slot waits for the ticket, InputError if the image has a wrong size.
+        """
         rest = self._opened(data)
         ticket, body = rest[: messages.TICKET_BYTES].hex(), rest[messages.TICKET_BYTES :]
         with self._lock:
@@ -122,7 +125,10 @@ class ConnectedUsers:
         return reduced(messages.unpack(back, step.shape, step.ring) + rho, step.ring)
 
     def _opened(self, data: bytes) -> bytes:
-        """Check the digest of the plan, with which every request begins; returns the rest of the request."""
+        """Return a request without the digest of the plan with which it begins.
+
+        Raises AgreementError if the digest is not that of the server's plan.
+        """
         messages.check_plan(data[: messages.DIGEST_BYTES].hex(), self._digest, _US, _USER)
         return data[messages.DIGEST_BYTES :]
 

@@ -147,13 +147,13 @@ class Round:
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """Yield the first and the last + 1 ciphertext of every slice of the client's stream."""
+        """Yield the slices of the client's stream of ciphertexts, numbered from 0: first ciphertext, last + 1."""
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the first and the last + 1 ciphertext of every slice of the server's stream, and its returned value.
+        """Yield the slices of the server's stream: first ciphertext, last + 1, and the returned value they belong to.
 
-        No slice spans two tiles.
+        A stream's ciphertexts are numbered from 0. No slice spans two tiles.
         """
         first = 0
         for back in self.returns:

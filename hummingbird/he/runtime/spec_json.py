@@ -35,7 +35,7 @@ _STEP = records.row(records.anything(), records.anything(), records.anything(), 
 class ClientText:
     """The JSON fields of a net's description for clients, `client_spec.Public`.
 
-    A step is a row of its name, operation, inputs and attributes.
+    A step is a list of its name, operation, inputs and attributes.
     """
 
     version: int = records.constant(VERSION)

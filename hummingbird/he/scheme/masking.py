@@ -93,9 +93,11 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """Return r times one polynomial, plus an error: int32, for each ciphertext.
+    """Return r times one polynomial, plus an error, for each ciphertext: int32.
 
-    The encryption kernel computes m + e - a s; here it does so for m = 0, a = r and s = -shared.
+    r, error: one polynomial for each ciphertext. shared: the one polynomial, the same for all. form: "mixed" for a
+    result as coefficients, "ntt" for a transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r
+    and s = -shared.
     """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

@@ -215,9 +215,10 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Check the numbers of transfers, and return how many blocks of 128 they fill.
+    """Raise InputError unless these numbers of transfers are allowed; return how many blocks of 128 the transfers fill.
 
-    where: for error messages. first, count: number of the first transfer, and how many there are.
+    first: number of the first transfer, a multiple of 128. count: how many follow from there. where: for error
+    messages.
     """
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK
