@@ -67,9 +67,9 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """Compute one side's share of a step that needs no other side (`plan.LOCAL`): a sum, a view, a pool or a cut.
+    """Compute one side's share of a step that needs no message (`plan.LOCAL`): a sum, a view, a pool or a cut.
 
-    model: whether this is the model's side, which adds constants.
+    values: the side's shares of the step's inputs. model: whether this is the model's side, which adds constants.
     """
     if step.op == "cut":
         m = step.attrs["m"]

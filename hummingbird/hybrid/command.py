@@ -137,7 +137,10 @@ def serve_proxy(args: argparse.Namespace) -> int:
 
 
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Add the parser of the program `name`, with an example at the end of its help."""
+    """Add a program to the command line, with an example at the end of its help; returns its parser.
+
+    name: of the program. text: for the list of programs. example: its arguments.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,

@@ -57,7 +57,7 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
     """Return s and t of a step that computes s x + t, float64 in the shape of one image's value.
 
-    Returns None if they differ between images.
+    The step adds, subtracts or multiplies by a tensor or number. Returns None if that differs between images.
     """
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):

@@ -172,7 +172,7 @@ class MessageStream:
 
 
 class _Queued:
-    """Reads the messages of a sender in this process, as `Incoming`."""
+    """The source of messages for a side whose other side runs in the same process; serves as `Incoming`."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source

@@ -104,9 +104,10 @@ class Linear(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Step):
-    """A step computed by garbled gates: they read the low `width` bits of shares of a signed integer of `width` bits.
+    """A step computed by garbled gates, which read signed integers of `width` bits as shares mod 2^width.
 
-    kind: "relu", or "lift", the identity, which only changes the ring. ring: the result's shares are mod 2^ring.
+    kind: "relu", or "lift", which leaves the integers as they are and only changes the ring. ring: the result's shares
+    are mod 2^ring.
     """
 
     kind: str = field(records.one_of(("relu", "lift")), default="relu")

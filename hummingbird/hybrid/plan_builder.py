@@ -103,9 +103,9 @@ class PlanBuilder:
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum of values whose unit is given by `scale`.
+        """Add a sum whose unit is given by `scale`.
 
-        attrs: `factors` or `signs` of the values, and `real`, as in `UnfinishedStep`.
+        parts: the values to add. attrs: `factors` or `signs` of the values, and `real`, as in `UnfinishedStep`.
         """
         rests = all(part.rests for part in parts)
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
@@ -221,7 +221,10 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Bound the absolute integers of a step, if all cut values stay in their windows."""
+    """Bound the absolute integers of a step's value, if all values that are cut to windows lie in their windows.
+
+    input_range: bound on |x| of an image. parameters: of a layer, None for other steps.
+    """
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
         return round(input_range / draft.scale.unit)

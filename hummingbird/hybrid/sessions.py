@@ -199,7 +199,10 @@ class Sessions:
 
 
 def _last_use(folder: Path) -> float:
-    """Return the time when a slot was last dealt or used, which changes the folder; 0 if the folder is gone."""
+    """Return the time when a slot of this session was last dealt or used, in seconds since 1970.
+
+    It is the time when the folder last changed; 0 if the folder is gone.
+    """
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

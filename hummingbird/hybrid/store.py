@@ -214,7 +214,10 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Return the sizes of the ready slots, by number, and remove files of other slots, which a crash has left."""
+        """Return the sizes in bytes of the ready slots, by number, and remove the files of slots that are not ready.
+
+        A crash may have left such files.
+        """
         found = {}
         for path in self.folder.glob(f"{SLOT}*"):
             number = path.name.removeprefix(SLOT)

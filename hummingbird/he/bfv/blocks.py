@@ -97,7 +97,7 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """List sizes that cut `total` into parts as even as possible, ascending: about 2 sqrt(total) sizes."""
+    """List the sizes of parts that cut `total` as evenly as possible, ascending: about 2 sqrt(total) sizes."""
     sizes, parts = [total], 1
     while sizes[-1] > 1:
         parts = -(-total // (sizes[-1] - 1))  # the fewest parts that have a smaller size

@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def products(self) -> int:
-        """Number of products of two polynomials, for all tiles."""
+        """Number of products of two polynomials that the server computes, for all tiles."""
         return self.tiles * len(self.pairs)
 
     @property

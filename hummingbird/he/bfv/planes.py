@@ -181,7 +181,10 @@ class Planes:
         return torch.stack([_to(part, *self.room) for part in parts]).flatten(2)
 
     def places(self, tile: tuple[Tile, Tile]) -> Tensor:
-        """Return the positions of a tile's outputs among a plane's coefficients: int64 (height, width)."""
+        """Return the positions of a tile's outputs among a product's coefficients: int64 (height, width).
+
+        The product is that of a plane and the weights.
+        """
         lines = [
             torch.arange(part.outputs) + part.first - part.start + axis.shift(most)
             for part, axis, most in zip(tile, (self.rows, self.columns), (self.height, self.width), strict=True)
@@ -189,7 +192,10 @@ class Planes:
         return lines[0][:, None] * self.room[1] + lines[1]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Put the outputs of all tiles, (..., height, width) each, together to (..., H', W')."""
+        """Join the outputs of all tiles, (..., height, width) each, to the whole output, (..., H', W').
+
+        parts: one for each tile, in the order of `tiles`.
+        """
         out = parts[0].new_empty(*parts[0].shape[:-2], self.rows.outputs, self.columns.outputs)
         for part, (row, column) in zip(parts, self.tiles, strict=True):
             out[..., row.first : row.first + row.outputs, column.first : column.first + column.outputs] = part
@@ -229,5 +235,5 @@ class Planes:
 
 
 def _to(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Pad planes with zeros below and to the right, to `rows` rows and `columns` columns."""
+    """Pad planes with zeros behind their last row and column, to `rows` rows and `columns` columns."""
     return F.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

@@ -130,10 +130,10 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Sum the terms of encrypted inputs: int32 (inputs, 2, 4, N), of `Fresh.parts`, to int32 (replies, 2, 4, N).
+        """Multiply encrypted inputs by a layer's weights and add: int32 (inputs, 2, 4, N) to int32 (replies, 2, 4, N).
 
-        terms: the nonzero weights, from `Taps.terms`. The result is transformed (NTT), as x is, and goes to `evaluate`.
-        N is `DEGREE`.
+        x: the inputs, from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The result is transformed
+        (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))

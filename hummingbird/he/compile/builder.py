@@ -69,7 +69,7 @@ class PlanBuilder:
         return self.errors[index]
 
     def client_steps(self, turn: int) -> None:
-        """Predict and record the errors of the steps that the client computes before the turn with this number."""
+        """Predict and record the errors of the steps that the client computes before turn number `turn`."""
         for index in self.placement.client[turn]:
             rms = 0.0 if self.sizes[index] is None else self.size(index).rms
             error = math.hypot(self.passed_on(index) if self.steps[index].inputs else 0.0, rms * ckks.FLOAT32)
@@ -91,9 +91,9 @@ def public_steps(placement: Placement) -> tuple[Step, ...]:
 
 
 def exact_norm(ring: Ring) -> int:
-    """Return the largest row sum r of |weights| that float64 adds exactly: r (q - 1)/2 + q is at most 2^53.
+    """Return the largest sum of |weights| for one output at which float64 still adds all products exactly.
 
-    q is the largest prime of the ring.
+    This is the largest r for which r (q - 1)/2 + q is at most 2^53, where q is the largest prime of the ring.
     """
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)

@@ -94,7 +94,10 @@ class AidedBuilder(PlanBuilder):
 
 
 class _TurnBuilder:
-    """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values."""
+    """Builds one turn of a plan: the server's operations, bounds on their integers, and the returned values.
+
+    whole: the builder of the plan. number: of the turn.
+    """
 
     def __init__(self, whole: AidedBuilder, number: int) -> None:
         self.whole, self.number = whole, number
@@ -178,7 +181,7 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Follow free steps, such as reshapes, back to the server's step that computes the value."""
+        """Follow free steps, such as reshapes, back to the step that computes the value; returns its number."""
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
         return index
@@ -222,7 +225,7 @@ class _TurnBuilder:
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
-        """Give a value a register of its own, with the value broadcast to `shape`."""
+        """Give a value a register of its own, with the value broadcast to `shape`; returns its new place."""
         own = self.registers.own(located, shape)
         if own.register != located.register:
             self.gains.append(self.gains[located.register - 1])

@@ -106,9 +106,10 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Return where each output value of a `Map` stands in its array (rows, places), flattened: int64 of this shape.
+    """Return the position of each output value in the array (rows, places) that a `Map` makes: int64 of this shape.
 
-    rows: of the `Map`. last: whether rows are the last dimension of `shape`; otherwise they are the first.
+    Positions count through the flattened array. rows: of the `Map`. last: whether rows are the last dimension of
+    `shape`; otherwise they are the first.
     """
     count = math.prod(shape)
     index = torch.arange(count)
@@ -136,7 +137,7 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of a transposed convolution.
+    """Return the `Map` of a transposed convolution. index: as for `linear_map`.
 
     It is a convolution with the flipped kernel, on the input with zeros between its values.
     """
@@ -161,7 +162,7 @@ def _windows(
 ) -> Map:
     """Return the `Map` of a convolution with weight (out, in / groups, *kernel).
 
-    index: positions of the padded input's values, (in, *size).
+    index: positions of the padded input's values, (in, *size). bias, stride, dilation, groups: as in torch.
     """
     kernel, size = weight.shape[2:], index.shape[1:]
     steps = [math.prod(size[d + 1 :]) for d in range(len(size))]
@@ -204,7 +205,7 @@ def _constant(step: Step, index: Tensor) -> Map:
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
     """Return the `Map` of scale x + shift, with one group of rows for each channel or for each value.
 
-    scale, shift: broadcast to the shape of the output.
+    scale, shift: broadcast to the shape of the output. index: positions of the values of x, as for `linear_map`.
     """
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
@@ -226,9 +227,9 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of an average pool; its windows are listed for each dimension and cut off at the edges.
+    """Return the `Map` of an average pool, whose windows may reach over the edges. index: as for `linear_map`.
 
-    The divisors come from torch's own pool, run on ones.
+    The number by which each window's sum is divided comes from torch's own pool, run on ones.
     """
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]

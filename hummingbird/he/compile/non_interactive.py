@@ -293,9 +293,9 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Write constants as integers in this unit, modulo each of L primes: centred residues, int32 (n, L).
+        """Write real constants as integers in this unit, modulo each of L primes: residues around 0, int32 (n, L).
 
-        Returns the largest rounding error, too.
+        Returns the largest rounding error of a constant, too. values: (n,).
         """
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
@@ -332,7 +332,7 @@ class PlanAttempt(PlanBuilder):
         return wrong * max(self.size(i).rms for i in self.read(index))
 
     def _shift(self, index: int) -> float:
-        """Plan a step that adds or pads with a number from the net's code; returns the error of rounding it."""
+        """Plan a step that adds a number from the net's code, or pads with it; returns the number's rounding error."""
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":
@@ -444,7 +444,10 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """Raise ModelError, listing all answers, unless 6 bits (`LEAST`) of each typical answer are above its error."""
+    """Raise ModelError, listing the answers of which less than 6 bits (`LEAST`) would be right.
+
+    attempt: the finished plan, with the bits that it predicts for a typical value of each answer.
+    """
     steps = attempt.steps
     found = [
         Problem(

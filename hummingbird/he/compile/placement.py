@@ -220,7 +220,10 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:
-    """List the problems of steps with parameters that only the client could compute: it must not know parameters."""
+    """List the problems of steps with parameters that would have to run at the client.
+
+    The client must not know parameters.
+    """
     return [
         Problem(
             step.name, f"{step.op} of a tensor that the net holds", "add it, multiply by it, or put it into a layer"

@@ -19,8 +19,8 @@ from hummingbird.he.scheme.masking import Mask
 class Located:
     """The place of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
 
-    index: int64 in the value's shape, -1 for zero. unit: the value is an integer times `unit`; in a client-aided turn
-    also times 2^-s, for the client's scale s.
+    index: int64 in the value's shape, -1 for zero. unit: the value is an encrypted integer times `unit`; in a
+    client-aided turn it is the integer times `unit` times 2^-s, for the client's scale s.
     """
 
     register: int

@@ -239,9 +239,9 @@ class ClientBatch:
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError if a step's value would consist mostly of errors.
+        """Raise InputError, naming the images, if a step's value would consist mostly of errors.
 
-        index: number of the step. name: of the step. The error names the images concerned.
+        index: number of the step. value: of all images. name: of the step, for the message.
         """
         if self._shadow is not None:
             least = None

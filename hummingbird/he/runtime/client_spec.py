@@ -69,10 +69,10 @@ class Public:
 
     @property
     def form(self) -> str:
-        """Domain in which ciphertexts are sent.
+        """Form in which ciphertexts are sent: "ntt" or "mixed".
 
-        "ntt", all transformed, if the server multiplies them with each other, else "mixed", with component 0 as
-        coefficients.
+        "ntt", all components transformed, if the server multiplies ciphertexts with each other; otherwise "mixed", with
+        component 0 as coefficients.
         """
         return "ntt" if self.packing == "real" else "mixed"
 

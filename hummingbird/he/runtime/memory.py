@@ -107,7 +107,10 @@ class _Client:
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Count the bytes of the copy in which the images are the last dimension; only the net's input needs one."""
+        """Count the bytes of the copy of a value in which the images are the last dimension.
+
+        Only the net's input needs such a copy.
+        """
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 
     def run(self, steps: Iterable[int]) -> None:

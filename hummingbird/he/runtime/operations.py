@@ -38,8 +38,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """The number of the input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a
-    zero.
+    """Tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]], -1 for a zero.
 
     g, p, k: a group of channels, a position of the output and a term of the sum. flat: int32, 1-D. groups, places,
     taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few positions at a time.

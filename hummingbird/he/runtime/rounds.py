@@ -94,10 +94,10 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """Bound the integers before the server drops primes: by half the modulus, less the errors of dropping.
+        """Bound the returned integers as they are before the server divides them by the primes that it drops.
 
-        Dropping the prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N coefficients of the
-        secret are -1, 0 or 1; that costs q (1 + N)/2.
+        The bound is half of the modulus, less what roundings cost: dropping the prime q leaves x/q and a rounding error
+        of at most (1 + N)/2, since the N coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)

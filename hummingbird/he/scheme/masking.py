@@ -39,14 +39,18 @@ DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that dep
 
 
 def added(degree: int, size: int) -> int:
-    """Bound what masking, without the flood, adds to a coefficient of a decrypted ciphertext of `size` components."""
+    """Bound what masking adds to a coefficient of a decrypted ciphertext, apart from the flood.
+
+    degree: of the ciphertext. size: number of its components.
+    """
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
 
 
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
-    """Return -log2 of the statistical distance of `count` masked ciphertexts from ones simulated without the weights.
+    """Return -log2 of the statistical distance of masked ciphertexts from ones simulated without the weights.
 
-    flood: log2 of the range of the noise. size: components of a ciphertext.
+    flood: log2 of the range of the noise that hides the weights. size: components of a ciphertext. count: number of
+    ciphertexts.
     """
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
 

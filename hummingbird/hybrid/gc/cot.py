@@ -120,7 +120,7 @@ class Receiver:
     leaves: Tensor
 
     def random(self, first: int, count: int) -> tuple[bytes, Tensor, Tensor]:
-        """Make transfers with random choices; the message has 31/8 bytes for each.
+        """Make transfers with random choices; the message has 31/8 bytes for each transfer.
 
         first: number of the first transfer, a multiple of 128. Returns the message for the sender, the choices, uint8
         (count,), and the keys T that belong to them, int64 (count, 2).
