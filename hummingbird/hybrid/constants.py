@@ -87,9 +87,10 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a layer with a factor and a summand for each value of an image, by the rule of `lowering` for "scale_last".
+    """Add a layer that multiplies each value of an image by a factor and adds a summand: the rule for "scale_last".
 
-    to: the `Lowering`. number: of the step. x: the layer's input in the plan.
+    to: the `Lowering`, which has this rule. number, step: the net's step, which has factors and summands. x: the
+    layer's input in the plan.
     """
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
@@ -102,10 +103,9 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Add a sum of two values, or of a value and a number in the net's code: the rule of `lowering` for "add" and
-    "sub".
+    """Add a sum of two values, or of a value and a number in the net's code: the rule for "add" and "sub".
 
-    to: the `Lowering`. number: of the step. parts: the values in the plan.
+    to: the `Lowering`, which has this rule. number, step: the net's step. parts: the values in the plan.
     """
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
@@ -115,10 +115,10 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a product with a number in the net's code to a plan, by the rule of `lowering` for "mul" and "neg".
+    """Add a product of a value and a number in the net's code to a plan: the rule for "mul" and "neg".
 
-    The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`. number: of
-    the step.
+    The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`, which has
+    this rule. number, step: the net's step. x: the value in the plan.
     """
     factor = step.attrs.get("value", -1.0)
     if factor < 0:

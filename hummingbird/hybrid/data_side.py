@@ -37,7 +37,8 @@ from hummingbird.prg import Stream, derive
 class Slot:
     """A slot that is in use for an image, at the data's side.
 
-    seed: of all its masks. kept: its material. share: this side's share of the logits, (1, *shape).
+    number: of the slot. seed: from which all masks of the slot follow. kept: tensors from the store, its material.
+    share: this side's share of the logits, (1, *shape).
     """
 
     number: int
@@ -158,7 +159,8 @@ class DataSide:
     def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
         """Begin a call for one image: send its first message, which names the slot.
 
-        ticket, input: only for a proxy's user: what identifies the user, and how it sends its image.
+        ticket, input: only from a proxy, for its user: the ticket that identifies the user, and how the user sends its
+        image.
         """
         session = self.store.header.session
         opening = messages.OnlineOpening(

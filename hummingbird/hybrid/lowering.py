@@ -58,9 +58,9 @@ class Lowering:
         return self.values[next(refs(self.steps[-1].inputs)).index]
 
     def results(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Bring several results of the net to one unit, and concatenate them.
+        """Bring several results of the net to one unit, and concatenate them; returns the concatenated value.
 
-        A window with a result's name bounds its values.
+        A window under the name of a result's step bounds the result's values.
         """
         scale = joined([part.scale for part in parts])
         rows = []
@@ -145,9 +145,9 @@ def _farthest(clamp: NetStep) -> float:
 
 
 def moved(steps: Sequence[NetStep]) -> dict[int, int]:
-    """Find the ReLUs that only a max pooling reads, and that may as well come after it.
+    """Find the ReLUs that only a max pooling reads, and that may as well be computed after the pooling.
 
-    Returns the number of the pooling's step by that of the ReLU's.
+    Returns a dictionary from the number of the ReLU's step to that of the pooling's.
     """
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     found = {}

@@ -81,7 +81,7 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Number of values that the step has for one image."""
+        """Number of values that the step's result has for one image."""
         return math.prod(self.shape)
 
 

@@ -95,9 +95,10 @@ class PlanBuilder:
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Add a sum of values of equal shape, with signs, and of a real number.
+        """Add a step that sums values of equal shape, and a real number.
 
-        Integer factors bring the values to one unit.
+        Each value is multiplied by an integer that brings it to the sum's unit. signs: 1 or -1 for each value; by
+        default all are added. real: the number.
         """
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)

@@ -94,9 +94,9 @@ def precise(factor: float) -> bool:
 
 
 def finest(units: Sequence[float]) -> float:
-    """Find the coarsest unit such that all given units are nearly integer multiples of it.
+    """Find the coarsest unit of which all given units are nearly integer multiples.
 
-    It is the least given unit over a power of two.
+    It is the least given unit, divided by a power of two.
     """
     least = min(units)
     for j in range(16):
@@ -126,7 +126,7 @@ def power(scale: ValueScale) -> ValueScale:
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
     """Return the scale of a sum of values with these scales.
 
-    Merges the values' groups, and demands a unit that is fine enough for all values.
+    The groups of all values become one, whose unit must be fine enough for every value.
     """
     pending = [scale for scale in scales if not scale.known]
     if not pending:

@@ -50,9 +50,9 @@ def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, own
 
 
 def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
-    """Set up oblivious transfers with the other side; returns this side's secrets.
+    """Set up oblivious transfers with the other side; returns the secrets of this side for its store.
 
-    They are delta and leaves (gc/cot.py) for the garbler, leaves for the evaluator. garbles: whether this side is the
+    For the garbler these are delta and leaves (gc/cot.py), for the evaluator leaves. garbles: whether this side is the
     garbler.
     """
     if garbles:

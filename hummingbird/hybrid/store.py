@@ -129,7 +129,10 @@ class Store:
 
     @property
     def first(self) -> int:
-        """The number of the first ready slot, or of the next one to be dealt; no slot before it will be used."""
+        """The number of the first slot that is ready, or, without any, of the slot that will be dealt next.
+
+        No slot before it will be used any more.
+        """
         with self._lock:
             return min(self._ready, default=self._dealt.next)
 

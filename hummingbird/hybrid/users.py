@@ -145,7 +145,7 @@ class ConnectedUsers:
 
 
 class _Meeting:
-    """Brings together a proxy's call and its user's call, which run on different threads.
+    """A place where the thread of a proxy's call and the thread of its user's call exchange input and answer.
 
     size: bytes of the user's input.
     """

@@ -28,7 +28,7 @@ class Located:
     unit: Fraction
 
     def is_whole(self, count: int) -> bool:
-        """Return whether the value is its whole register of `count` ciphertexts, in order."""
+        """Return whether the value's ciphertexts are the whole register of `count` ciphertexts, in its order."""
         flat = self.index.reshape(-1)
         return flat.numel() == count and bool((flat == torch.arange(count)).all())
 

@@ -91,7 +91,7 @@ class Public:
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 
     def down_bytes(self, back: Return, count: int) -> int:
-        """Count the bytes of `count` ciphertexts that the server sends of one returned value."""
+        """Count the bytes of `count` ciphertexts that the server sends, if they belong to the returned value `back`."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
     def turn_bytes(self, turn: Round) -> tuple[int, int]:

@@ -197,10 +197,9 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Divide ciphertexts, int32 (n, size, L, N), by the last of their L primes, again and again until `primes` are
-    left.
+    """Divide ciphertexts, int32 (n, size, L, N), by their last primes one after another, until `primes` of L are left.
 
-    kind: "mixed" or "ntt", the domain of the ciphertexts.
+    kind: "mixed" if component 0 is given as coefficients, "ntt" if all components are transformed.
     """
     while x.shape[-2] > primes:
         x = ciphertexts.switch(ring.take(x.shape[-2]), x, kind)

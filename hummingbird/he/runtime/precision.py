@@ -115,8 +115,8 @@ def least_bits(outputs: int, small: Tensor) -> Tensor:
 class Shadow:
     """A second run of the client's steps on a few images, with added errors: it shows how far errors change values.
 
-    images: int64 (n,), positions in the batch. first: number of the batch's first image, for error messages. hint: of
-    error messages. times: number of repetitions with different errors.
+    images: int64 (n,), positions in the batch. first: number of the batch's first image, for error messages. hint: what
+    the user can do, for error messages. times: number of repetitions with different errors.
     """
 
     def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
@@ -145,9 +145,10 @@ class Shadow:
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
-        """Raise InputError, naming the images, if the errors change `value` by more than 2^-6 of its size.
+        """Raise InputError, naming the images, if the errors change a step's values by more than 2^-6 of their size.
 
-        index: number of the step. where: its name. least: (batch,), bits for each image instead of 6.
+        index: number of the step. value: without errors, of all images. where: name of the step. least: int64 (batch,),
+        for each image a number of bits instead of the 6.
         """
         if index not in self._values:
             return

@@ -120,8 +120,8 @@ class Round:
 
     steps: numbers of the steps that the client runs first. sends: the values that it encrypts. returns: the values that
     the server sends back. scale: log2 of the input scale, or None if the client chooses it for each image. usual: log2
-    of the scale of values of the expected size. With `one` or `zero` one more ciphertext follows the sends: the
-    constant 1 at each image's scale, or a zero with which the server masks its answer.
+    of the scale that fits values of the expected size. one, zero: whether one more ciphertext follows the values that
+    the client sends: the constant 1 at each image's scale, or a zero with which the server masks its answer.
     """
 
     steps: tuple[int, ...] = field(records.many(_STEP, MOST_STEPS))
