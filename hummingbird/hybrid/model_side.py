@@ -36,7 +36,7 @@ from hummingbird.prg import Stream, derive
 class ModelSide:
     """The model's side of a net, for all sessions: it deals slots and computes with them.
 
-    It has the weights, prepared once for all slots.
+    Keeps what is the same for all slots, such as prepared weights.
     """
 
     def __init__(self, model: Model) -> None:

@@ -108,8 +108,8 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
     """Return the position of each output value in the array (rows, places) that a `Map` makes: int64 of this shape.
 
-    Positions count through the flattened array. rows: of the `Map`. last: whether rows are the last dimension of
-    `shape`; otherwise they are the first.
+    Positions count through the flattened array. shape: of the output for one image. rows: of the `Map`. last: whether
+    rows are the last dimension of `shape`; otherwise they are the first.
     """
     count = math.prod(shape)
     index = torch.arange(count)
