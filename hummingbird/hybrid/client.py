@@ -216,7 +216,7 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Ask for one more slot, in place of a damaged one."""
+        """Ask for one more slot, because one that was handed out turned out damaged."""
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1

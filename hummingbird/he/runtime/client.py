@@ -51,7 +51,10 @@ class Client:
         self._key = SecretKey(public.parameters, self.device)
 
     def batches(self, images: Tensor) -> list[ClientBatch]:
-        """Split images, float (n, *input_shape), n >= 1, into batches of `slots` images, and `begin` each batch."""
+        """Split images into groups of at most `slots`, and `begin` a batch for each group.
+
+        images: float (n, *input_shape), n >= 1.
+        """
         shape = self.public.input_shape
         if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__

@@ -57,17 +57,17 @@ class Precision:
         self.mark()
 
     def mark(self) -> None:
-        """Remember the current counts, so that `rewind` can return to them."""
+        """Remember the current sums, so that `rewind` can return to them."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
 
     def rewind(self) -> None:
-        """Return to the counts at the last `mark`."""
+        """Return to the sums at the last `mark`."""
         self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
-        """Count a slice of returned integers, float64 (ciphertexts, slots).
+        """Add a slice of returned integers, float64 (ciphertexts, slots), to the sums from which the precision follows.
 
-        back: the returned value that they belong to. last: whether this is the last slice of it.
+        back: the returned value to which the integers belong. last: whether this is the last slice of that value.
         """
         self._energy += integers[:, : self._images].square().sum(0)
         if self._free > 1:
@@ -134,9 +134,9 @@ class Shadow:
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run step number `index` on the few images, with errors.
+        """Run step number `index` on the shadow's images, with the errors of earlier steps.
 
-        Inputs to which no errors were added come from `values`, the values of all images.
+        values: the values of all images, by step, which the step reads where no errors were added.
         """
 
         def read(ref: Ref) -> Any:
