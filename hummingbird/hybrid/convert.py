@@ -131,9 +131,9 @@ def check_windows(
 ) -> None:
     """Raise ConfigError for windows that do not fit the net's steps.
 
-    A window must name a layer of this net, and its `q` must be 0. Windows from a search must come from a search for
-    this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: returns the steps for which windows
-    are searched, which have the numbers that forward() reads from weights; default: `steps`.
+    A window's name must be that of a step that may have one, and its `q` must be 0. Windows from a search must come
+    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: returns the steps
+    for which windows are searched, which have the numbers that forward() reads from weights; default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
@@ -146,10 +146,10 @@ def check_windows(
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
-    """List the names of the steps that may have a window although they compare nothing: layers and arithmetic.
+    """List the names of the steps that may have a window although they compare nothing.
 
-    Their window is used where another layer follows without an activation, for a lift gate reads it; and in the last
-    step, whose values it bounds.
+    They are layers, sums, products and concatenations. A window is used where another layer follows without an
+    activation: a lift gate reads it. It is also used for a step that makes a result of the net, whose values it bounds.
     """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 

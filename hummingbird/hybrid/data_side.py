@@ -37,7 +37,8 @@ from hummingbird.prg import Stream, derive
 class Slot:
     """A slot that is in use for an image, at the data's side.
 
-    number: of the slot. seed: from which all masks of the slot follow. kept: tensors from the store, its material.
+    number: of the slot. seed: from which all masks of the slot follow. kept: the slot's tensors from the store, without
+    the share: labels, and the tables of gates if this side evaluates them.
     share: this side's share of the logits, (1, *shape).
     """
 

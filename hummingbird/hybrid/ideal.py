@@ -65,7 +65,7 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """Computes a plan on integers, without shares: `plain(x, low)` returns what both sides would compute."""
+    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides compute together."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self._parameters = model.plan, model.parameters

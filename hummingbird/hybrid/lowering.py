@@ -112,11 +112,11 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """Return a value equal to x that a layer may read: x, or the result of a lift gate on x, added if needed.
+        """Return x if a layer may read it, otherwise the result of a lift gate on x, which is added if needed.
 
-        The data's side must know its share of a layer's input before any image. Of a gate's result it does, because it
-        draws that result's mask. All layers that read x share the gate. Raises ConfigError if a gate is needed and x
-        has no window of 2 to 24 bits.
+        The gate's result has the bits of x that lie in its window. The data's side must know its share of a layer's
+        input before any image. Of a gate's result it does, because it draws that result's mask. All layers that read x
+        share the gate. Raises ConfigError if a gate is needed and x has no window of 2 to 24 bits.
         """
         if x.rests:
             return x

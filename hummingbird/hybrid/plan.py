@@ -104,7 +104,7 @@ class Linear(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Step):
-    """A step computed by garbled gates, which read signed integers of `width` bits as shares mod 2^width.
+    """A step computed by garbled gates: they read the low `width` bits of shares of a signed integer of `width` bits.
 
     kind: "relu", or "lift", which leaves the integers as they are and only changes the ring. ring: the result's shares
     are mod 2^ring.

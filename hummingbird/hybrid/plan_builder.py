@@ -30,7 +30,8 @@ class UnfinishedStep:
 
     scale: the unit, which may be unknown yet.
     rests: whether the data side's share follows from masks only, so that a layer may read the value.
-    signs, factors: of a sum, what multiplies each of the values that it adds: 1 or -1, or an integer.
+    signs: 1 or -1 for each value that a sum adds; a further integer brings the value to the sum's unit.
+    factors: given instead of signs, the integers that multiply the values of a sum.
     real: a real number added to a sum.
     weights: float64 (O, C // groups, h, w), and a bias or None.
     geometry: fields of a `Linear`.

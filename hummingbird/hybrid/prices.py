@@ -24,7 +24,7 @@ def session() -> dict[str, int]:
 def call() -> dict[str, int]:
     """Return the bytes of the messages that a call for dealing slots has in any case, by the names of the messages.
 
-    Those for each slot are in `offline`.
+    The opening is not included. The messages for each slot are in `offline`.
     """
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 

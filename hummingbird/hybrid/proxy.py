@@ -142,8 +142,8 @@ class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side once the user has sent its image.
 
     slot: for the image. leave: called at the end, if the model's side has heard of the user, with the seconds for which
-    the call still counts against the user's quota. count: called after a completed image, with the kind of its input.
-    secret: the proxy's, for encrypted images; None otherwise.
+    the call still counts against the quota of the user's name. count: called after a completed image, with the kind of
+    its input. secret: the proxy's, for encrypted images; None otherwise.
     """
 
     def __init__(

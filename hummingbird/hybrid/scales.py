@@ -126,7 +126,7 @@ def power(scale: ValueScale) -> ValueScale:
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
     """Return the scale of a sum of values with these scales.
 
-    The groups of all values become one, whose unit must be fine enough for every value.
+    The groups of values with unknown units become one; its unit must be fine enough for the values with known units.
     """
     pending = [scale for scale in scales if not scale.known]
     if not pending:

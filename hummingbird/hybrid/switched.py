@@ -59,7 +59,7 @@ class Image:
         return self._read(secret.decrypt(bfv.Reply.from_bytes(reply, self._used), self._step.ring))
 
     def check(self) -> None:
-        """Raise ConfigError if the noise of the message to the proxy could reveal something about an image.
+        """Raise ConfigError if the noise of the message to the proxy could reveal something to it.
 
         The statistical distance of the message from one that reveals nothing may be at most 2^-30.
         """

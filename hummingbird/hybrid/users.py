@@ -74,7 +74,8 @@ class ConnectedUsers:
     def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Take a user's request with its ticket and image; returns the model side's share of the logits.
 
-        Raises StoreError if no slot waits for the ticket, InputError if the image has a wrong size.
+        Raises StoreError if no slot waits for the ticket, InputError if the image has a wrong size, AgreementError if
+        the request is for another plan, PeerError if the proxy's call fails or takes too long.
         """
         rest = self._opened(data)
         ticket, body = rest[: messages.TICKET_BYTES].hex(), rest[messages.TICKET_BYTES :]

@@ -33,8 +33,7 @@ class Blocks(NamedTuple):
 def choose(layer: LayerShape, degree: int) -> Blocks:
     """Choose the sizes with which a layer sends the fewest bytes; among those, the fewest products, then replies.
 
-    degree: coefficients of a polynomial. Raises InputError if one output reads more input values than a polynomial has
-    coefficients.
+    degree: coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)

@@ -42,7 +42,7 @@ def flood_bits(k: int) -> int:
 def before_flood(norm: int, switched: bool = False) -> Fraction:
     """Bound the noise of an output before the server adds the flood, the large uniform noise that hides the weights.
 
-    norm: the sum of the absolute weights by which the output's inputs are multiplied.
+    norm: the sum of the absolute values of all weights that add to the output's noise; for a layer, `Layout.norms`.
     switched: whether the input was switched to another key first; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)

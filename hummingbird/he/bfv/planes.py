@@ -106,10 +106,10 @@ class Axis:
         return tuple(tiles)
 
     def shift(self, most: int) -> int:
-        """Return by how many coefficients outputs are moved in a product, so that no weight has a negative position.
+        """Return by how many positions in this dimension outputs are moved in a product.
 
-        Output i of a tile is at i - start + shift, and the weight of a kernel position at shift - offset >= 0 (`Tap`).
-        most: outputs of a tile.
+        With this shift no weight and no output has a negative position: output i of a tile is at i - start + shift, and
+        the weight of a kernel position at shift - offset (`Tap`). most: outputs of a tile.
         """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 

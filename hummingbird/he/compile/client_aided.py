@@ -94,7 +94,7 @@ class AidedBuilder(PlanBuilder):
 
 
 class _TurnBuilder:
-    """Builds one turn of a plan: the server's operations, bounds on their integers, and the returned values.
+    """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values.
 
     whole: the builder of the plan. number: of the turn.
     """
@@ -149,7 +149,8 @@ class _TurnBuilder:
     def _weight_bits(self, index: int) -> int:
         """Choose t, the bits of a layer's weight scale 2^t, with the smallest predicted error.
 
-        Only those t count with which float64 adds the integer weights exactly.
+        Only those t count with which float64 adds the products with integer weights exactly; if there is none, the
+        result is the least t.
         """
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
@@ -181,7 +182,10 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Follow free steps, such as reshapes, back to the step that computes the value; returns its number."""
+        """Return the number of the server's step that computes a value.
+
+        index: of the step whose value it is. Free steps, such as reshapes, are followed back to what they read.
+        """
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
         return index
@@ -250,8 +254,8 @@ class _TurnBuilder:
     def _judged(self, turn: Round, program: Program) -> Round:
         """Return the turn with the predicted errors of its returned values; note each step's error for the report.
 
-        The input scale is the one that fits the measured sizes. A value whose rounding error would be small beside it
-        is returned modulo the first prime only, after division by the others.
+        The input scale is the one that fits the measured sizes. A value is divided by all primes but the first before
+        it is returned, if the rounding is small beside the value or no larger than its other errors.
         """
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]

@@ -35,7 +35,7 @@ def is_weighted(step: Step) -> bool:
 
 
 def has_bias(step: Step) -> bool:
-    """Return whether a step with parameters (`is_weighted`) adds some of them, besides those by which it multiplies."""
+    """Return whether a step with parameters (`is_weighted`) adds parameters to its input or result, such as a bias."""
     return (
         step.op in ("add", "sub", "affine", "scale_last")
         if "bias" not in step.attrs

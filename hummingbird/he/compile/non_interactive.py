@@ -446,7 +446,7 @@ def build(
 def _check_bits(attempt: PlanAttempt) -> None:
     """Raise ModelError, listing the answers of which less than 6 bits (`LEAST`) would be right.
 
-    attempt: the finished plan, with the bits that it predicts for a typical value of each answer.
+    attempt: one that has made its plan, and so has predicted the bits of a typical value of each answer.
     """
     steps = attempt.steps
     found = [

@@ -261,7 +261,7 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """List the steps that only the client can compute, and from whose values the server would compute step `index`."""
+    """List the steps before step `index` that the server would have to compute on encrypted values, but cannot."""
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

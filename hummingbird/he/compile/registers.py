@@ -64,7 +64,7 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Plan an operation that copies ciphertexts from several registers to a new one; returns where the copies are.
+        """Plan an operation that copies ciphertexts from other registers to a new one; returns where the copies are.
 
         index: positions in the registers as one array, -1 for zero. factors: for each register an integer to multiply
         by. unit: of the result. constants: residues to add, or None. size, primes: of the result; 0 takes the largest

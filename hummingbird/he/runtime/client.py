@@ -259,9 +259,10 @@ class ClientBatch:
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Note which images have only values that are small beside those for which the plan has fixed the scale.
+        """Note the images whose values are small beside the typical ones for which the plan has fixed the scale.
 
-        turn: the turn that sends the values. flat: the values, (values, images) each.
+        The root mean square of an image's values must be small in each tensor of `flat`. turn: the turn that sends the
+        values. flat: the values, (values, images) each.
         """
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):

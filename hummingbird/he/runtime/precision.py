@@ -147,8 +147,8 @@ class Shadow:
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
         """Raise InputError, naming the images, if the errors change a step's values by more than 2^-6 of their size.
 
-        index: number of the step. value: without errors, of all images. where: name of the step. least: int64 (batch,),
-        for each image a number of bits instead of the 6.
+        Values and changes are measured as root mean squares. index: number of the step. value: without added errors, of
+        all images. where: name of the step. least: int64 (batch,), for each image a number of bits instead of the 6.
         """
         if index not in self._values:
             return

@@ -68,7 +68,8 @@ class Program:
     def held(self, register: int, degree: int) -> int:
         """Return the bytes of a register while its operation runs.
 
-        If the register is only sent back, these are the bytes of one tile. degree: of the ciphertexts.
+        If the result is computed and sent back tile by tile (`streams`), these are the bytes of one tile. degree: of
+        the ciphertexts.
         """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):

@@ -143,6 +143,6 @@ class ServerRound:
     def _apart(self) -> int:
         """Return the distance between the coefficients that are 1 in the encoding of the constant 1.
 
-        Only to these coefficients a constant is added.
+        The server adds a constant to these coefficients only.
         """
         return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)
