@@ -38,8 +38,8 @@ class Slot:
     """A slot that is in use for an image, at the data's side.
 
     number: of the slot. seed: from which all masks of the slot follow. kept: the slot's tensors from the store, without
-    the share: labels, and the tables of gates if this side evaluates them.
-    share: this side's share of the logits, (1, *shape).
+    the share: one of masked labels if this side garbles; labels, then the tables of each gate, if it evaluates. share:
+    this side's share of the logits, (1, *shape).
     """
 
     number: int

@@ -45,9 +45,8 @@ _KEYS = 2 * _PRIMES
 class SwitchingKey:
     """A key with which a server turns ciphertexts under a user's secret s into ciphertexts under another secret.
 
-    parts: encryptions, under the other secret, of s times the power of two that a digit stands for: one for each of the
-    two digits into which a residue by each of the four primes is split. They are int32 (8, 2, 4, N), transformed
-    (NTT). The formula stands in bfv/keys.py.
+    parts: encryptions, under the other secret, of s g_j and of 2^13 s g_j for each of the four primes j: int32 (8, 2,
+    4, N), transformed (NTT). g_j is 1 modulo prime j and 0 modulo the others. The formula stands in bfv/keys.py.
     """
 
     parts: Tensor

@@ -34,7 +34,7 @@ class PlanBuilder:
     """A plan under construction: predicts each step's error, and collects the lines of the report.
 
     placement: says which role computes each step, and has the steps as `placement.prepared` rewrites them. sizes: the
-    measured magnitude of each step's value.
+    measured magnitude of each step's value, None for a value that is no tensor.
     """
 
     def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
