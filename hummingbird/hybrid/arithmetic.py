@@ -67,9 +67,9 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """Compute one side's share of a step that needs no other side (`plan.LOCAL`): a sum, a view, a pool or a cut.
+    """Compute one side's share of a step that needs no message (`plan.LOCAL`): a sum, a view, a pool or a cut.
 
-    model: whether this is the model's side, which adds constants.
+    values: the side's shares of the step's inputs. model: whether this is the model's side, which adds constants.
     """
     if step.op == "cut":
         m = step.attrs["m"]
@@ -107,7 +107,7 @@ def _model_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
 
 
 def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Compute the data's share r of the input of every layer with weights, which this side then sends encrypted.
+    """Compute for every layer with weights the data side's share r of its input, which this side then sends encrypted.
 
     masks: int64 (B, *shape), uniform mod 2^ring, one for each of `plan.masked`. Returns int64 (B, C, H, W) mod 2^ring,
     by number of the step.
@@ -154,9 +154,10 @@ def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Facto
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """Make the function with which the model's side computes its share of a layer, W x + s + bias, for `online`.
+    """Make the function that computes the model side's share of a layer's result, W x + s + bias, as `online` needs it.
 
-    weights: of `factors`. masks: the masks s of the layers' results, int64 (B, *step.shape), by number of the step.
+    x is the model side's share of the layer's input. weights: from `factors`. masks: the masks s of the layers'
+    results, int64 (B, *step.shape), by number of the step.
     """
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:

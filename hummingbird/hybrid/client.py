@@ -193,7 +193,7 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
 
 class _Supply:
-    """Hands out slots for `images` images: those that are ready, and missing ones that a thread has dealt meanwhile."""
+    """Hands out one slot for each of `images` images: ready ones first, then those that a thread deals meanwhile."""
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -216,7 +216,7 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Ask for one more slot, in place of a damaged one."""
+        """Ask for one more slot, because one that was handed out turned out damaged."""
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1
@@ -225,7 +225,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots; returns when the slot that is being dealt is complete, and stays ready."""
+        """Hand out no more slots, and wait until the slot that is being dealt is complete; it stays ready."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -137,7 +137,10 @@ def serve_proxy(args: argparse.Namespace) -> int:
 
 
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Add the parser of the program `name`, with an example at the end of its help."""
+    """Add a program to the command line, with an example at the end of its help; returns its parser.
+
+    name: of the program. text: for the list of programs. example: its arguments.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
@@ -175,7 +178,7 @@ def add_server(
 
 
 def add_connection(sub: argparse.ArgumentParser) -> None:
-    """Add the options that every program of the data's side has, except those that name its caller."""
+    """Add the options that every program of the data's side has: the server's address, and the timeout."""
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
     sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
 

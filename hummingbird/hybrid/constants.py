@@ -26,9 +26,11 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """Replace sums and products with the net's tensors by layers, where a tensor has the shape of one image's value.
+    """Replace steps that add or multiply by a tensor of the net, such as a parameter, by layers.
 
-    They become part of the layer before, or a layer of their own. shapes: of each step's value for one image.
+    The tensor becomes part of the layer before, as a number may too, or a layer of its own. A step stays as it is if
+    its tensor changes the shape of an image's value, or differs between images. shapes: of each step's value for one
+    image.
     """
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
@@ -55,7 +57,7 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
     """Return s and t of a step that computes s x + t, float64 in the shape of one image's value.
 
-    Returns None if they differ between images.
+    The step adds, subtracts or multiplies by a tensor or number. Returns None if that differs between images.
     """
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):
@@ -85,9 +87,10 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a layer with a factor and a summand for each value of an image, by the rule of `lowering` for "scale_last".
+    """Add a layer that multiplies each value of an image by a factor and adds a summand: the rule for "scale_last".
 
-    to: the `Lowering`. number: of the step. x: the layer's input in the plan.
+    to: the `Lowering`, which has this rule. number, step: the net's step, which has factors and summands. x: the
+    layer's input in the plan.
     """
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
@@ -100,10 +103,9 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Add a sum of two values, or of a value and a number in the net's code: the rule of `lowering` for "add" and
-    "sub".
+    """Add a sum of two values, or of a value and a number in the net's code: the rule for "add" and "sub".
 
-    to: the `Lowering`. number: of the step. parts: the values in the plan.
+    to: the `Lowering`, which has this rule. number, step: the net's step. parts: the values in the plan.
     """
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
@@ -113,10 +115,10 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a product with a number in the net's code to a plan, by the rule of `lowering` for "mul" and "neg".
+    """Add a product of a value and a number in the net's code to a plan: the rule for "mul" and "neg".
 
-    The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`. number: of
-    the step.
+    The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`, which has
+    this rule. number, step: the net's step. x: the value in the plan.
     """
     factor = step.attrs.get("value", -1.0)
     if factor < 0:

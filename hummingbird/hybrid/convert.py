@@ -113,7 +113,10 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """Return attributes of the output step: structure and shapes of several results; none for a single tensor."""
+        """Return the attributes that the output step gets: structure and shapes of the results if there are several.
+
+        A single tensor needs none.
+        """
         if "structure" not in self.steps[-1].attrs:
             return {}
         results = separate(self.steps)[-1].inputs
@@ -128,9 +131,9 @@ def check_windows(
 ) -> None:
     """Raise ConfigError for windows that do not fit the net's steps.
 
-    A window must be of a layer of this net, found for this net, and without a q; there must be no rows
-    (`bits.BitConfig`). searched: returns the steps that a search of windows sees, including numbers that forward()
-    reads from weights; default: `steps`.
+    A window's name must be that of a step that may have one, and its `q` must be 0. Windows from a search must come
+    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: returns the steps
+    for which windows are searched, which have the numbers that forward() reads from weights; default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
@@ -143,10 +146,10 @@ def check_windows(
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
-    """List the names of steps that compare nothing and may still have a window.
+    """List the names of the steps that may have a window although they compare nothing.
 
-    If another layer follows such a step without an activation, a lift gate reads the window; or the step is the last
-    one.
+    They are layers, sums, products and concatenations. A window is used where another layer follows without an
+    activation: a lift gate reads it. It is also used for a step that makes a result of the net, whose values it bounds.
     """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 

@@ -37,7 +37,9 @@ from hummingbird.prg import Stream, derive
 class Slot:
     """A slot that is in use for an image, at the data's side.
 
-    seed: of all its masks. kept: its material. share: this side's share of the logits, (1, *shape).
+    number: of the slot. seed: from which all masks of the slot follow. kept: the slot's tensors from the store, without
+    the share: one of masked labels if this side garbles; labels, then the tables of each gate, if it evaluates. share:
+    this side's share of the logits, (1, *shape).
     """
 
     number: int
@@ -99,10 +101,10 @@ class DataSide:
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
-        """Garble all gates and send their tables; returns L ^ Q, int64 (bits, 2).
+        """Garble all gates and send their tables; returns the labels of 0, XOR the keys of the oblivious transfers.
 
-        L are the labels of 0, Q the keys of the oblivious transfers (gc/cot.py). values: this side's shares of the
-        gates' inputs. masks: of the gates' results.
+        These are int64 (bits, 2); the keys are those of gc/cot.py. values: this side's shares of the gates' inputs.
+        masks: of the gates' results. seed: of the slot.
         """
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
@@ -158,7 +160,8 @@ class DataSide:
     def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
         """Begin a call for one image: send its first message, which names the slot.
 
-        ticket, input: only for a proxy's user: what identifies the user, and how it sends its image.
+        ticket, input: only from a proxy, for its user: the ticket that identifies the user, and how the user sends its
+        image.
         """
         session = self.store.header.session
         opening = messages.OnlineOpening(
@@ -181,9 +184,10 @@ class DataSide:
                 link.send(f"{place.gate.name}: result", messages.pack(y, place.gate.ring))
 
     def _evaluate(self, slot: Slot, position: int, place: GatePosition, labels: Tensor) -> Tensor:
-        """Evaluate a gate; returns the result y for the model's side, plus the garbler's offset, minus the mask r.
+        """Evaluate a gate; returns the message from which the model's side gets its share of the result: int64 (n,).
 
-        labels: of the model's bits. Returns int64 (n,).
+        The message is the gate's result y, with the garbler's offset added, minus the mask r. position: of the gate
+        among the slot's gates. labels: of the bits of the model side's share.
         """
         tile = self._numbering.first_tile(slot.number) + place.tile
         own, tables = place.part(slot.kept[0]), slot.kept[1 + position]

@@ -54,7 +54,7 @@ class MessageSizes:
         return self.layout.unpack(polys).view(1, *self.step.shape)
 
     def masks(self, seed: bytes) -> Tensor:
-        """Draw the masks that the model's side subtracts from a slot's replies, in all coefficients.
+        """Draw the masks that the model's side subtracts from all coefficients of a slot's replies.
 
         Returns int64 (replies, N).
         """

@@ -36,9 +36,9 @@ def gate(step: Gate, x: Tensor) -> Tensor:
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """Make the function that computes the data's share of a layer, W r - s mod 2^ring, in the clear.
+    """Make the function that computes the data side's share of a layer's result, W r - s mod 2^ring, in the clear.
 
-    hidden: the masks s, by number of the step.
+    r is the data side's share of the layer's input. hidden: the masks s, by number of the step.
     """
 
     def linear(number: int, step: Linear, r: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides' protocol would."""
+    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides compute together."""
 
     def __init__(self, model: Model) -> None:
         self.plan, self._parameters = model.plan, model.parameters
@@ -74,7 +74,8 @@ class Plain:
     def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
         """Compute the logits mod 2^ring of encoded images, int64 (B, *shape).
 
-        low: the low bits of the data's share that each cut drops, by number of the step, from `low_bits`.
+        low: for each cut, by number of the step, the low bits that it drops from the data side's share, from
+        `low_bits`.
         """
 
         def other(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
@@ -89,10 +90,10 @@ class Plain:
 
 
 def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
-    """Compute the low bits of the data's share that each cut drops, by number of the step; this needs no weights.
+    """Compute for each cut the low bits that it drops from the data side's share, by number of the step.
 
-    masks: returns the mask r of each of `plan.masked`, mod 2^ring. linear: returns the data's share of a layer's
-    result, which is uniform for any r.
+    Needs no weights. masks: returns the mask r of each of `plan.masked`, mod 2^ring. linear: returns the data side's
+    share of a layer's result, which is uniform for any r.
     """
     found: dict[int, Tensor] = {}
 

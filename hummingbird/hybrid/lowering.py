@@ -58,9 +58,9 @@ class Lowering:
         return self.values[next(refs(self.steps[-1].inputs)).index]
 
     def results(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Bring several results of the net to one unit, and concatenate them.
+        """Bring several results of the net to one unit, and concatenate them; returns the concatenated value.
 
-        A window with a result's name bounds its values.
+        A window under the name of a result's step bounds the result's values.
         """
         scale = joined([part.scale for part in parts])
         rows = []
@@ -112,10 +112,11 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """Return x, or the result of a lift gate on x, as a value that layers may read.
+        """Return x if a layer may read it, otherwise the result of a lift gate on x, which is added if needed.
 
-        The data's side must know its share of a layer's input before any image; a gate's result has a mask that it
-        draws. All layers that read x share the gate.
+        The gate's result has the bits of x that lie in its window. The data's side must know its share of a layer's
+        input before any image. Of a gate's result it does, because it draws that result's mask. All layers that read x
+        share the gate. Raises ConfigError if a gate is needed and x has no window of 2 to 24 bits.
         """
         if x.rests:
             return x
@@ -144,9 +145,9 @@ def _farthest(clamp: NetStep) -> float:
 
 
 def moved(steps: Sequence[NetStep]) -> dict[int, int]:
-    """Find the ReLUs that only a max pooling reads, and that may as well come after it.
+    """Find the ReLUs that only a max pooling reads, and that may as well be computed after the pooling.
 
-    Returns the number of the pooling's step by that of the ReLU's.
+    Returns a dictionary from the number of the ReLU's step to that of the pooling's.
     """
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     found = {}

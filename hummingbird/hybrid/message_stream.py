@@ -140,7 +140,7 @@ class MessageStream:
         return buffer
 
     def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
-        """Receive one message. name: for the byte counts.
+        """Receive one message, such as the first message of a call. name: for the byte counts.
 
         Raises InputError if it has more than `limit` bytes, PeerError if the other side is silent, or ends.
         """
@@ -172,7 +172,7 @@ class MessageStream:
 
 
 class _Queued:
-    """Reads the messages of a sender in this process, as `Incoming`."""
+    """The source of messages for a side whose other side runs in the same process; serves as `Incoming`."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source

@@ -158,5 +158,5 @@ def labels_of(data: Tensor) -> Tensor:
 
 
 def malformed(what: str) -> InputError:
-    """Make the error for bytes that no side sends in this format. what: the fault, in words."""
+    """Make the error for a message that no side sends in this format. what: the fault, in words."""
     return InputError(f"malformed message: {what}", where="hybrid", hint=_HINT)

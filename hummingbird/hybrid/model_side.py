@@ -34,7 +34,10 @@ from hummingbird.prg import Stream, derive
 
 
 class ModelSide:
-    """The model's side for all sessions: it deals slots, computes with them, and keeps what all slots share."""
+    """The model's side of a net, for all sessions: it deals slots and computes with them.
+
+    Keeps what is the same for all slots, such as prepared weights.
+    """
 
     def __init__(self, model: Model) -> None:
         self.plan, self.parameters = model.plan, model.parameters
@@ -78,7 +81,10 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Garble all gates and send their tables; returns the gates' offsets, which hide their results."""
+        """Garble all gates and send their tables; returns for each gate the offsets with which its results are hidden.
+
+        The evaluator sees a result plus the offset only.
+        """
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
         keys = sender.extend(self.numbering.first_ot(slot), bits, message, False)
@@ -106,9 +112,9 @@ class ModelSide:
 
 
 class Online:
-    """One image at the model's side, with its slot: computes this side's share of the logits.
+    """Computes the model side's share of the logits of one image, with one slot.
 
-    kept: the contents of the slot.
+    kept: the contents of the slot. link: to the data's side.
     """
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
@@ -156,10 +162,10 @@ class Online:
         return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
 
     def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
-        """Have the data's side evaluate a gate: send the labels of this side's bits, receive the result.
+        """Have the data's side evaluate a gate: send the labels of this side's bits, and receive the masked result.
 
-        bits: of this side's share, packed. offset: what this side subtracts from the result to get its share. Only a
-        garbler calls this.
+        bits: of this side's share, packed. offset: what this side subtracts from the message to get its share of the
+        result. Only a garbler calls this.
         """
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))

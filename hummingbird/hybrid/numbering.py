@@ -19,8 +19,8 @@ from hummingbird.prg import derive
 class GatePosition:
     """The position of a gate of a plan among all gates of a slot.
 
-    number, gate: the step. circuit: of the gate. bit: the first of its input bits, among the slot's. tile: its first
-    tile, among the slot's; a tile is 16 instances of a circuit.
+    number, gate: the step. circuit: of the gate. bit: number of the gate's first input bit, counted over all gates of
+    the slot. tile: number of the gate's first tile, counted likewise; a tile is 16 instances of a circuit.
     """
 
     number: int

@@ -81,7 +81,7 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Number of values that the step has for one image."""
+        """Number of values that the step's result has for one image."""
         return math.prod(self.shape)
 
 
@@ -106,7 +106,8 @@ class Linear(Step):
 class Gate(Step):
     """A step computed by garbled gates: they read the low `width` bits of shares of a signed integer of `width` bits.
 
-    kind: "relu", or "lift", the identity, which only changes the ring. ring: the result's shares are mod 2^ring.
+    kind: "relu", or "lift", which leaves the integers as they are and only changes the ring. ring: the result's shares
+    are mod 2^ring.
     """
 
     kind: str = field(records.one_of(("relu", "lift")), default="relu")
@@ -238,9 +239,9 @@ def signed(x: Tensor, ring: int) -> Tensor:
 
 
 def at_rest(plan: Plan) -> set[int]:
-    """Find the steps whose values layers may read: the data's side computes its share of them from masks only.
+    """Return the numbers of the steps that layers may read: of their values the data's side knows its share in advance.
 
-    Returns their numbers.
+    Its share follows from its masks alone, without any image.
     """
     found: set[int] = set()
     for number, step in enumerate(plan.steps):

@@ -29,13 +29,14 @@ class UnfinishedStep:
     """A step of a plan under construction; name, op, shape and attrs as in `Step`.
 
     scale: the unit, which may be unknown yet.
-    rests: whether the data's share follows from masks only, so that a layer may read the value.
-    signs, factors: of a sum's parts.
+    rests: whether the data side's share follows from masks only, so that a layer may read the value.
+    signs: 1 or -1 for each value that a sum adds; a further integer brings the value to the sum's unit.
+    factors: given instead of signs, the integers that multiply the values of a sum.
     real: a real number added to a sum.
     weights: float64 (O, C // groups, h, w), and a bias or None.
     geometry: fields of a `Linear`.
     kind, width: of a `Gate`.
-    window: that the values are cut to.
+    window: the window to which the values are cut.
     limit: bound on the absolute real values, if known.
     bound: on the absolute integers.
     """
@@ -95,17 +96,18 @@ class PlanBuilder:
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Add a sum of values of equal shape, with signs, and of a real number.
+        """Add a step that sums values of equal shape, and a real number.
 
-        Integer factors bring the values to one unit.
+        Each value is multiplied by an integer that brings it to the sum's unit. signs: 1 or -1 for each value; by
+        default all are added. real: the number.
         """
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum of values whose unit is given by `scale`.
+        """Add a sum whose unit is given by `scale`.
 
-        attrs: `factors` or `signs` of the values, and `real`, as in `UnfinishedStep`.
+        parts: the values to add. attrs: `factors` or `signs` of the values, and `real`, as in `UnfinishedStep`.
         """
         rests = all(part.rests for part in parts)
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
@@ -210,7 +212,7 @@ def _parameters(draft: UnfinishedStep) -> LinearWeights:
 
 
 def _complete(draft: UnfinishedStep) -> None:
-    """Set the integer attributes of a sum or a cut, which follow from the units."""
+    """Set the integer attributes of a sum (factors, constant) or a cut (dropped bits), once all units are chosen."""
     unit = draft.scale.unit
     if draft.op == "sum":
         pairs = zip(draft.signs, draft.inputs, strict=True)
@@ -221,7 +223,10 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Bound the absolute integers of a step, if all cut values stay in their windows."""
+    """Bound the absolute integers of a step's value, if all values that are cut to windows lie in their windows.
+
+    input_range: bound on |x| of an image. parameters: of a layer, None for other steps.
+    """
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
         return round(input_range / draft.scale.unit)
@@ -241,7 +246,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Return how many low bits of each input a step reads."""
+    """Return for each input of a step how many of its low bits the step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

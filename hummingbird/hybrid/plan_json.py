@@ -42,7 +42,7 @@ def _step(value: Any) -> Step:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """The fields of a plan's text."""
+    """The fields of the text of a plan, which `to_json` writes and `from_json` reads."""
 
     steps: tuple[Step, ...] = field(records.many(Kind("a step", _step, records.plain), 1 << 16, 3))
     garbler: str = field(records.one_of(GARBLERS))
@@ -107,7 +107,10 @@ def check(plan: Plan) -> None:
 
 
 def at_rest_of(plan: Plan) -> set[int]:
-    """Return `plan.at_rest` of a plan whose references are unchecked. Raises InputError for a wrong reference."""
+    """Return `at_rest` of a plan that was just read and is not checked yet.
+
+    Raises InputError if a step refers to a step that does not come before it.
+    """
     for number, step in enumerate(plan.steps):
         _expect(all(ref.index < number for ref in refs(step.inputs)), step.name, "reference")
     return at_rest(plan)
@@ -119,9 +122,9 @@ def _output(step: Step, x: Step) -> bool:
 
 
 def are_results(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
-    """Return whether an output's attributes describe several results that it concatenates.
+    """Return whether an output's attributes describe several results, concatenated in the output.
 
-    They are the results' structure and shapes, which must fit the output's shape.
+    attrs: must be the results' structure and shapes. shape: of the output, which the results must fill.
     """
     shapes: Any = tuples(attrs.get("shapes"))
     if set(attrs) != {"structure", "shapes"} or not isinstance(shapes, tuple) or not all(map(_sizes, shapes)):

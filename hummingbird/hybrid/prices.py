@@ -17,17 +17,20 @@ from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
 def session() -> dict[str, int]:
-    """Return the bytes of the messages that set up a session, by message."""
+    """Return the bytes of the messages that set up a session, by the names of the messages."""
     return {"base OTs": sum(COT_SET_UP), "done": len(messages.DONE)}
 
 
 def call() -> dict[str, int]:
-    """Return the bytes of a call that deals slots, by message; those of the slots themselves are in `offline`."""
+    """Return the bytes of the messages that a call for dealing slots has in any case, by the names of the messages.
+
+    The opening is not included. The messages for each slot are in `offline`.
+    """
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
 def offline(plan: Plan) -> dict[str, int]:
-    """Return the bytes of all messages that deal one slot, by message."""
+    """Return the bytes of the messages that deal one slot, by the names of the messages."""
     numbering, found = Numbering(plan), {"number": messages.NUMBER_BYTES, "done": len(messages.DONE)}
     for layer in layers(plan).values():
         found[f"{layer.step.name}: Enc(r)"] = layer.up
@@ -37,12 +40,12 @@ def offline(plan: Plan) -> dict[str, int]:
 
 
 def online(plan: Plan) -> dict[str, int]:
-    """Return the bytes of all messages for one image, by message."""
+    """Return the bytes of the messages for one image, by the names of the messages."""
     return {"input": _bytes(plan.input)} | _gates(plan) | {"logits": _bytes(plan.output)}
 
 
 def proxied(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes between the proxy and the model's side for one image of a user, by message.
+    """Return the bytes between the proxy and the model's side for one image of a user, by the names of the messages.
 
     kind: how the user sends its image, one of `users.INPUTS`.
     """
@@ -51,9 +54,10 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes of a proxy's user before its first image, by method; the plan needs only input and output.
+    """Return the bytes that a proxy's user sends and receives once, before its first image, by method called.
 
-    kind: how the user sends its image, one of `users.INPUTS`.
+    Answers are listed by themselves. plan: needs only input and output. kind: how the user sends its images, one of
+    `users.INPUTS`.
     """
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
@@ -64,9 +68,10 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes of a proxy's user for one image, by method: `Slot` to the proxy, `Input` to the model's side.
+    """Return the bytes that a proxy's user sends and receives for one image, by method called.
 
-    kind: how the user sends its image, one of `users.INPUTS`.
+    The methods are `Slot` of the proxy and `Input` of the model's side; answers are listed by themselves. kind: how the
+    user sends its image, one of `users.INPUTS`.
     """
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)

@@ -70,7 +70,7 @@ class Proxy:
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
-        """Stop preparing slots; returns when the slot that is being dealt is complete."""
+        """Stop preparing slots, and wait until the slot that is being dealt is complete."""
         self._ended.set()
         self._wanted.set()
         self._thread.join()
@@ -141,8 +141,9 @@ class Proxy:
 class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side once the user has sent its image.
 
-    leave: called at the end of an announced call, with the seconds for which it still counts against the name's quota.
-    count: called after a completed image, with the kind of its input. secret: for encrypted images; None otherwise.
+    slot: for the image. leave: called at the end, if the model's side has heard of the user, with the seconds for which
+    the call still counts against the quota of the user's name. count: called after a completed image, with the kind of
+    its input. secret: the proxy's, for encrypted images; None otherwise.
     """
 
     def __init__(
@@ -190,9 +191,9 @@ class _Call:
                 self._leave(late)
 
     def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
-        """Decrypt the image as the model's side has masked it, X - rho, and send it back as X - rho - r.
+        """Decrypt the image that the model's side has masked, X - rho, and send it back less the slot's mask r.
 
-        r is the slot's mask of the image, and the proxy's share of it. secret: the proxy's.
+        What is sent is X - rho - r; the mask r is the proxy's share of the image. secret: the proxy's.
         """
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())

@@ -28,11 +28,11 @@ _FRACTIONS = range(-32, 64)
 
 @dataclass(eq=False)
 class UnitGroup:
-    """Values whose units have known ratios to each other, because they meet in a sum.
+    """A group of values whose units have known ratios to each other, because sums add the values.
 
-    The group's own unit is chosen later. unit: None until `resolve` has chosen it. demands: functions that return
-    whether the current unit is fine enough. anchored: whether the ratios are such that the unit of a cut value is a
-    power of two.
+    The group's own unit is chosen later. unit: this unit, None until `resolve` has chosen it. demands: functions that
+    return whether the current unit is fine enough. anchored: whether the ratios are fixed such that the unit of a cut
+    value becomes a power of two.
     """
 
     unit: float | None = None
@@ -94,9 +94,9 @@ def precise(factor: float) -> bool:
 
 
 def finest(units: Sequence[float]) -> float:
-    """Find the coarsest unit such that all given units are nearly integer multiples of it.
+    """Find the coarsest unit of which all given units are nearly integer multiples.
 
-    It is the least given unit over a power of two.
+    It is the least given unit, divided by a power of two.
     """
     least = min(units)
     for j in range(16):
@@ -108,8 +108,8 @@ def finest(units: Sequence[float]) -> float:
 def power(scale: ValueScale) -> ValueScale:
     """Return a scale whose unit is a power of two, for a value that is cut.
 
-    It is the same scale, if its unit is a power of two or can still be chosen so. Otherwise it is a finer scale, of
-    which the unit is nearly an integer multiple; the value must then be multiplied.
+    This is the given scale, if its unit is a power of two or can still be chosen so. Otherwise its unit is finer, and
+    the given unit is nearly an integer multiple of the finer one; the value must then be multiplied by that integer.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio
@@ -126,7 +126,7 @@ def power(scale: ValueScale) -> ValueScale:
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
     """Return the scale of a sum of values with these scales.
 
-    Merges the values' groups, and demands a unit that is fine enough for all values.
+    The groups of values with unknown units become one; its unit must be fine enough for the values with known units.
     """
     pending = [scale for scale in scales if not scale.known]
     if not pending:

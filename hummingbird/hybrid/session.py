@@ -37,8 +37,8 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
 def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
     """Set up a new session at the model's side; returns its store.
 
-    plan: digest of the model's description. folder: of all sessions. owner: the client's name, from its certificate or
-    token.
+    plan: digest of the model's description. folder: where the stores of all sessions are. owner: name of the client,
+    from its certificate or token; empty without a name.
     """
     messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.CallOpening)
     session = new_seed(messages.SESSION_BYTES).hex()
@@ -50,9 +50,9 @@ def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, own
 
 
 def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
-    """Set up oblivious transfers with the other side; returns this side's secrets.
+    """Set up oblivious transfers with the other side; returns the secrets of this side for its store.
 
-    They are delta and leaves (gc/cot.py) for the garbler, leaves for the evaluator. garbles: whether this side is the
+    For the garbler these are delta and leaves (gc/cot.py), for the evaluator leaves. garbles: whether this side is the
     garbler.
     """
     if garbles:
@@ -66,12 +66,12 @@ def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
 
 
 def sender_of(store: Store) -> cot.Sender:
-    """Return the garbler's side of the session's oblivious transfers."""
+    """Return the garbler's object for the session's oblivious transfers, from the secrets in the store."""
     return cot.Sender(*store.material)
 
 
 def receiver_of(store: Store) -> cot.Receiver:
-    """Return the evaluator's side of the session's oblivious transfers."""
+    """Return the evaluator's object for the session's oblivious transfers, from the secrets in the store."""
     return cot.Receiver(*store.material)
 
 

@@ -31,8 +31,8 @@ WHERE = "the server's store"
 class _Session:
     """One session of a server: its folder, and its store while that is open.
 
-    owner: a name, or empty. slots, size: ready slots and their bytes, if the store is closed. calls: number in
-    progress.
+    owner: name of the client whose session it is, or empty. slots, size: number of ready slots and their bytes, if the
+    store is closed. calls: number of calls in progress.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class _Session:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """The number of slots that are ready, and the bytes that they take."""
+        """The number of slots of this session that are ready, and their size in bytes."""
         return (self.slots, self.size) if self.store is None else (len(self.store.ready), self.store.bytes)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Sessions:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """The number of ready slots of all sessions, and the bytes that they take."""
+        """The number of ready slots of all sessions, and their size in bytes."""
         with self._lock:
             found = [session.ready for session in self._sessions.values()]
         return sum(slots for slots, _ in found), sum(size for _, size in found)
@@ -188,7 +188,7 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the stores that were not used for longest, so that few are open.
+        """Close the stores that have been unused for longest, until only a few are open.
 
         Those with calls in progress stay open.
         """
@@ -199,7 +199,10 @@ class Sessions:
 
 
 def _last_use(folder: Path) -> float:
-    """Return the time when a slot was last dealt or used, which changes the folder; 0 if the folder is gone."""
+    """Return the time when a slot of this session was last dealt or used, in seconds since 1970.
+
+    It is the time when the folder last changed; 0 if the folder is gone.
+    """
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

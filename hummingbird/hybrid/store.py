@@ -129,7 +129,10 @@ class Store:
 
     @property
     def first(self) -> int:
-        """The number of the first ready slot, or of the next one to be dealt; no slot before it will be used."""
+        """The number of the first slot that is ready, or, without any, of the slot that will be dealt next.
+
+        No slot before it will be used any more.
+        """
         with self._lock:
             return min(self._ready, default=self._dealt.next)
 
@@ -186,7 +189,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def discard(self, slot: int) -> None:
-        """Make a slot unusable that the other side does not have."""
+        """Make slot number `slot` unusable at this side, because the other side does not have it."""
         with self._lock:
             if self._ready.pop(slot, None) is None:
                 return
@@ -214,7 +217,10 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Return the sizes of the ready slots, by number, and remove files of other slots, which a crash has left."""
+        """Return the sizes in bytes of the ready slots, by number, and remove the files of slots that are not ready.
+
+        A crash may have left such files.
+        """
         found = {}
         for path in self.folder.glob(f"{SLOT}*"):
             number = path.name.removeprefix(SLOT)

@@ -59,7 +59,10 @@ class Image:
         return self._read(secret.decrypt(bfv.Reply.from_bytes(reply, self._used), self._step.ring))
 
     def check(self) -> None:
-        """Raise ConfigError if the proxy could learn something from noise: its view may be 2^-30 from an ideal one."""
+        """Raise ConfigError if the noise of the message to the proxy could reveal something to it.
+
+        The statistical distance of the message from one that reveals nothing may be at most 2^-30.
+        """
         noise.check_distance(noise.distance(1, self._step.ring, self._step.count, switched=True), "input")
 
     def _read(self, polys: Tensor) -> Tensor:
@@ -83,5 +86,8 @@ class Keys:
 
 
 def keys_of(secret: bfv.Secret, public: bytes) -> bytes:
-    """Make the message with both keys, at the user. public: the proxy's public key."""
+    """Make the message, at the user, with the proxy's public key and the user's switching key.
+
+    secret: the user's. public: the proxy's public key.
+    """
     return public + secret.switching_key(bfv.PublicKey.from_bytes(public)).to_bytes()

@@ -32,10 +32,10 @@ _US, _USER = "the model's side", "the user"
 
 
 class ConnectedUsers:
-    """The users of all proxies, at the server: it brings a user's image together with the proxy's call for it.
+    """The users of all proxies, at the model's side: a user's image is brought together with the proxy's call for it.
 
-    digest: of the plan. idle: longest wait of a user for its answer, seconds; also for a user's input, if less than 30
-    seconds.
+    digest: of the plan. idle: how long a user may wait for its answer, seconds. A proxy's call waits as long for the
+    user's image, but at most 30 seconds.
     """
 
     def __init__(self, plan: Plan, digest: str, idle: float) -> None:
@@ -72,7 +72,11 @@ class ConnectedUsers:
         return name
 
     def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a user's ticket and image; returns the model's share of the logits."""
+        """Take a user's request with its ticket and image; returns the model side's share of the logits.
+
+        Raises StoreError if no slot waits for the ticket, InputError if the image has a wrong size, AgreementError if
+        the request is for another plan, PeerError if the proxy's call fails or takes too long.
+        """
         rest = self._opened(data)
         ticket, body = rest[: messages.TICKET_BYTES].hex(), rest[messages.TICKET_BYTES :]
         with self._lock:
@@ -122,7 +126,10 @@ class ConnectedUsers:
         return reduced(messages.unpack(back, step.shape, step.ring) + rho, step.ring)
 
     def _opened(self, data: bytes) -> bytes:
-        """Check the digest of the plan, with which every request begins; returns the rest of the request."""
+        """Return a request without the digest of the plan with which it begins.
+
+        Raises AgreementError if the digest is not that of the server's plan.
+        """
         messages.check_plan(data[: messages.DIGEST_BYTES].hex(), self._digest, _US, _USER)
         return data[messages.DIGEST_BYTES :]
 
@@ -139,7 +146,7 @@ class ConnectedUsers:
 
 
 class _Meeting:
-    """Brings together a proxy's call and its user's call, which run on different threads.
+    """A place where the thread of a proxy's call and the thread of its user's call exchange input and answer.
 
     size: bytes of the user's input.
     """

@@ -31,10 +31,9 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the sizes with which a layer sends the fewest bytes; among equals, the fewest products, then replies.
+    """Choose the sizes with which a layer sends the fewest bytes; among those, the fewest products, then replies.
 
-    degree: coefficients of a polynomial. Raises InputError if even the input values that one output reads are more than
-    `degree`.
+    degree: coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -61,9 +60,10 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """List for each reply of `block` outputs the input polynomials, of `count` planes each, that it depends on.
+    """List, for each reply, the range of input polynomials that its outputs depend on.
 
-    phases: planes of one input channel, one for each remainder of a position divided by the stride.
+    phases: planes of one input channel, one for each remainder of a position divided by the stride. count: planes in an
+    input polynomial. block: output channels in a reply.
     """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []
@@ -96,7 +96,7 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """List sizes that cut `total` into parts as even as possible, ascending: about 2 sqrt(total) sizes."""
+    """List the sizes of parts that cut `total` as evenly as possible, ascending: about 2 sqrt(total) sizes."""
     sizes, parts = [total], 1
     while sizes[-1] > 1:
         parts = -(-total // (sizes[-1] - 1))  # the fewest parts that have a smaller size

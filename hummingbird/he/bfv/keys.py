@@ -45,8 +45,8 @@ _KEYS = 2 * _PRIMES
 class SwitchingKey:
     """A key with which a server turns ciphertexts under a user's secret s into ciphertexts under another secret.
 
-    parts: encryptions, under the other secret, of s times each power of two that a residue's digits stand for: two
-    digits for each of four primes; int32 (8, 2, 4, N), transformed (NTT). The formula stands in bfv/keys.py.
+    parts: encryptions, under the other secret, of s g_j and of 2^13 s g_j for each of the four primes j: int32 (8, 2,
+    4, N), transformed (NTT). g_j is 1 modulo prime j and 0 modulo the others. The formula stands in bfv/keys.py.
     """
 
     parts: Tensor
@@ -80,10 +80,10 @@ class SwitchingKey:
 
 
 def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
-    """Switch ciphertexts to the secret for which the key was made; x and the result: int32 (n, 2, 4, N), `Fresh.parts`.
+    """Switch n ciphertexts to the secret for which the key was made.
 
-    Give the result to `evaluate` with the public key for which the switching key was made. Raises InputError for
-    another type or shape.
+    x: the ciphertexts, int32 (n, 2, 4, N), from `Fresh.parts`; the result has the same form. Give the result to
+    `evaluate` with the public key for which the switching key was made. Raises InputError for another type or shape.
     """
     RING.check(x, "he.bfv.switch_key(x)", 4)
     if x.shape[1] != 2:

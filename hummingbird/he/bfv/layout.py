@@ -37,8 +37,8 @@ _WHERE = "he.bfv.Layout"
 class Layout:
     """The public mapping of a layer's inputs, weights and outputs to coefficients of polynomials. `Layout.of` makes it.
 
-    Large outputs are computed in tiles. Polynomials of inputs and of replies are ordered by tile. Each tile has equally
-    many: `pairs` and the weights are the same for all tiles.
+    Large outputs are computed in tiles. Polynomials of inputs and of replies are ordered by tile. All tiles have the
+    same number of polynomials, and the same `pairs` and weights.
     """
 
     layer: LayerShape
@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def products(self) -> int:
-        """Number of products of two polynomials, for all tiles."""
+        """Number of products of two polynomials that the server computes, for all tiles."""
         return self.tiles * len(self.pairs)
 
     @property
@@ -168,7 +168,10 @@ class Layout:
         )
 
     def norms(self, weights: Tensor) -> int:
-        """Return the factor by which the noise of a reply grows at most: its largest sum of absolute weights."""
+        """Return by what factor a reply's noise can grow: the largest sum of absolute weights for one reply.
+
+        weights: int64 of `weight_shape`.
+        """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return max(int(self.planes.kept(part).abs().sum()) for part in weights.split(self.blocks.outputs))
 

@@ -138,9 +138,10 @@ class Reply:
 
 
 def places_of(used: Sequence[Tensor], count: int) -> Tensor:
-    """Return the positions of used coefficients in `count` polynomials as one list, in (count, N) flattened.
+    """Return the positions of the used coefficients of all polynomials as one list: int64, in (count, N) flattened.
 
-    Raises InputError unless each of `used` is int64 (values,) in 0 .. N-1.
+    used: for each of the `count` polynomials the positions of its used coefficients. Raises InputError unless each is
+    int64 (values,) in 0 .. N-1.
     """
     where, hint = "he.bfv.Reply(used)", f"int64 (values,) for each polynomial, each from 0 to {DEGREE - 1}"
     if len(used) != count:

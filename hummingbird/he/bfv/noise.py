@@ -40,9 +40,9 @@ def flood_bits(k: int) -> int:
 
 
 def before_flood(norm: int, switched: bool = False) -> Fraction:
-    """Bound the noise of an output before the server adds the flood, the large uniform noise that hides it.
+    """Bound the noise of an output before the server adds the flood, the large uniform noise that hides the weights.
 
-    norm: the sum of all absolute weights that the output adds up.
+    norm: the sum of the absolute values of all weights that add to the output's noise; for a layer, `Layout.norms`.
     switched: whether the input was switched to another key first; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)
@@ -89,9 +89,9 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
 
 
 def room_bits(norm: int, k: int, switched: bool = False) -> float:
-    """Return by how many bits the largest noise that decrypts correctly exceeds a reply's: above 0, results are exact.
+    """Return how many bits a reply's noise stays below the largest that decrypts correctly: above 0, results are exact.
 
-    The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes of a reply. Arguments: as for
+    The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes of a reply. norm, k, switched: as for
     `distance`.
     """
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

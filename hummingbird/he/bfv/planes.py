@@ -26,9 +26,9 @@ from torch import Tensor
 
 
 class Tap(NamedTuple):
-    """A position of the kernel in one dimension, `place`: for output i it reads value i + `offset` of phase `phase`.
+    """A position of the kernel in one dimension: for output i it reads value i + offset of one phase of the input.
 
-    Phases: see `Axis`.
+    place: the position's number in the kernel. phase: number of the phase (see `Axis`).
     """
 
     place: int
@@ -80,7 +80,7 @@ class Axis:
 
     @cached_property
     def phases(self) -> tuple[int, ...]:
-        """The numbers of the phases (see `Axis`) that some tap reads, ascending."""
+        """The numbers of the phases (see `Axis`) that the kernel positions in use read, ascending."""
         return tuple(sorted({tap.phase for tap in self.taps}))
 
     @property
@@ -90,7 +90,7 @@ class Axis:
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
-        """The smallest and the largest `Tap.offset` of all taps."""
+        """The smallest and the largest `offset` of the kernel positions in use (`Tap`)."""
         offsets = [tap.offset for tap in self.taps]
         return min(offsets), max(offsets)
 
@@ -106,17 +106,19 @@ class Axis:
         return tuple(tiles)
 
     def shift(self, most: int) -> int:
-        """Return by how much outputs are shifted in a product, so that no weight has a negative exponent.
+        """Return by how many positions in this dimension outputs are moved in a product.
 
-        Output i of a tile is at i - start + shift, and a tap's weight at shift - offset >= 0. most: outputs of a tile.
+        With this shift no weight and no output has a negative position: output i of a tile is at i - start + shift, and
+        the weight of a kernel position at shift - offset (`Tap`). most: outputs of a tile.
         """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
     def room(self, most: int) -> int:
-        """Return the length of a row of a plane with its gap: the smallest for which products of two rows do not mix.
+        """Return the length of a row of a plane with its gap of zeros: the smallest that keeps products of rows apart.
 
-        most: outputs of a tile. For output i, input y and any tap, i - y + offset must be within (-room, room); it is 0
-        if the tap multiplies this input for this output. The row must also hold all outputs of a tile.
+        most: outputs of a tile. For output i, input y and a kernel position with `offset`, i - y + offset must be above
+        -room and below room; it is 0 if the kernel position multiplies this input for this output. The row must also
+        hold all outputs of a tile.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):
@@ -149,7 +151,7 @@ class Planes:
 
     @cached_property
     def room(self) -> tuple[int, int]:
-        """The numbers of rows of a plane, and of coefficients of a row, gaps of zeros included."""
+        """The number of rows of a plane, and the number of coefficients of a row, both with the gaps of zeros."""
         return self.rows.room(self.height), self.columns.room(self.width)
 
     @property
@@ -179,7 +181,10 @@ class Planes:
         return torch.stack([_to(part, *self.room) for part in parts]).flatten(2)
 
     def places(self, tile: tuple[Tile, Tile]) -> Tensor:
-        """Return the positions of a tile's outputs among a plane's coefficients: int64 (height, width)."""
+        """Return the positions of a tile's outputs among a product's coefficients: int64 (height, width).
+
+        The product is that of a plane and the weights.
+        """
         lines = [
             torch.arange(part.outputs) + part.first - part.start + axis.shift(most)
             for part, axis, most in zip(tile, (self.rows, self.columns), (self.height, self.width), strict=True)
@@ -187,7 +192,10 @@ class Planes:
         return lines[0][:, None] * self.room[1] + lines[1]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Put the outputs of all tiles, (..., height, width) each, together to (..., H', W')."""
+        """Join the outputs of all tiles, (..., height, width) each, to the whole output, (..., H', W').
+
+        parts: one for each tile, in the order of `tiles`.
+        """
         out = parts[0].new_empty(*parts[0].shape[:-2], self.rows.outputs, self.columns.outputs)
         for part, (row, column) in zip(parts, self.tiles, strict=True):
             out[..., row.first : row.first + row.outputs, column.first : column.first + column.outputs] = part
@@ -204,9 +212,9 @@ class Planes:
 
     @cached_property
     def exponents(self) -> Tensor:
-        """The position of each weight among a plane's coefficients: int64 (taps down, taps across).
+        """The position of each weight among a plane's coefficients: int64 (kernel rows, kernel columns in use).
 
-        Taps are the kernel positions in use (`Axis.taps`).
+        Positions that read only padding are left out (`Axis.taps`).
         """
         down, right = (
             torch.tensor([axis.shift(most) - tap.offset for tap in axis.taps])
@@ -216,9 +224,9 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """The number, within its channel, of the plane that each weight multiplies: int64 (taps down, taps across).
+        """For each weight, the number of the plane of its input channel that it multiplies: int64 (rows, columns).
 
-        Taps are the kernel positions in use (`Axis.taps`).
+        Rows and columns are those of the kernel positions in use (`Axis.taps`).
         """
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)
@@ -227,5 +235,5 @@ class Planes:
 
 
 def _to(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Pad planes with zeros below and to the right, to `rows` rows and `columns` columns."""
+    """Pad planes with zeros behind their last row and column, to `rows` rows and `columns` columns."""
     return F.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

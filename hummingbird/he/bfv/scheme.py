@@ -62,11 +62,12 @@ def transform(polys: Tensor) -> Tensor:
 
 
 def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Multiply ciphertexts by weights and add: output o encrypts the sum of weights[p] x[i] over all pairs p of (i, o).
+    """Multiply ciphertexts by weights, and add the products that belong to the same result.
 
-    x: int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`. pairs: int64 (P, 2), at
-    most 4,096 for one output. Returns int32 (outputs, 2, 4, N), for `evaluate`. The noise of an output grows by its sum
-    of absolute weights. Raises InputError for anything else.
+    Result o encrypts the sum of weights[p] x[i] over all p for which pairs[p] is (i, o). x: int32 (inputs, 2, 4, N),
+    from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`. pairs: int64 (P, 2), at most 4,096 for one o.
+    outputs: number of results. Returns int32 (outputs, 2, 4, N), for `evaluate`. The noise of a result grows by its sum
+    of absolute weights. Raises InputError for other types, shapes or numbers.
     """
     return accumulate(RING, weights, x, pairs, outputs)
 
@@ -85,9 +86,9 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
-    """Round decrypted coefficients x, float64, to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
+    """Round decrypted coefficients x to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
 
-    Q' is the product of a reply's two primes, and |x| < Q'/2. The product is below 2^31, and two roundings make an
-    error of at most 2^-21, which the bounds of bfv/noise.py leave room for.
+    phases: the coefficients x, float64. Q' is the product of a reply's two primes, and |x| < Q'/2. So |2^k x / Q'| is
+    below 2^31, and two roundings make an error of at most 2^-21, which the bounds of bfv/noise.py leave room for.
     """
     return (phases * ((1 << k) / math.prod(REST.primes))).round().long() & ((1 << k) - 1)

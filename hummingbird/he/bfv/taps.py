@@ -33,8 +33,8 @@ _WHERE = "he.bfv.Taps"
 class Terms(NamedTuple):
     """The nonzero weights of a layer, as int64 arguments of `kernels.ciphertexts.taps`, for the polynomials of a tile.
 
-    Output o is the sum of terms first[o] .. first[o + 1] - 1; a term is factors times polynomial inputs, shifted by
-    shifts.
+    Output polynomial o is the sum of terms first[o] .. first[o + 1] - 1. Term t is factors[t] times input polynomial
+    inputs[t], with its coefficients moved by shifts[t] positions.
     """
 
     first: Tensor
@@ -47,8 +47,8 @@ class Terms(NamedTuple):
 class Taps:
     """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
 
-    A polynomial has one channel of several images. Polynomials are ordered by tile. A tile has one for each plane
-    (bfv/planes.py) of the input, and one reply for each output channel.
+    An input polynomial has one plane (bfv/planes.py), a reply one output channel, each of several images. Both are
+    ordered by tile.
     """
 
     layer: LayerShape
@@ -130,10 +130,10 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Sum the terms of encrypted inputs: int32 (inputs, 2, 4, N), of `Fresh.parts`, to int32 (replies, 2, 4, N).
+        """Multiply encrypted inputs by a layer's weights and add: int32 (inputs, 2, 4, N) to int32 (replies, 2, 4, N).
 
-        terms: the nonzero weights, from `Taps.terms`. The result is transformed (NTT), as x is, and goes to `evaluate`.
-        N is `DEGREE`.
+        x: the inputs, from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The result is transformed
+        (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
@@ -151,7 +151,10 @@ class Taps:
         return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
 
     def norms(self, weights: Tensor) -> int:
-        """Return the factor by which the noise of an output grows at most: its largest sum of absolute weights."""
+        """Return by what factor an output's noise can grow: the largest sum of absolute weights of one output channel.
+
+        weights: int64 of `weight_shape`.
+        """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
 

@@ -33,7 +33,10 @@ _WITHIN = frozenset(
 
 
 def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
-    """Bound the absolute value of each step by 4 times the largest measured value, which is no guarantee."""
+    """Bound the absolute value of each step by 4 times the largest measured value, which is no guarantee.
+
+    sizes: the measured magnitude of each step's value.
+    """
     return [0.0 if size is None else MARGIN * size.peak for size in sizes]
 
 
@@ -90,9 +93,10 @@ def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
 
 
 def _absolute(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return a step's attributes with absolute weights and without constants.
+    """Return a step's attributes with its weights made absolute, and its bias and other constants made 0.
 
-    With these, a linear step maps the radius of an interval instead of its centre.
+    With these attributes, a linear step maps the radius of an interval of inputs to the radius of the interval of
+    results.
     """
     out = dict(attrs)
     for name in ("weight", "scale"):

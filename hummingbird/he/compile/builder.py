@@ -33,7 +33,8 @@ _FACTOR_BITS = 20  # of integer factors that bring values to a common unit
 class PlanBuilder:
     """A plan under construction: predicts each step's error, and collects the lines of the report.
 
-    Its steps are `placement.prepared`, and the magnitudes of all values are known.
+    placement: says which role computes each step, and has the steps as `placement.prepared` rewrites them. sizes: the
+    measured magnitude of each step's value, None for a value that is no tensor.
     """
 
     def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
@@ -52,7 +53,7 @@ class PlanBuilder:
         return [ref.index for ref in refs(self.steps[index].inputs)]
 
     def passed_on(self, index: int) -> float:
-        """Return the part of a step's error that the errors of its inputs cause."""
+        """Return the predicted error that a step's value has from its inputs' errors, without what the step adds."""
         found = self.sizes[index]
         if found is None:  # the parts of a chunk have the error of the whole
             return max(self.error(i) for i in self.read(index))
@@ -68,7 +69,7 @@ class PlanBuilder:
         return self.errors[index]
 
     def client_steps(self, turn: int) -> None:
-        """Predict and record the errors of the steps that the client computes before the turn with this number."""
+        """Predict and record the errors of the steps that the client computes before turn number `turn`."""
         for index in self.placement.client[turn]:
             rms = 0.0 if self.sizes[index] is None else self.size(index).rms
             error = math.hypot(self.passed_on(index) if self.steps[index].inputs else 0.0, rms * ckks.FLOAT32)
@@ -90,16 +91,19 @@ def public_steps(placement: Placement) -> tuple[Step, ...]:
 
 
 def exact_norm(ring: Ring) -> int:
-    """Return the largest row sum r of |weights| that float64 adds exactly: r (q - 1)/2 + q is at most 2^53.
+    """Return the largest sum of |weights| for one output at which float64 still adds all products exactly.
 
-    q is the largest prime of the ring.
+    This is the largest r for which r (q - 1)/2 + q is at most 2^53, where q is the largest prime of the ring.
     """
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)
 
 
 def margin(ring: Ring, operation: Operation) -> float | None:
-    """Return the bits between a layer's largest row sum of |weights| and `exact_norm`; None unless it is a `Linear`."""
+    """Return the bits left between a layer's largest sum of |weights| over one output and `exact_norm`.
+
+    Returns None for an operation that is no `Linear`.
+    """
     if not isinstance(operation, Linear):
         return None
     norm = max(float(part.abs().sum(2).max()) for part in operation.parts)
@@ -109,7 +113,7 @@ def margin(ring: Ring, operation: Operation) -> float | None:
 def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
     """Round a layer's weights to integers at scale 2^bits: float64 (G, rows, K).
 
-    With a bias, it is one more column, (G, rows, K + 1).
+    bias: whether to append the layer's bias, if it has one, as one more column: (G, rows, K + 1).
     """
     if linear.weights is None:
         return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
@@ -136,7 +140,7 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
 
 
 def rounded(size: float) -> float:
-    """Round a size up by at most a 16th, to five significant bits, before the client sees it."""
+    """Round a positive number up by at most a 16th, so that the client learns only five significant bits of it."""
     mantissa, exponent = math.frexp(size)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
 

@@ -94,7 +94,10 @@ class AidedBuilder(PlanBuilder):
 
 
 class _TurnBuilder:
-    """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values."""
+    """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values.
+
+    whole: the builder of the plan. number: of the turn.
+    """
 
     def __init__(self, whole: AidedBuilder, number: int) -> None:
         self.whole, self.number = whole, number
@@ -144,7 +147,11 @@ class _TurnBuilder:
     # ---- weights
 
     def _weight_bits(self, index: int) -> int:
-        """Choose t, for weights at scale 2^t: float64 adds them exactly, and the predicted error is smallest."""
+        """Choose t, the bits of a layer's weight scale 2^t, with the smallest predicted error.
+
+        Only those t count with which float64 adds the products with integer weights exactly; if there is none, the
+        result is the least t.
+        """
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
         ones, bias = linear.weights.abs().sum(2).flatten(), _bias(linear)
@@ -164,7 +171,7 @@ class _TurnBuilder:
         return min(allowed, key=error) if allowed else _BITS[-1]
 
     def _agree(self) -> None:
-        """Give layers whose results are added the same weight scale: the coarsest of their scales."""
+        """Give all layers whose results are added to each other the same weight scale: the coarsest of their scales."""
         behind: dict[int, set[int]] = {}
         for index in self.served:
             if is_weighted(self.steps[index]):
@@ -175,7 +182,10 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Follow free steps, such as reshapes, back to the server's step that computes the value."""
+        """Return the number of the server's step that computes a value.
+
+        index: of the step whose value it is. Free steps, such as reshapes, are followed back to what they read.
+        """
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
         return index
@@ -219,7 +229,7 @@ class _TurnBuilder:
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
-        """Give a value a register of its own, with the value broadcast to `shape`."""
+        """Give a value a register of its own, with the value broadcast to `shape`; returns its new place."""
         own = self.registers.own(located, shape)
         if own.register != located.register:
             self.gains.append(self.gains[located.register - 1])
@@ -242,10 +252,10 @@ class _TurnBuilder:
         return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Round, program: Program) -> Round:
-        """Predict the turn's errors at the input scale that fits the measured sizes.
+        """Return the turn with the predicted errors of its returned values; note each step's error for the report.
 
-        Where the rounding is small beside a value, the server divides it by all primes but the first before it returns
-        it.
+        The input scale is the one that fits the measured sizes. A value is divided by all primes but the first before
+        it is returned, if the rounding is small beside the value or no larger than its other errors.
         """
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
@@ -288,9 +298,9 @@ class _TurnBuilder:
         return replace(turn, returns=tuple(backs), usual=scale)
 
     def _made_here(self, index: int) -> tuple[float, float]:
-        """Return the errors that this turn adds to a value.
+        """Return the errors that this turn adds to a value, root mean squares: by encryption, and by rounded weights.
 
-        The first is that of encryption, in units of 2^-s for the client's scale s; the second that of rounded weights.
+        The first is in units of 2^-s for the client's scale s.
         """
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))
@@ -309,6 +319,9 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Round a gain up by at most a 16th, to five significant bits, before the client sees it."""
+    """Round a gain, a bound on how much a turn enlarges integers, up by at most a 16th.
+
+    So the client learns only five significant bits of it.
+    """
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift

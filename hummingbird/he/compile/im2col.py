@@ -35,7 +35,7 @@ def is_weighted(step: Step) -> bool:
 
 
 def has_bias(step: Step) -> bool:
-    """Return whether a step for which `is_weighted` is true adds parameters, too."""
+    """Return whether a step with parameters (`is_weighted`) adds parameters to its input or result, such as a bias."""
     return (
         step.op in ("add", "sub", "affine", "scale_last")
         if "bias" not in step.attrs
@@ -47,9 +47,9 @@ def has_bias(step: Step) -> bool:
 class Map:
     """A linear step in the common form of he/compile/im2col.py: weights, and the position of the input value of each.
 
-    gather: the positions. weights: float64 (groups G, rows, terms K); None if all are 1 and the sum is divided by
-    `divisor`. bias: float64 (G rows,) or None.
-    shape: of the output for one image. last: whether rows are the output's last dimension; otherwise they come first.
+    gather: the positions. weights: float64 (groups G, rows, terms K), where a row makes one output channel, for
+    example; None if all are 1 and the sum is divided by `divisor`. bias: float64 (G rows,) or None.
+    shape: of the output for one image. last: whether the output's last dimension, and not its first, counts the rows.
     """
 
     gather: Gather
@@ -79,10 +79,10 @@ def linear_map(step: Step, index: Tensor) -> Map:
 
 
 def view(step: Step, *indices: Any) -> Any:
-    """Apply a step that only moves values, such as a reshape or a pad, to the positions of its inputs' values.
+    """Return where a step that only moves values, such as a reshape or a pad, takes each value of its result from.
 
-    indices: positions of each input, -1 for a zero; for a getitem of parts, a tuple. Returns int64, or a tuple of int64
-    for chunk, split and unbind.
+    indices: for each input of the step the positions of its values, int64, -1 for a zero; a tuple of these for an input
+    that has several parts, as a chunk makes them. Returns int64, or a tuple of int64 for chunk, split and unbind.
     """
     batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
@@ -92,9 +92,9 @@ def view(step: Step, *indices: Any) -> Any:
 
 
 def _batched(index: Any) -> Any:
-    """Return positions with a batch dimension of 1, and 1 added.
+    """Return positions as torch's operations take them: with a first dimension of 1 for the batch, and 1 added to each.
 
-    So 0 stands for a zero, which is the value that a pad inserts.
+    With 1 added, 0 marks a zero, so that a pad with value 0 inserts the mark. index: int64, -1 for a zero, or a tuple.
     """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
@@ -106,9 +106,10 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Return where each output value of a `Map` stands in its array (rows, places), flattened: int64 of this shape.
+    """Return the position of each output value in the array (rows, places) that a `Map` makes: int64 of this shape.
 
-    rows: of the `Map`. last: whether rows are the last dimension of `shape`; otherwise they are the first.
+    Positions count through the flattened array. shape: of the output for one image. rows: of the `Map`. last: whether
+    rows are the last dimension of `shape`; otherwise they are the first.
     """
     count = math.prod(shape)
     index = torch.arange(count)
@@ -136,7 +137,7 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of a transposed convolution.
+    """Return the `Map` of a transposed convolution. index: as for `linear_map`.
 
     It is a convolution with the flipped kernel, on the input with zeros between its values.
     """
@@ -161,7 +162,7 @@ def _windows(
 ) -> Map:
     """Return the `Map` of a convolution with weight (out, in / groups, *kernel).
 
-    index: positions of the padded input's values, (in, *size).
+    index: positions of the padded input's values, (in, *size). bias, stride, dilation, groups: as in torch.
     """
     kernel, size = weight.shape[2:], index.shape[1:]
     steps = [math.prod(size[d + 1 :]) for d in range(len(size))]
@@ -191,10 +192,7 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Return the `Map` (the linear layer as groups of rows and weights) of x + value or x * value.
-
-    step: "add", "sub" or "mul" with a constant tensor. index: the numbers of the values that the step reads, by place.
-    """
+    """Return the `Map` of x + value or x * value, whose value is a constant tensor. index: as for `linear_map`."""
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
     sign = -1.0 if step.attrs.get("reversed") else 1.0
@@ -207,7 +205,7 @@ def _constant(step: Step, index: Tensor) -> Map:
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
     """Return the `Map` of scale x + shift, with one group of rows for each channel or for each value.
 
-    scale, shift: broadcast to the shape of the output.
+    scale, shift: broadcast to the shape of the output. index: positions of the values of x, as for `linear_map`.
     """
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
@@ -229,9 +227,9 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of an average pool; its windows are listed for each dimension and cut off at the edges.
+    """Return the `Map` of an average pool, whose windows may reach over the edges. index: as for `linear_map`.
 
-    The divisors come from torch's own pool, run on ones.
+    The number by which each window's sum is divided comes from torch's own pool, run on ones.
     """
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
@@ -271,9 +269,9 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Return the `Map` of sums over the rows of a table of positions, divided by `divisors`.
+    """Return the `Map` of sums over the rows of a table of input positions, each divided by its entry of `divisors`.
 
-    Unequal divisors become weights.
+    Divisors that differ become weights. shape: of the output for one image.
     """
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):

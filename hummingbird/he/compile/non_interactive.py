@@ -217,10 +217,10 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """Find how many primes an answer must keep: it is divided by the others while the rounding stays small.
+        """Find by how many primes an answer can be divided while the rounding errors stay small.
 
-        form: of its register. rms: a typical value. Returns that number, the unit after the divisions, and the error
-        that they add.
+        form: of the answer's register. unit: of its integers. rms: a typical value. Returns the number of primes that
+        are left, the unit after the divisions, and the error that they add.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
@@ -293,9 +293,9 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Write constants as integers in this unit, modulo each of L primes: centred residues, int32 (n, L).
+        """Write real constants as integers in this unit, modulo each of L primes: residues around 0, int32 (n, L).
 
-        Returns the largest rounding error, too.
+        Returns the largest rounding error of a constant, too. values: (n,).
         """
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
@@ -317,9 +317,9 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing both to one unit.
+        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing a and b to a common unit.
 
-        The operation reads registers with equally many components and primes.
+        Both get registers with equally many components and primes.
         """
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
@@ -332,7 +332,7 @@ class PlanAttempt(PlanBuilder):
         return wrong * max(self.size(i).rms for i in self.read(index))
 
     def _shift(self, index: int) -> float:
-        """Plan a step that adds or pads with a number from the net's code; returns the error of rounding it."""
+        """Plan a step that adds a number from the net's code, or pads with it; returns the number's rounding error."""
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":
@@ -444,7 +444,10 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """Raise ModelError, listing all answers, unless 6 bits (`LEAST`) of each typical answer are above its error."""
+    """Raise ModelError, listing the answers of which less than 6 bits (`LEAST`) would be right.
+
+    attempt: one that has made its plan, and so has predicted the bits of a typical value of each answer.
+    """
     steps = attempt.steps
     found = [
         Problem(

@@ -124,14 +124,15 @@ class Placement:
     returns: list[list[int]] = field(default_factory=list)
 
     def known(self, index: int) -> int:
-        """Return the first turn before which the client has the value of a step in the clear."""
+        """Return the number of the first turn before which the client has a step's value in the clear."""
         place = self.places[index]
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether a value needs no ciphertexts of its own: those of its inputs, reordered or rescaled, serve.
+        """Return whether a value need not be encrypted in a turn, because ciphertexts of its inputs are enough.
 
-        A value that the client would only reshape or pad is left to the server, so that no zeros are encrypted.
+        The server then reorders or rescales those. So the client never reshapes or pads a value before it encrypts it,
+        and encrypts no zeros.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:
@@ -219,7 +220,10 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:
-    """List the problems of steps with parameters that only the client could compute: it must not know parameters."""
+    """List the problems of steps with parameters that would have to run at the client.
+
+    The client must not know parameters.
+    """
     return [
         Problem(
             step.name, f"{step.op} of a tensor that the net holds", "add it, multiply by it, or put it into a layer"
@@ -257,7 +261,7 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """List the steps before step `index` that the server cannot compute on encrypted values, but would have to."""
+    """List the steps before step `index` that the server would have to compute on encrypted values, but cannot."""
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

@@ -19,8 +19,8 @@ from hummingbird.he.scheme.masking import Mask
 class Located:
     """The place of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
 
-    index: int64 in the value's shape, -1 for zero. unit: the value is an integer times `unit`; in a client-aided turn
-    also times 2^-s, for the client's scale s.
+    index: int64 in the value's shape, -1 for zero. unit: the value is an encrypted integer times `unit`; in a
+    client-aided turn it is the integer times `unit` times 2^-s, for the client's scale s.
     """
 
     register: int
@@ -28,7 +28,7 @@ class Located:
     unit: Fraction
 
     def is_whole(self, count: int) -> bool:
-        """Return whether the value is its whole register of `count` ciphertexts, in order."""
+        """Return whether the value's ciphertexts are the whole register of `count` ciphertexts, in its order."""
         flat = self.index.reshape(-1)
         return flat.numel() == count and bool((flat == torch.arange(count)).all())
 
@@ -64,10 +64,11 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Copy ciphertexts from concatenated registers to a new one; returns where they are.
+        """Plan an operation that copies ciphertexts from other registers to a new one; returns where the copies are.
 
-        index: their positions. factors: for each register an integer to multiply by. constants: to add. size, primes:
-        of the result; 0 takes the largest size and the fewest primes of the registers.
+        index: positions in the registers as one array, -1 for zero. factors: for each register an integer to multiply
+        by. unit: of the result. constants: residues to add, or None. size, primes: of the result; 0 takes the largest
+        size and the fewest primes of the registers.
         """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]
@@ -76,9 +77,10 @@ class Registers:
         return self.add(operation, index.shape, unit)
 
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
-        """Give a value a register of its own, broadcast to `shape`, with `size` components and `primes` primes.
+        """Give a value a register of its own, with the value broadcast to `shape`; returns the value's new place.
 
-        0 keeps the number that it has. Nothing is copied if the value already has such a register.
+        size, primes: components and primes of the new register's ciphertexts; 0 for as many as they have now. Nothing
+        is copied if the value already has such a register.
         """
         spread = replace(located, index=located.index.expand(tuple(shape)))
         form = self.form(located)
@@ -88,7 +90,10 @@ class Registers:
         return self.pick((located.register,), spread.index, (1,), located.unit, size=size, primes=primes)
 
     def stream(self, located: Located, linear: Map | None, degree: int) -> tuple[int, int, int, bool]:
-        """Return the order in which a value is sent back: `rows`, `places`, `tile` and `last` of a `Return`."""
+        """Return the order in which a value's ciphertexts are sent back: `rows`, `places`, `tile`, `last` of `Return`.
+
+        linear: the map that computes the value; None if it comes from another operation. degree: of the ciphertexts.
+        """
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         places = located.index.numel() // rows
         tile = places if linear is None else self.program().tile(located.register - 1, degree)

@@ -51,7 +51,10 @@ class Client:
         self._key = SecretKey(public.parameters, self.device)
 
     def batches(self, images: Tensor) -> list[ClientBatch]:
-        """Split images, float (n, *input_shape), n >= 1, into batches of `slots` images, and `begin` each batch."""
+        """Split images into groups of at most `slots`, and `begin` a batch for each group.
+
+        images: float (n, *input_shape), n >= 1.
+        """
         shape = self.public.input_shape
         if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
@@ -239,9 +242,9 @@ class ClientBatch:
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError if a step's value would consist mostly of errors.
+        """Raise InputError, naming the images, if a step's value would consist mostly of errors.
 
-        index: number of the step. name: of the step. The error names the images concerned.
+        index: number of the step. value: of all images. name: of the step, for the message.
         """
         if self._shadow is not None:
             least = None
@@ -256,7 +259,11 @@ class ClientBatch:
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Find the images whose values are small beside typical values, for which the plan has fixed the scale."""
+        """Note the images whose values are small beside the typical ones for which the plan has fixed the scale.
+
+        The root mean square of an image's values must be small in each tensor of `flat`. turn: the turn that sends the
+        values. flat: the values, (values, images) each.
+        """
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
             energy = torch.linalg.vector_norm(part, dim=0, dtype=torch.float64) / len(part) ** 0.5

@@ -69,10 +69,10 @@ class Public:
 
     @property
     def form(self) -> str:
-        """Domain in which ciphertexts are sent.
+        """Form in which ciphertexts are sent: "ntt" or "mixed".
 
-        "ntt", all transformed, if the server multiplies them with each other, else "mixed", with component 0 as
-        coefficients.
+        "ntt", all components transformed, if the server multiplies ciphertexts with each other; otherwise "mixed", with
+        component 0 as coefficients.
         """
         return "ntt" if self.packing == "real" else "mixed"
 
@@ -91,7 +91,7 @@ class Public:
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 
     def down_bytes(self, back: Return, count: int) -> int:
-        """Count the bytes of `count` ciphertexts that the server sends of one returned value."""
+        """Count the bytes of `count` ciphertexts that the server sends, if they belong to the returned value `back`."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
     def turn_bytes(self, turn: Round) -> tuple[int, int]:
@@ -214,8 +214,9 @@ class Public:
 def client_steps(public: Public) -> Interpreter[Step]:
     """Make an interpreter that runs the client's steps in the order of the turns.
 
-    After the steps of turn t, a pseudo-step with number len(public.steps) + t reads the values that the turn sends, so
-    that they live until they are encrypted. It does not run; `drop` marks it as done.
+    After the steps of turn t stands a pseudo-step with number len(public.steps) + t. It reads the values that the turn
+    sends, so that the interpreter keeps them until they are encrypted. It is never run; the interpreter's `drop` marks
+    it as done.
     """
     first = len(public.steps)
     sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]

@@ -55,7 +55,7 @@ def at_client(public: Public) -> int:
 
 
 def installed(device: torch.device | str = "cpu") -> int:
-    """Return the bytes of memory of this machine, or those of a GPU that ciphertexts may take.
+    """Return the bytes of memory of this machine, or for a GPU, those that ciphertexts may take on it.
 
     Returns `sys.maxsize` if the system does not report its memory.
     """
@@ -75,10 +75,10 @@ def _moving(public: Public) -> int:
 
 
 def _moments(public: Public) -> Iterator[tuple[int, int]]:
-    """Predict the peak bytes of a client's values at each moment of a run.
+    """Predict the peak bytes of a client's values in each part of a run.
 
-    Yields for each turn a pair, while the client sends and while it receives; then a pair for the time after the last
-    turn.
+    Yields for each turn a pair: bytes while the client sends, and while it receives. The last pair, with equal numbers,
+    is for the steps after the last turn.
     """
     client = _Client(public)
     for number, turn in enumerate(public.turns):
@@ -107,7 +107,10 @@ class _Client:
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Count the bytes of the copy in which the images are the last dimension; only the net's input needs one."""
+        """Count the bytes of the copy of a value in which the images are the last dimension.
+
+        Only the net's input needs such a copy.
+        """
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 
     def run(self, steps: Iterable[int]) -> None:

@@ -38,8 +38,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """The number of the input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a
-    zero.
+    """Tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]], -1 for a zero.
 
     g, p, k: a group of channels, a position of the output and a term of the sum. flat: int32, 1-D. groups, places,
     taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few positions at a time.
@@ -198,10 +197,9 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Divide ciphertexts, int32 (n, size, L, N), by the last of their L primes, again and again until `primes` are
-    left.
+    """Divide ciphertexts, int32 (n, size, L, N), by their last primes one after another, until `primes` of L are left.
 
-    kind: "mixed" or "ntt", the domain of the ciphertexts.
+    kind: "mixed" if component 0 is given as coefficients, "ntt" if all components are transformed.
     """
     while x.shape[-2] > primes:
         x = ciphertexts.switch(ring.take(x.shape[-2]), x, kind)

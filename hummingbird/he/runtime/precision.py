@@ -57,17 +57,17 @@ class Precision:
         self.mark()
 
     def mark(self) -> None:
-        """Remember the current counts, so that `rewind` can return to them."""
+        """Remember the current sums, so that `rewind` can return to them."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
 
     def rewind(self) -> None:
-        """Return to the counts at the last `mark`."""
+        """Return to the sums at the last `mark`."""
         self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
-        """Count a slice of returned integers, float64 (ciphertexts, slots).
+        """Add a slice of returned integers, float64 (ciphertexts, slots), to the sums from which the precision follows.
 
-        back: the returned value that they belong to. last: whether this is the last slice of it.
+        back: the returned value to which the integers belong. last: whether this is the last slice of that value.
         """
         self._energy += integers[:, : self._images].square().sum(0)
         if self._free > 1:
@@ -115,8 +115,8 @@ def least_bits(outputs: int, small: Tensor) -> Tensor:
 class Shadow:
     """A second run of the client's steps on a few images, with added errors: it shows how far errors change values.
 
-    images: int64 (n,), positions in the batch. first: number of the batch's first image, for error messages. hint: of
-    error messages. times: number of repetitions with different errors.
+    images: int64 (n,), positions in the batch. first: number of the batch's first image, for error messages. hint: what
+    the user can do, for error messages. times: number of repetitions with different errors.
     """
 
     def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
@@ -134,9 +134,9 @@ class Shadow:
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run step number `index` on the few images, with errors.
+        """Run step number `index` on the shadow's images, with the errors of earlier steps.
 
-        Inputs to which no errors were added come from `values`, the values of all images.
+        values: the values of all images, by step, which the step reads where no errors were added.
         """
 
         def read(ref: Ref) -> Any:
@@ -145,9 +145,10 @@ class Shadow:
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
-        """Raise InputError, naming the images, if the errors change `value` by more than 2^-6 of its size.
+        """Raise InputError, naming the images, if the errors change a step's values by more than 2^-6 of their size.
 
-        index: number of the step. where: its name. least: (batch,), bits for each image instead of 6.
+        Values and changes are measured as root mean squares. index: number of the step. value: without added errors, of
+        all images. where: name of the step. least: int64 (batch,), for each image a number of bits instead of the 6.
         """
         if index not in self._values:
             return

@@ -66,7 +66,11 @@ class Program:
         return most
 
     def held(self, register: int, degree: int) -> int:
-        """Return the bytes of a register while its operation runs; of one tile if the register is only sent back."""
+        """Return the bytes of a register while its operation runs.
+
+        If the result is computed and sent back tile by tile (`streams`), these are the bytes of one tile. degree: of
+        the ciphertexts.
+        """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
             return form.bytes(degree)

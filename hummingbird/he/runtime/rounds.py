@@ -94,10 +94,10 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """Bound the integers before the server drops primes: by half the modulus, less the errors of dropping.
+        """Bound the returned integers as they are before the server divides them by the primes that it drops.
 
-        Dropping the prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N coefficients of the
-        secret are -1, 0 or 1; that costs q (1 + N)/2.
+        The bound is half of the modulus, less what roundings cost: dropping the prime q leaves x/q and a rounding error
+        of at most (1 + N)/2, since the N coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
@@ -120,8 +120,8 @@ class Round:
 
     steps: numbers of the steps that the client runs first. sends: the values that it encrypts. returns: the values that
     the server sends back. scale: log2 of the input scale, or None if the client chooses it for each image. usual: log2
-    of the scale of values of the expected size. With `one` or `zero` one more ciphertext follows the sends: the
-    constant 1 at each image's scale, or a zero with which the server masks its answer.
+    of the scale that fits values of the expected size. one, zero: whether one more ciphertext follows the values that
+    the client sends: the constant 1 at each image's scale, or a zero with which the server masks its answer.
     """
 
     steps: tuple[int, ...] = field(records.many(_STEP, MOST_STEPS))
@@ -147,13 +147,13 @@ class Round:
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """Yield the first and the last + 1 ciphertext of every slice of the client's stream."""
+        """Yield the slices of the client's stream of ciphertexts, numbered from 0: first ciphertext, last + 1."""
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the first and the last + 1 ciphertext of every slice of the server's stream, and its returned value.
+        """Yield the slices of the server's stream: first ciphertext, last + 1, and the returned value they belong to.
 
-        No slice spans two tiles.
+        A stream's ciphertexts are numbered from 0. No slice spans two tiles.
         """
         first = 0
         for back in self.returns:

@@ -141,5 +141,8 @@ class ServerRound:
         return switched(self._ring, flat, back.primes, form)
 
     def _apart(self) -> int:
-        """Return the distance between the coefficients that are 1 in the encoding of the constant 1."""
+        """Return the distance between the coefficients that are 1 in the encoding of the constant 1.
+
+        The server adds a constant to these coefficients only.
+        """
         return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)

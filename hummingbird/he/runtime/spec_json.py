@@ -35,7 +35,7 @@ _STEP = records.row(records.anything(), records.anything(), records.anything(), 
 class ClientText:
     """The JSON fields of a net's description for clients, `client_spec.Public`.
 
-    A step is a row of its name, operation, inputs and attributes.
+    A step is a list of its name, operation, inputs and attributes.
     """
 
     version: int = records.constant(VERSION)
@@ -51,9 +51,9 @@ class ClientText:
 
 
 def load(text: str | bytes) -> ClientText:
-    """Read the fields of a net's description for clients; no list may be longer than a net needs.
+    """Read the fields of a net's description for clients from its JSON text.
 
-    Raises InputError if it is malformed, or of another version.
+    Raises InputError if the text is malformed, of another version, or has a list longer than a net needs.
     """
     how: Any = {"name": "description of a net", "where": "public", "hint": _HINT}
     fields = records.parse(text, most=_MOST_TEXT, **how)

@@ -133,9 +133,9 @@ def fresh_error(packing: str, degree: int) -> float:
 
 
 def switch_error(packing: str, degree: int, size: int) -> float:
-    """Predict the standard deviation of the error that dividing a ciphertext by a prime adds, in units after it.
+    """Predict the standard deviation of the error that dividing a ciphertext by a prime adds.
 
-    size: components of the ciphertext.
+    The result is in units of the divided ciphertext's integers. size: components of the ciphertext.
     """
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
     return math.sqrt(ROUNDING * energy) * spread(packing, degree)

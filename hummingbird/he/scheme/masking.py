@@ -39,14 +39,18 @@ DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that dep
 
 
 def added(degree: int, size: int) -> int:
-    """Bound what masking, without the flood, adds to a coefficient of a decrypted ciphertext of `size` components."""
+    """Bound what masking adds to a coefficient of a decrypted ciphertext, apart from the flood.
+
+    degree: of the ciphertext. size: number of its components.
+    """
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
 
 
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
-    """Return -log2 of the statistical distance of `count` masked ciphertexts from ones simulated without the weights.
+    """Return -log2 of the statistical distance of masked ciphertexts from ones simulated without the weights.
 
-    flood: log2 of the range of the noise. size: components of a ciphertext.
+    flood: log2 of the range of the noise that hides the weights. size: components of a ciphertext. count: number of
+    ciphertexts.
     """
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
 
@@ -93,9 +97,11 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """Return r times one polynomial, plus an error: int32, for each ciphertext.
+    """Return r times one polynomial, plus an error, for each ciphertext: int32.
 
-    The encryption kernel computes m + e - a s; here it does so for m = 0, a = r and s = -shared.
+    r, error: one polynomial for each ciphertext; r is transformed (NTT), the error is given as coefficients. shared:
+    the one polynomial, transformed, the same for all. form: "mixed" for a result as coefficients, "ntt" for a
+    transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r and s = -shared.
     """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

@@ -87,9 +87,9 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors along their first dimension into pieces of a few polynomials on a CPU.
+    """Split tensors along their first dimension: on a CPU into pieces of 32 polynomials, elsewhere not at all.
 
-    Then several passes over a piece stay in the cache.
+    Pieces are so small that several passes over one stay in the cache.
     """
     size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)

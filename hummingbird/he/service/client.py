@@ -225,9 +225,10 @@ class RemoteModel:
 
 
 def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[bytes]:
-    """Yield the encrypted messages to gRPC.
+    """Yield the encrypted messages to gRPC, which sends them to the server.
 
-    An error of encryption ends the stream early, so the server answers with an error; `problems` then holds the cause.
+    outgoing: the messages, encrypted on another thread. problems: gets the error if encryption fails; then the stream
+    ends early, and the server answers with an error of its own.
     """
     try:
         while (message := outgoing.next(_LONGEST_TURN)) is not None:

@@ -74,7 +74,10 @@ def read_opening(data: bytes, turns: int) -> tuple[str, int]:
 
 
 def digest(public: bytes) -> str:
-    """Return the SHA-256 of a net's public description, `Public`, as it was sent."""
+    """Return the SHA-256 of a net's description for clients, in hexadecimal digits.
+
+    public: the description's bytes, as the server sent them.
+    """
     return hashlib.sha256(public).hexdigest()
 
 
@@ -149,5 +152,5 @@ def read_download(
 
 
 def malformed(what: str) -> InputError:
-    """Make the error for bytes that no side sends in this format. what: the fault, in words."""
+    """Make the error for a message that no side sends in this format. what: the fault, in words."""
     return InputError(f"malformed message: {what}", where="he", hint=_HINT)

@@ -120,7 +120,7 @@ class Receiver:
     leaves: Tensor
 
     def random(self, first: int, count: int) -> tuple[bytes, Tensor, Tensor]:
-        """Make transfers with random choices; the message has 31/8 bytes for each.
+        """Make transfers with random choices; the message has 31/8 bytes for each transfer.
 
         first: number of the first transfer, a multiple of 128. Returns the message for the sender, the choices, uint8
         (count,), and the keys T that belong to them, int64 (count, 2).
@@ -215,9 +215,10 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Check the numbers of transfers, and return how many blocks of 128 they fill.
+    """Raise InputError unless these numbers of transfers are allowed; return how many blocks of 128 the transfers fill.
 
-    where: for error messages. first, count: number of the first transfer, and how many there are.
+    first: number of the first transfer, a multiple of 128. count: how many follow from there. where: for error
+    messages.
     """
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK

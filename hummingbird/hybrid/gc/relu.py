@@ -47,7 +47,7 @@ __all__ = [
 
 
 def new_delta(stream: Stream) -> Tensor:
-    """Draw the garbler's secret offset between the labels of 0 and 1: int64 (2,), odd."""
+    """Draw the garbler's secret offset between the labels of 0 and 1: int64 (2,), with lowest bit 1."""
     return stream.words(2) | torch.tensor([1, 0])
 
 
