@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Used:
-    """Set of a party's turns whose corrections were sent: sorted spans [start, end) that neither overlap nor touch."""
+    """Set of the used numbers of a party's turns: sorted spans [start, end) that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
