@@ -115,7 +115,7 @@ class Header:
 
     @property
     def received(self) -> list[list[Request[Any]]]:
-        """The requests whose corrections go to this party: first a list of the setup's, then a list of each slot's."""
+        """The requests whose corrections go to this party: a list for the setup, and one for every slot alike."""
         return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
 
 

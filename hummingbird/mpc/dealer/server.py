@@ -269,7 +269,8 @@ class DealerService:
     ) -> list[bytes]:
         """Wait until all parties have joined, and return their seeds by rank.
 
-        It counts the call toward the quota, and marks the turns `first` to first + count - 1 of this party as used.
+        It counts the session toward the quota of sessions that are served, if it is not served yet, and marks the turns
+        `first` to first + count - 1 of this party as used.
         wait: seconds to wait for the other parties.
         active: called during the wait; False means that the caller is gone.
         """
