@@ -25,7 +25,7 @@ class ReceiverRotation:
     def take(self, requests: Sequence[Request[Any]]) -> list[ReceiverTurn]:
         """Return the receiver turns of the next requests, in order.
 
-        A turn says who receives the request's correction, and how many this party received before.
+        A turn says which party receives the request's correction, and how many corrections that party received before.
         """
         return [self._next(request) for request in requests]
 

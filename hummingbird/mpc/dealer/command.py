@@ -93,7 +93,8 @@ def main(args: argparse.Namespace) -> int:
 def _stdin_closed() -> bool:
     """Whether stdin is a pipe whose other end is closed, which shows that the parent process is gone.
 
-    False for a stdin that is closed itself, /dev/null or a terminal: these tell nothing about a parent.
+    False for a stdin that is closed itself, /dev/null or a terminal: these tell nothing about a parent. Bytes that
+    arrive on the pipe are read and dropped.
     """
     try:
         if not stat.S_ISFIFO(os.fstat(0).st_mode):

@@ -104,7 +104,7 @@ class Header:
     def turns(self, region: int) -> list[ReceiverTurn]:
         """Return the receiver turn of each request of a region.
 
-        A turn says who receives the request's correction, and how many this party received before.
+        A turn says which party receives the request's correction, and how many corrections that party received before.
         region: 0 for the setup, s + 1 for slot s.
         """
         setup, batch = (ReceiverRotation(self.parties).take(requests) for requests in (self.setup, self.batch))
@@ -115,7 +115,7 @@ class Header:
 
     @property
     def received(self) -> list[list[Request[Any]]]:
-        """The requests whose corrections go to this party: first a list of the setup's, then a list of each slot's."""
+        """The requests whose corrections go to this party: a list for the setup, and one for every slot alike."""
         return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
 
 

@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Used:
-    """Set of a party's turns whose corrections were sent: sorted spans [start, end) that neither overlap nor touch."""
+    """Set of the used numbers of a party's turns: sorted spans [start, end) that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -269,7 +269,8 @@ class DealerService:
     ) -> list[bytes]:
         """Wait until all parties have joined, and return their seeds by rank.
 
-        It counts the call toward the quota, and marks the turns `first` to first + count - 1 of this party as used.
+        It counts the session toward the quota of sessions that are served, if it is not served yet, and marks the turns
+        `first` to first + count - 1 of this party as used.
         wait: seconds to wait for the other parties.
         active: called during the wait; False means that the caller is gone.
         """

@@ -92,10 +92,11 @@ class Curve(NamedTuple):
 
     @property
     def line(self) -> list[int]:
-        """The coefficient of relu(x - t_j) for each knot t_j, in the part of f(x) that is no product of private values.
+        """The coefficient of relu(x - t_j) for each knot t_j, j <= n, in the linear part of f(x).
 
-        In the letters of the module head that part is b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0))
-        (relu(x - t_j) - relu(x - t_n)). The coefficients are in units of 2^-(16 + FRACTION).
+        f(x) is f(t_0), plus the product of (u - t_0 - center) and the sum that `factor` has, plus this linear part: in
+        the letters of the module head, b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) r_j, where
+        r_j = relu(x - t_j) - relu(x - t_n). The coefficients are in units of 2^-(16 + FRACTION).
         """
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]
@@ -135,7 +136,7 @@ def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
 def _through(function: Function, knots: Tensor, rises: bool) -> Curve:
     """Compute the quadratic spline of `function` with these knots.
 
-    Its slope is a linear interpolation of f' between the knots, shifted so that each piece has the mean of f'.
+    Its slope is a linear interpolation of f' between the knots, shifted so that each piece has about the mean of f'.
     """
     values, slopes, widths = function(knots), _derivative(function, knots, 1), knots[1:] - knots[:-1]
     excess = (slopes[1:] + slopes[:-1]) / 2 - (values[1:] - values[:-1]) / widths

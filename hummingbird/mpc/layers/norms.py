@@ -11,11 +11,12 @@ Then sqrt(n / S) = sqrt(n / u) R 2^-15. Where the protocol has tables (polynomia
 of the product S R^2 before it is truncated, and sqrt(n) a public factor; otherwise sqrt(n / u) is a linear spline.
 
 *Error.* Each of N parties rounds its share of u by 2^-17 at most: together an error of N 2^-15 relative to u. The root
-errs by half of that, and by 2^-14 of the spline or table; the factor R by less than N 2^-16. So the relative error of
-a result is below 2^-14 + N 2^-15, which is 2^-13 for two parties. For a table the 2^-14 consist of 2^-15 for its
-pieces, 2^-16 for its coefficients and 2^-17 for sqrt(n); u has 18 bits of fraction there, and the table's results 16,
-so rounding adds N 2^-18 and N 2^-17. In addition x and its mean are rounded to 2^-16 each, which changes a result by
-less than 2^-15 / sqrt(variance + eps).
+errs by half of that, and by 2^-14 of the spline or table. R is exact; the rounding of the row's factor sqrt(n / S), by
+which c is multiplied, changes it by less than N 2^-16 of itself. So the relative error of a result is below
+2^-14 + N 2^-15, which is 2^-13 for two parties. For a table the 2^-14 consist of 2^-15 for its pieces, 2^-16 for its
+coefficients and 2^-17 for sqrt(n); u has 18 bits of fraction there, and the table's results 16, so rounding adds
+N 2^-18 and N 2^-17. In addition x and its mean are rounded to 2^-16 each, which changes a result by less than
+2^-15 / sqrt(variance + eps).
 
 *Range.* S = n (variance + eps) must be below 2^30: otherwise the row becomes noise, unnoticed. If eps is below 2^-20,
 rows with a variance below about 2^-20 are divided by about 2^-10, and by no less: the rounding of their values to 2^-16
@@ -68,7 +69,7 @@ class Thresholds(NamedTuple):
 def places(length: int, eps: float) -> Thresholds:
     """Choose the thresholds for rows of `length` values. Raises InputError if none fit.
 
-    `least` is at most length * max(eps, 2^-20), so that rows with smaller variances need no threshold.
+    `least` is at most length * max(eps, 2^-20), so only rows with variance + eps below 2^-20 may have smaller sums.
     """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:
@@ -219,7 +220,7 @@ class Norm(Layer):
 
     @property
     def _sizes(self) -> norms_in_range.NormSizes | None:
-        """The numbers of a norm whose rows have a variance in a known range; None if the layer uses no such range.
+        """The numbers of a norm for rows with variance + eps in a known range; None if the layer uses no range.
 
         If the rows' length is not known, they are those of the longest rows.
         """

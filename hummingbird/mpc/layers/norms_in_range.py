@@ -1,4 +1,4 @@
-"""Norms of rows whose variance is assumed to lie in a known range: three rounds without a comparison.
+"""Norms of rows whose variance + eps is assumed to lie in a known range: three rounds without a comparison.
 
 *Opening.* From its shares of a row of n values x, of any scale, every party computes q (n x - sum of x) 2^-L. This is
 kappa c exactly, for c = x - mean(x) and kappa = q n 2^-L, without a division by n; q is an integer of four bits. The
@@ -19,7 +19,7 @@ N 2^-17 for v's 16 bits of fraction. z is rounded by N/2 units, which changes th
 the relative error of a result is below 2^-14 + N 2^-15, as with comparisons. The rounding of its own z adds N 2^-17,
 and the last cut (N + 1) 2^-19.
 
-*Range.* If the variance exceeds `most`, the row becomes noise, unnoticed: S leaves the table, or z its k bits. If it
+*Range.* If variance + eps exceeds `most`, the row becomes noise, unnoticed: S leaves the table, or z its k bits. If it
 is below `least`, v is too small, never too large, since the table continues below 2^-D.
 """
 
@@ -40,7 +40,7 @@ from hummingbird.mpc.protocols.rows import LiftedSquaredRows, RowWidths
 from hummingbird.ring import SCALE
 
 WIDEST = 8  # log2 of the largest ratio of variances: a table of 2^12 pieces
-FLATTEST, STEEPEST = -24, 16  # log2 of the variances that are served
+FLATTEST, STEEPEST = -24, 16  # log2 of the least and the largest variance + eps that are served
 _BELOW = 14  # bits of fraction of u beyond the D of its least value
 _FULL = 0.96  # the largest u: tables of 2^5 pieces or more reach it
 _SLACK = 2.0**-10  # of S: the parties' rounding changes S by N 2^-16 of it
@@ -55,11 +55,11 @@ class NormSizes(NamedTuple):
 
     factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
     fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
-    top: the sum of z^2 over a row is below 0.96 2^top; u is this sum times 2^-top.
-    table: of v, which is proportional to u^(-1/2).
+    top: P: S, the sum of z^2 over a row plus the term of eps, is below 0.96 2^P; u is S 2^-P.
+    table: of v = g u^(-1/2), where its gain g is in [1, 2).
     root: D: the table is right for u in [2^-D, 0.96].
     opened: how many bits of v are opened.
-    cut: how many bits of fraction are cut off the product z v.
+    cut: how many bits of fraction are cut off the product z v: E - FRACTION.
     """
 
     factor: int
@@ -91,9 +91,10 @@ def serves(rows: Rows, length: int, eps: float) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """Compute the numbers of a norm over rows of `length` values with these variances; `serves` must hold.
+    """Compute the numbers of a norm over rows of `length` values; `serves` must hold.
 
     center: whether the mean is subtracted.
+    rows: the range in which variance + eps of every row lies.
     """
     number = length if center else 1
     spread = (number - 1).bit_length() + _STEPS
@@ -131,7 +132,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact
 
     eps: added to the mean square before the root.
     center: whether the mean is subtracted first.
-    rows: the range in which the variance of every row lies.
+    rows: the range in which variance + eps of every row lies.
     exact: an exact comparison.
     read: how many low bits of the result's shares later layers read.
     On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.

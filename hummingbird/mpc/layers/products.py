@@ -19,9 +19,10 @@ class Multiply(Layer):
     """The product of two private tensors (broadcasting), in one round.
 
     rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, an operand with a
-        known bound ("small") is opened in the bits that its bound takes: at most 16 bits of fraction, without those
-        that are zero in every share. Its higher bits need not be right. Any other operand is opened in as many bits as
-        later layers read of the result. The result has as many valid bits as that operand, or 64 if both are small.
+        known bound ("small") is opened in the integer bits that its bound takes, and in at most 16 bits of fraction,
+        without those that are zero in every share. Its higher bits need not be right. Any other operand is opened in as
+        many bits as later layers read of the result. The result has as many valid bits as that operand, or 64 if both
+        are small.
     """
 
     def __init__(self, rounds: bool) -> None:

@@ -51,7 +51,7 @@ from hummingbird.ring import SCALE
 
 LONGEST = 512  # values in a row
 _SPREAD = (LONGEST - 1).bit_length()
-_WIDEST = POWER_TO - 1  # the largest half of the range of y
+_WIDEST = POWER_TO - 1  # the most that half of the range of c may be
 _LOWEST = -7.0  # the lowest middle of the range: below it E would have no bits of fraction
 FRACTION = 12  # bits of fraction of y, and of E 2^t
 SUM_FRACTION = 13  # of u, as the argument of its table

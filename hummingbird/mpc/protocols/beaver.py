@@ -77,10 +77,11 @@ def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 
 
 def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> None:
-    """Raise ValueError if a convolution's input exceeds the limit of elements once torch has added padding to it.
+    """Raise ValueError if a convolution's input, together with its margins, exceeds the limit of elements.
 
-    A transposed convolution also adds gaps. The size of the result does not bound this: dilation removes what padding
-    adds.
+    Margins are the padding. For a transposed convolution they are the difference between the padding and how far the
+    dilated kernel reaches, and the strides put gaps between the elements of the input. The size of the result does not
+    bound all this: dilation removes what padding adds.
     """
     if not op.startswith("conv"):
         return

@@ -105,7 +105,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The least and the largest real value whose comparison is right, whatever the random number u is."""
+        """The least and the largest real value for which d stays inside the window, so that S(d) = d, for every u."""
 
     @abstractmethod
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

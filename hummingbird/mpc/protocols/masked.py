@@ -64,8 +64,8 @@ from hummingbird.ring import SCALE
 class MaskedShares(NamedTuple):
     """A party's shares for a masked opening. choice, wrap, product and carry are additive, (count,).
 
-    The mask is lambda; r_b and r_s are random bits that hide the ReLU's bit and the bit that tells whether the sum
-    wraps.
+    The mask is lambda; r_b and r_s are random bits that hide the ReLU's bit b and the bit s, which with the top bit of
+    the opened value tells whether the sum wraps.
     mask: its summand of lambda in the low k bits, int32 or int64 (count,).
     choice_bits, wrap_bits: xor shares of r_b and r_s, uint8 (ceil(count/8),).
     choice, wrap: r_b and r_s as numbers.
@@ -182,7 +182,8 @@ def _compare(
     """Open the masked words and compare them.
 
     Returns the opened words and xor shares of two bits, packed: uint8 (2, ceil(count/8)). The first bit is that of the
-    ReLU, the second tells whether the sum wraps; random bits of the material hide both.
+    ReLU; the second, with the top bit of the opened word, tells whether the sum wraps. Random bits of the material hide
+    both.
     frames: the messages of all parties.
     """
     bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables

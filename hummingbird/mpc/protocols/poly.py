@@ -111,10 +111,10 @@ class Polynomial(Request[PolynomialShares]):
 
 
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
-    """Compute the coefficients that the dealer deals: for each power, lowest first, one for every piece.
+    """Compute the coefficients T_j[X] that the dealer deals: for each power j, lowest first, one for every X.
 
-    They are int64 (n 2^w,) for each power. The piece is chosen by the upper w bits of a value plus its mask, and the
-    polynomial is in the lower bits of that sum.
+    They are int64 (n 2^w,) for each power. X stands for the upper w bits of a value plus its mask. Row X is for the
+    piece X - L mod 2^w, where L is the upper w bits of the mask, as a polynomial in the lower bits of the sum.
     lambda_: the masks, int64 (n,), in 0 .. 2^k - 1.
     Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^(scale + GUARD + degree +
     the bits of the function's largest value), 2^50, and is rounded only once, at the end.

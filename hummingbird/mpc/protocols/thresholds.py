@@ -49,7 +49,7 @@ from hummingbird.mpc.session.session import Session
 class ThresholdShares(NamedTuple):
     """A party's shares for an opening that is compared with J numbers. (count,) and (J, count) fields are additive.
 
-    The mask is lambda; r_b and r_s are random bits that hide, for each number, the ReLU's bit and the bit of a wrap.
+    The mask is lambda; r_b and r_s are random bits that hide, for each number, the bits b and s of masked.py.
     mask: its summand of lambda in the low k bits, int32 or int64 (count,).
     bits: xor shares of r_b and r_s for each number, uint8 (J, 2, ceil(count/8)).
     carry: (sum of the parties' summands - lambda) / 2^k, (count,).

@@ -56,7 +56,7 @@ def environment(lanes: int | None = None) -> LanePosition:
 
     lanes: processes of a party; None: HUMMINGBIRD_LANES, else 1.
     Raises ConfigError if lanes is not positive or does not divide WORLD_SIZE, and EnvironmentProblem for variables
-    that are no numbers, and if the lanes of a party are on several hosts.
+    that are no numbers, for a RANK that is not below WORLD_SIZE, and if the lanes of a party are on several hosts.
     """
     count = lanes_of(lanes)
     rank = variable("RANK", 0)

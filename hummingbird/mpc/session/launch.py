@@ -165,7 +165,8 @@ def init(
         MASTER_ADDR, and a free port. One direction is enough: a party that others cannot reach connects to them.
     peer_address: HOST:PORT at which other parties reach this one, if it differs from `peer_listen`, as behind an
         address translation. None: the same.
-    timeout: the longest wait for another party or the dealer, in seconds; after it every wait ends with an error.
+    timeout: the longest silence of another party or the dealer, in seconds; every wait for one of them ends by then,
+        with an error.
     device: where this party's shares are, "cpu" or "cuda". It has the same type at all parties, since it determines
         how seeds are expanded (prg.py). "cuda" is the GPU LOCAL_RANK of this host, modulo the number of GPUs.
 
@@ -258,7 +259,7 @@ def _on_card(device: torch.device) -> torch.device:
 
 
 def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
-    """The device, parsed. Raises ConfigError for an option of the wrong type."""
+    """The device, parsed. Raises ConfigError for an option of a wrong type, or a wrong timeout or device."""
     if dealer is not None and not isinstance(dealer, str):
         raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
     if tls is not None and not isinstance(tls, Tls):

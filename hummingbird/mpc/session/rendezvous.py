@@ -240,9 +240,9 @@ def open_store(
     timeout: float,
     device: torch.device | str = "cpu",
 ) -> StoreDealer | KeptStore:
-    """Open this lane's part of a store, or of the next set of a kept store. 2 rounds.
+    """Open this lane's part of a store, or of the next set of a kept store once there is one. 2 rounds.
 
-    All parties must have the same set. They continue with the highest of their next unused slots.
+    All parties must have folders of the same set. They continue with the highest of their next unused slots.
     """
     party, parties, lane, lanes = place
     root = Path(str(path).replace("{rank}", str(party)))
