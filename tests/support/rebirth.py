@@ -81,7 +81,7 @@ class Hosts:
 
     def kill_host(self, rank: int) -> None:
         """Kill a party and its torchrun."""
-        launcher = self.launchers[rank]
+        launcher, before = self.launchers[rank], offspring(os.getpid())
         if launcher.poll() is None:
             suspend(launcher.pid)  # so that it starts no other meanwhile
             parties = children(launcher.pid)
@@ -89,6 +89,16 @@ class Hosts:
             for pid in parties:
                 kill(pid)
         launcher.wait(HANG)
+
+        def gone() -> bool:
+            """Kill what was being forked for the launcher: it has become an orphan, and so a child of this process."""
+            late = [pid for pid in offspring(os.getpid()) if pid not in before and alive(pid)]
+            for pid in late:
+                if not python.beside(pid):  # which ends by itself
+                    kill(pid)
+            return not late
+
+        until(gone, f"all processes of party {rank} to end")
 
     def client(self, timeout: float = HANG) -> Client:
         """A client of its own."""
@@ -124,13 +134,18 @@ def hasty(addresses: Sequence[str]) -> Client:
     return client
 
 
+def offspring(pid: int) -> list[int]:
+    """All children of a process, of its threads too; none if it has ended."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError):
+            found += map(int, task.read_text().split())
+    return found
+
+
 def children(pid: int) -> list[int]:
     """Processes that a process has started and that run."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:
-        return []
-    return [child for child in map(int, text.split()) if alive(child) and not python.beside(child)]
+    return [child for child in offspring(pid) if alive(child) and not python.beside(child)]
 
 
 def kill(pid: int) -> None:
