@@ -102,7 +102,7 @@ USAGE = {
     "opening:_mask_words": {80: (96, 0), 90: (112, 32)},
     "opening:_open_words": {80: (80, 0), 90: (80, 0)},
     "opening:_compare_opened": {80: (232, 0), 90: (192, 0)},
-    "opening:_lift": {80: (248, 0), 90: (248, 0)},
+    "opening:_lift": {80: (255, 0), 90: (255, 0)},
     "digits:_cut": {80: (40, 0), 90: (40, 0)},
     "digits:_multiply": {80: (248, 0), 90: (248, 0)},
     "digits:_multiply UNIT=8": {80: (255, 24), 90: (232, 0)},
