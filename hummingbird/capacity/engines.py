@@ -63,7 +63,7 @@ def run(
         outcome = events.simulate(service, system, load, factors, told)
     # The engines follow a request from its arrival at the service; requests in transit do not affect each other.
     outcome = dataclasses.replace(outcome, arrived=outcome.arrived - away)
-    # Limits count the service's own requests, of which one arrival may bring several.
+    # Limits count the service's own requests; one arrival may bring several requests.
     sized = dataclasses.replace(service, each=service.each / float(load.sizes().mean()))
     return Result(service, system, arrivals, load, outcome, engine, why, limits(sized))
 

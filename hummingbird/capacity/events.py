@@ -379,7 +379,7 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Hand tokens to the groups that wait for them, in order, while the store has enough.
+        """Give tokens to waiting groups, in their order, while the store has enough.
 
         Then begin the refills, which make tokens, for which there is room.
         """

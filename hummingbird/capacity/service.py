@@ -175,7 +175,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Work of a step: `rounds` messages that wait for one another, each for half a round-trip time."""
+    """Work of a step: `rounds` messages, one after the other; each takes half a round-trip time."""
 
     rounds: float
 

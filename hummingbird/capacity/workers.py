@@ -73,7 +73,7 @@ class NoTokens:
         return begin
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
-        """Take tokens out of the stores of these array rows, each of which stands for a run and a replica in it.
+        """Take tokens out of the stores of these array rows. A row stands for one replica in one run.
 
         need: how many tokens. at: the times, in seconds, from which their places in the stores are free again.
         """

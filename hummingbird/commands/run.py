@@ -18,9 +18,9 @@ _DESCRIPTION = """Run a script, or a module after -m, as all parties on this hos
 each lane of each party, with the environment variables from which hummingbird.init() reads party and lane. The parties
 meet in a store on this host's loopback interface, which no other host reaches. All processes share this terminal.
 
-If one process fails, all others are told to end, and killed after 30 seconds. SIGTERM and Ctrl-C go to all processes.
-The exit status is 0 if all have ended with 0, else that of the process that failed first, 128 + N if signal N killed
-it.
+If one process fails, the command stops all others with SIGTERM, and kills them after 30 seconds. SIGTERM and Ctrl-C go
+to all processes. The exit status is 0 if all have ended with 0, else that of the process that failed first, or 128 + N
+if signal N killed it.
 
 Trust: all parties are processes of one user on one host, who can read the memory of each."""
 _EPILOG = """examples:

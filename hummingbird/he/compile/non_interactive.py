@@ -444,7 +444,7 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """Raise ModelError, listing the answers of which less than 6 bits (`LEAST`) would be right.
+    """Raise ModelError if answers would have fewer than 6 right bits (`LEAST`); the error lists them.
 
     attempt: one that has made its plan, and so has predicted the bits of a typical value of each answer.
     """
