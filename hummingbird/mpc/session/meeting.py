@@ -5,7 +5,8 @@ before another has noticed the failure. So rank 0 gives every meeting a new numb
 0 ends the meeting by writing a roll, the list of all cards. A card has a nonce, which is new after every restart. A
 process that does not find its own nonce in the roll has read an old meeting, and waits for the next one.
 
-Processes wait by polling: a wait inside the store does not react to signals.
+Processes wait by polling: a wait inside the store does not react to signals. If the store's host is suspended, torch
+waits without end for any answer of the store. So another thread makes each call (`call_store`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import datetime
 import errno
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -30,7 +35,9 @@ from hummingbird.rpc.signals import check
 
 _POLL = 0.03  # seconds between two polls of the store
 _REACH = 2.0  # seconds for a connection to the store
+_ANSWER = 5.0  # seconds in which torch tries again to connect, before this module does
 _WORD = records.text(256)  # a text in a card
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,7 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
     if serves_store(rank):
         store = _serve(host, port, wait)
     else:
-        _listening(host, port, deadline)
-        store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=wait)))
+        store = _connect(host, port, rank, world, deadline)
     store.set_timeout(wait)
     return dist.PrefixStore("hummingbird", store)
 
@@ -138,6 +144,49 @@ def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
         raise
 
 
+def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> dist.Store:
+    """Connect to the run's store as env:// says. Raises OSError or RuntimeError at the deadline, PeerError by `check`.
+
+    A host that dies or restarts may take connections and not answer them. So an attempt is short, and another follows.
+    """
+
+    def attempt() -> dist.Store:
+        return next(iter(dist.rendezvous("env://", rank, world, timeout=datetime.timedelta(seconds=_ANSWER))))[0]
+
+    while True:
+        _listening(host, port, deadline)
+        try:
+            return call_store(deadline, attempt)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        check()
+        time.sleep(_POLL)
+
+
+def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
+    """Return `call(*arguments)`, a call of the store, which a thread of its own makes; raise what it raises.
+
+    Raises TimeoutError at the deadline, of time.monotonic, and PeerError by `check`. Then the thread is left behind: it
+    ends with the process, or when the store's host answers.
+    """
+    answer: Future[_T] = Future()
+
+    def make() -> None:
+        try:
+            answer.set_result(call(*arguments))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=make, name="hummingbird-store", daemon=True).start()
+    while not answer.done():
+        wait([answer], _POLL)
+        check()
+        if time.monotonic() > deadline and not answer.done():
+            raise TimeoutError("the run's store does not answer")
+    return answer.result()
+
+
 def _listening(host: str, port: int, deadline: float) -> None:
     """Wait until a server listens at this address. Raises OSError at the deadline."""
     while True:
@@ -158,31 +207,33 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
     deadline: of time.monotonic; at the deadline `Late` is raised.
     dealer: called at rank 0 after the meeting has begun; returns the address of the dealer for all, or "".
     """
+    ask = partial(call_store, deadline)
     if rank == 0:
-        here = _at(store, store.add("meeting", 1))
-        here.set("card/0", records.write(card))
+        here = _at(store, ask(store.add, "meeting", 1))
+        ask(here.set, "card/0", records.write(card))
         address, waiting = dealer(), list(range(world))
-        while waiting := [other for other in waiting if not here.check([f"card/{other}"])]:
+        while waiting := [other for other in waiting if not ask(here.check, [f"card/{other}"])]:
             _pause(deadline, waiting)
-        cards = [card, *(_card(here, other) for other in range(1, world))]
+        cards = [card, *(_card(ask(here.get, f"card/{other}"), other) for other in range(1, world))]
         roll = records.write(Roll(tuple(cards), new_seed(), address))
-        here.set("roll", roll)
-        return _read(roll, here, world)  # its own text: another process may have changed the store
+        ask(here.set, "roll", roll)
+        return read_roll(roll, here, world)  # its own text: another process may have changed the store
     answered = 0
     while True:
-        number = store.add("meeting", 0)
+        number = ask(store.add, "meeting", 0)
         here = _at(store, number)
         if number != answered:
-            here.set(f"card/{rank}", records.write(card))
+            ask(here.set, f"card/{rank}", records.write(card))
             answered = number
-        if number and here.check(["roll"]):
-            meeting = read_roll(here, world)
+        if number and ask(here.check, ["roll"]):
+            meeting = read_roll(ask(here.get, "roll"), here, world)
             if meeting.cards[rank].nonce == card.nonce:
                 _check_own(meeting.cards[rank], card, rank)
                 return meeting
             _pause(deadline, [0])  # until rank 0 begins the next meeting
         else:
-            _pause(deadline, [other for other in range(world) if not here.check([f"card/{other}"])] if number else [0])
+            missing = [other for other in range(world) if not ask(here.check, [f"card/{other}"])] if number else [0]
+            _pause(deadline, missing)
 
 
 def _at(store: dist.Store, number: int) -> dist.Store:
@@ -213,16 +264,12 @@ def _words(card: Card) -> str:
     return f"{card.address or 'no address'}, lanes={card.lanes}"
 
 
-def read_roll(here: dist.Store, world: int) -> Meeting:
+def read_roll(text: str | bytes, here: dist.Store, world: int) -> Meeting:
     """Read the record with which rank 0 ends a meeting. Raises AgreementError if it is malformed.
 
     It is malformed, too, if it has not `world` processes.
     here: the part of torchrun's store that belongs to this meeting.
     """
-    return _read(here.get("roll"), here, world)
-
-
-def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
     try:
         roll = records.read(text, Roll, name="roll")
         for card in roll.cards:
@@ -236,11 +283,8 @@ def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
     return Meeting(here, [*roll.cards], roll.token, roll.dealer)
 
 
-def _card(here: dist.Store, other: int) -> Card:
-    """Read the entry by which the process of another rank presents itself. Raises AgreementError if it is malformed.
-
-    here: the part of torchrun's store that belongs to this meeting.
-    """
+def _card(text: bytes, other: int) -> Card:
+    """Read the entry by which the process of rank `other` presents itself. Raises AgreementError if it is malformed."""
     hint = "install the same release everywhere"
     how = {"where": "init", "hint": hint, "error": AgreementError}
-    return records.read(here.get(f"card/{other}"), Card, name=f"card of rank {other}", **how)
+    return records.read(text, Card, name=f"card of rank {other}", **how)

@@ -15,12 +15,14 @@ import struct
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch.distributed as dist
 
 from hummingbird.channel.connect import serve_store
 from hummingbird.errors import EnvironmentProblem, PeerError
 from hummingbird.mpc.session.lanes import LanePosition
+from hummingbird.mpc.session.meeting import call_store
 from hummingbird.rpc.security import check_own_folder
 from hummingbird.rpc.signals import check
 
@@ -72,7 +74,7 @@ class SharedPort:
         link.settimeout(max(0.0, deadline - time.monotonic()))
         link.connect(path)
         link.sendall(_WORD.pack(self.place.lane))
-        return dist.TCPStore(_HOST, _word(link), is_master=False, timeout=wait)
+        return call_store(deadline, partial(dist.TCPStore, _HOST, _word(link), is_master=False, timeout=wait))
 
     def _gather(self, server: socket.socket, port: int, deadline: float) -> None:
         server.settimeout(_LOOK)

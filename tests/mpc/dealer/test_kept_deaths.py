@@ -46,7 +46,7 @@ def test_a_run_over_many_sets(nursery: Nursery, tmp_path: Path) -> None:
     used = [handed_out(party) for party in parties]
     assert used[0] == used[1] and len(set(used[0])) == len(used[0]) == 15
     assert [int(slot.split(":")[1]) for slot in used[0]] == [*range(3)] * 5  # none left out
-    assert min(numbers(tmp_path)) == 6  # what is used up is gone
+    assert all(number >= 6 for number in numbers(tmp_path))  # what is used up is gone; the next set may be unfinished
 
 
 @pytest.mark.slow

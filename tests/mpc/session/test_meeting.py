@@ -9,24 +9,26 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from hummingbird.channel.connect import listen
+from hummingbird.channel.connect import listen, serve_store
 from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, PeerError, TrustError
 from hummingbird.mpc.session import listener, meeting, rendezvous
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, read_roll, run_store
 from hummingbird.mpc.session.shared_port import SharedPort
+from hummingbird.rpc.signals import Flag, ends_waits
 from tests.channel.test_channel import run
 from tests.channel.test_one_port import needs_ipv6
 from tests.support.parties import channels, together
 from tests.support.paths import ROOT
-from tests.support.patience import HANG, until
+from tests.support.patience import HANG, NEVER, until
 from tests.support.ports import free_port
 
 
@@ -119,13 +121,13 @@ def test_a_malformed_roll_is_refused(name: str) -> None:
     store, roll = dist.HashStore(), ROLLS[name]
     store.set("roll", roll if isinstance(roll, str) else json.dumps(roll))
     with pytest.raises(AgreementError, match="a list of 2 processes"):
-        read_roll(store, 2)
+        read_roll(store.get("roll"), store, 2)
 
 
 def test_a_roll_is_read() -> None:
     store = dist.HashStore()
     store.set("roll", json.dumps({"cards": [CARD] * 2, "token": "00" * 16, "dealer": ""}))
-    assert read_roll(store, 2).cards == [Card(**CARD)] * 2
+    assert read_roll(store.get("roll"), store, 2).cards == [Card(**CARD)] * 2
 
 
 # Who else can write into the store -----------------------------------------------------------------------------------
@@ -167,6 +169,34 @@ def test_a_store_at_an_address_of_another_host_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(EnvironmentProblem, match="MASTER_ADDR=192.0.2.1 is no address of this host"):
         run_store(0, 2, time.monotonic() + HANG, HANG)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_store_that_takes_connections_and_does_not_answer_keeps_nobody_from_stopping(
+    monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """Its host is dying, or suspended; once it is back, the party finds it."""
+    server, told, links = listen("127.0.0.1"), Flag(), []
+    port = server.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+
+    def dying() -> None:
+        for _ in range(2):  # the first one only looks whether somebody listens
+            link, _ = server.accept()
+            link.close() if closes else links.append(link)
+        told.set()
+
+    def party() -> None:
+        with ends_waits(told), pytest.raises(PeerError, match="told to stop"):
+            run_store(1, 2, time.monotonic() + NEVER, NEVER)
+
+    together([party, dying])
+    for link in [server, *links]:
+        link.close()
+    host = serve_store("127.0.0.1", port, timedelta(seconds=HANG))
+    assert run_store(1, 2, time.monotonic() + HANG, HANG).add("here", 1) == 1
+    del host
 
 
 class Forged:
@@ -216,7 +246,7 @@ def test_parties_that_were_told_different_things_name_both_sides(change: Callabl
     roll = {"cards": [asdict(c) for c in meetings[0].cards], "token": meetings[0].token.hex(), "dealer": "unix:/dealer"}
     store = dist.HashStore()
     store.set("roll", json.dumps(change(roll)))
-    meetings[1] = read_roll(store, 3)
+    meetings[1] = read_roll(store.get("roll"), store, 3)
     pairs = channels(3)
     errors = run(
         [lambda r=r: rendezvous.agree_on_roll(pairs[r], meetings[r], LanePosition(r, 3, 0, 1)) for r in range(3)]  # type: ignore[misc]
