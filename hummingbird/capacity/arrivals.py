@@ -31,9 +31,10 @@ HOUR = 3600.0
 class Arrivals(ABC):
     """Base class of arrival processes: when requests arrive, how many images each has, and how long it waits.
 
-    images: number of images of a request, an integer or {integer: weight}. patience: seconds after which a request
-    leaves if its online phase has not begun. session: mean number of requests of a client, the first of which begins
-    its session; inf: every client already has a session. (`Users` begin a session with their first request.)
+    images: number of images of a request; or {number: weight}, from which each request draws its number. patience:
+    seconds after which a request leaves if its online phase has not begun. session: mean number of a client's requests
+    in one session, which the first of them begins; inf: every client already has a session. (For `Users` this field
+    does not count: each user begins a session with the first request.)
     """
 
     images: int | Mapping[int, float] = field(default=1, kw_only=True)
@@ -83,13 +84,16 @@ class Arrivals(ABC):
 
     @abstractmethod
     def _times(self, shape: tuple[int, int], seed: int) -> dict[str, Any]:
-        """Draw the times of requests, for arrays of this shape (runs, requests); returns them as fields of a `Load`."""
+        """Draw when requests arrive or, for `Users`, how long users think; returns it as keyword arguments of `Load`.
+
+        shape: (runs, requests).
+        """
 
     steady: ClassVar[bool] = True  # whether the process is stationary, so that there may be a steady state
 
     @abstractmethod
     def per_second(self) -> float:
-        """Return the mean number of requests per second; for users, the number if they never had to wait."""
+        """Return the mean number of requests per second; for `Users`, the number if every answer came at once."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,9 @@ class Gaps(Arrivals):
 
 @dataclass(frozen=True)
 class Hourly(Arrivals):
-    """Requests of a Poisson process with rates[h] requests per second in hour h,
-    and from the first hour again at the end.
+    """Requests of a Poisson process whose rate changes every hour: rates[h] requests per second in hour h.
+
+    After the last of these hours the first rate follows again.
     """
 
     rates: tuple[float, ...]

@@ -106,8 +106,8 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
     """Compute the constants (seconds and bytes, `Net`) of a net with these layers, from the costs of one unit of work.
 
-    relus: number of ReLUs for one image. results: number of values in the net's result. The client sends a value once,
-    also if several layers read it; the message is sized for the layer with the widest kernel.
+    relus: number of ReLUs for one image. results: number of values in the net's result. Values that several layers read
+    are sent once, in as many ciphertexts as the layer needs that needs most.
     """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}

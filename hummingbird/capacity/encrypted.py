@@ -45,10 +45,7 @@ PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """Return the kind of work, as rows of a profile name it, of a net in its mode.
-
-    The net's seconds follow from rows of this kind.
-    """
+    """Return the `kind` of those rows of a profile from which a net's seconds follow: "he" and the net's mode."""
     return f"he {public.mode}"
 
 
@@ -61,7 +58,7 @@ def check_images(public: Public, images: int) -> None:
 
 
 def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
-    """Count each kind of work in round `number`, for a batch of `images` images.
+    """Count each kind of work in round `number`, for a batch of `images` images; returns the counts by name.
 
     A residue is a ciphertext's coefficient modulo one prime. sent: residues that the client sends. products: of a
     residue and a weight. made: residues that operations other than linear layers make. answered: residues that are
@@ -177,8 +174,8 @@ CLIENT, SERVER = "client", "server"
 def he(model: HEModel, images: int, profile: Profile) -> Service:
     """Make the service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
 
-    It serves as many requests at a time as `he-server` does by default. Raises ConfigError for more images than a batch
-    has room for, and for a profile without rows of the net's mode.
+    The service works on as many requests at a time as `he-server` does by default. Raises ConfigError for more images
+    than a batch has room for, and for a profile without rows of the net's mode.
 
         capacity.he(hummingbird.he.convert_model(net, (1, 28, 28)), 2048, capacity.load_profile("profile.json"))
     """
@@ -204,7 +201,8 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
     """Return the steps of a request (`WorkStep`): those of all rounds, one round after the other.
 
-    turns: for each round the seconds of each part of it. profile: says on how many threads.
+    turns: for each round, the seconds of each of its parts (`PARTS`). profile: names the number of threads on which
+    these seconds were measured.
     """
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):

@@ -37,11 +37,12 @@ def run(
     """Simulate a service under these arrivals, in `runs` runs of `requests` requests; the same seed gives the same
     figures.
 
-    at: machines and link in place of the service's own. engine: "recurrence" computes as if no phases shared cores and
-    links, "events" lets them share; None: events if the demand on a core or link may exceed its capacity. full: whether
-    stores are full at first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress:
-    called by the event engine with (requests done, requests in all). By default 10^6 requests are simulated by the
-    recurrence, or 10^4 by events; both take seconds.
+    at: machines and link to use in place of the service's own, or None. engine: "recurrence" computes as if no phases
+    shared cores and links, "events" lets them share; None: events if the demand on a core or link may exceed its
+    capacity. full: whether stores are full at first, else empty. rules: the fields queue, replicas, kept, batch, hold
+    and each of `System`, where they shall differ from the service's. progress: called by the event engine with
+    (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or 10^4 by events; both
+    take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
@@ -139,9 +140,9 @@ def _rate(service: Service, step: WorkStep, resource: Resource) -> float:
 
 
 def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Draws:
-    """Draw, for every run of a phase, the factor by which its core-seconds are multiplied.
+    """Draw a factor for every time that a phase is run; the phase's core-seconds are multiplied by it.
 
-    A factor is one measured time over the mean; it is drawn from those that the service's phases list.
+    A factor is one measured time over the mean of such times; it is drawn from those in `Phase.factors`.
     """
     runs, requests = load.shape
     tokens = int(load.sizes().sum(1).max()) * system.per_request
@@ -162,10 +163,10 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:
-    """Compute the seconds of every run of a phase, as if no other phase used its cores and links.
+    """Compute the seconds of a phase for every time that it is run, as if no other phase used its cores and links.
 
-    factors: the factor by which each run's core-seconds are multiplied. The result, of the same form, is what the
-    recurrence (recurrence.py) reads.
+    factors: for every time, the factor by which the phase's core-seconds are multiplied. Returns the seconds in the
+    same arrays, as the recurrence (recurrence.py) reads them.
     """
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:

@@ -126,7 +126,8 @@ class Machine:
         """End a step at the time that was scheduled for it, unless the speeds of its replica's steps have changed since
         then.
 
-        In that case another end is scheduled. shared: how often speeds had been computed when this end was scheduled.
+        After such a change this call does nothing, because another end was scheduled. shared: how often speeds had been
+        computed when this end was scheduled.
         """
         if shared == self._shared[replica]:
             self._running[replica].remove(step)
@@ -298,7 +299,10 @@ class _Run:
             raise HummingbirdError(what, where="event engine", hint="this is a defect: please report it")
 
     def _think(self, user: int, time: int) -> None:
-        """Let a user think for `load.think[run, time]` seconds, then ask; `time` is an index."""
+        """Let a user think for load.think[run, time] seconds, then ask.
+
+        time: index of the thinking time in the row of this run.
+        """
         assert self.load.think is not None
         after = float(self.load.think[self.run, time])
         self.machine.at(self.machine.now + after, ARRIVES, partial(self._ask, user))
@@ -309,7 +313,7 @@ class _Run:
             self._arrive(len(self.where))
 
     def _count(self) -> None:
-        """Add, to the time that requests have spent in the system, their time since the last call."""
+        """Add the time since the last call to `there`, the time that all requests have spent in the system."""
         self.there += (len(self.where) - self.gone) * (self.machine.now - self.since)
         self.since = self.machine.now
 

@@ -66,8 +66,8 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
     """Compute the mean core-seconds and bits that a request needs of every core and link but those of its client.
 
     A request that is one of n in its batch is charged 1/n of the batch, and the refills that make its tokens. together:
-    mean number of requests in a batch; None: all batches are full. The time by which further requests make a batch
-    longer counts as computing.
+    mean number of requests in a batch; None: all batches are full. Each request of a batch but the first makes it
+    `Service.each` seconds longer; these seconds are counted as computing.
     """
     n = service.batch if together is None else together
     more = service.request.computing
@@ -83,8 +83,8 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
     """Return the least upper bound on a service's rate, of those that apply.
 
-    limits: all bounds, the least first. shared: whether phases share cores and links; if not, the bounds of cores and
-    links are ignored, but for links that only the transit uses.
+    limits: all bounds, the least first. shared: whether the simulation lets phases share cores and links. If not, a
+    bound set by a core or link applies only if no phase but the transit uses this core or link.
     """
     used = {
         name: {resource for resource, amount in loads(service, phase).items() if amount}

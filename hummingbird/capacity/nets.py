@@ -67,10 +67,7 @@ class _Again(Zeros):
 
 
 def kind_of(private: PrivateNet) -> str:
-    """Return the kind of work, as rows of a profile name it, of a net with its protocol.
-
-    The net's seconds follow from rows of this kind.
-    """
+    """Return the `kind` of those rows of a profile from which a net's seconds follow: "mpc" and the net's protocol."""
     return f"mpc {private.facts['protocol']}"
 
 
@@ -299,7 +296,10 @@ def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> P
 
 
 def _setup(roles: list[str], cost: Cost) -> Phase | None:
-    """Return the session phase, in which private weights are opened once; None if the weights are public."""
+    """Return the phase at the start of a session in which private weights are opened under masks, once.
+
+    None if the weights are public. roles: the parties' host names. cost: the price of the opening.
+    """
     if cost == FREE:
         return None
     sends = [

@@ -60,11 +60,12 @@ def service(
     store: float = 0,
     profile: PublishedProfile | None = None,
 ) -> Service:
-    """Make the service "sg" or "cg" (module head) for a net: one client, one server, one refill and request at a time.
+    """Make the service of the paper for a net: one client, one server, one refill and one request at a time.
 
-    up, down: bits per second of the client's link. store: bytes at the client. profile: measurements of garbling, by
-    default `asplos23`. Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic
-    evaluation than the net's table has, and no bandwidth.
+    kind: "sg" for server garbling, "cg" for client garbling (module head). up, down: bits per second of the client's
+    link. store: bytes at the client. profile: measurements of garbling, by default `asplos23`. Raises ConfigError for
+    another kind, fewer than one thread, more threads for homomorphic evaluation than the net's table has, and no
+    bandwidth.
     """
     profile = profile or asplos23()
     if kind not in KINDS:
@@ -186,11 +187,11 @@ def sent(at: Service) -> tuple[float, float]:
 
 
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
-    """Return the split of a bandwidth, in bits per second up and down, that minimises the seconds on it of a refill and
-    a request together.
+    """Return the best split of a bandwidth: the bits per second up, and those down.
 
-    The paper calls it WSA. For U bits up and D down, of the bandwidth B the part b up and B - b down, U/b + D/(B - b)
-    is minimal where its derivative by b is 0, at b = B sqrt U / (sqrt U + sqrt D).
+    With this split a refill and a request together spend the fewest seconds on the link. The paper calls it WSA. Let U
+    bits go up and D bits down. If b of the bandwidth B is for the way up, the seconds are U/b + D/(B - b). They are
+    least where their derivative by b is 0, at b = B sqrt U / (sqrt U + sqrt D).
     """
     up, down = map(math.sqrt, sent(at))
     return bandwidth * up / (up + down), bandwidth * down / (up + down)

@@ -93,10 +93,10 @@ class Profile:
         check_count(self.threads, "threads", 1, "threads")
 
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
-        """Return the seconds of one part of some work: as measured, if a row has its digest, else composed from its
-        amounts.
+        """Return the seconds of one part of some work.
 
-        kind: of the profile's rows to compose from. part: such as "compute". amounts: how much of each kind of work
+        If a row has the work's digest, they are the row's measured seconds; else they are composed from the work's
+        amounts, by a fit to all rows of this kind. part: such as "compute". amounts: how much of each kind of work
         there is. digest: identifies the work. Raises ConfigError if no such work was measured.
         """
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
@@ -121,8 +121,8 @@ class Profile:
     def origin(self, *parts: Seconds) -> str:
         """Return a note on the machine on which these seconds were measured, or on how they were composed.
 
-        parts: seconds of parts of some work. The error that the note names is that of the parts' sum if all parts err
-        in the same direction.
+        parts: the seconds of each part of some work. For composed seconds the note gives the relative error of their
+        sum, as if all parts erred in the same direction.
         """
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
@@ -172,8 +172,9 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Compute the mean relative error of composed seconds of a part: each row's are composed from all other rows, and
-    compared with those measured.
+    """Compute the mean relative error of composed seconds of a part.
+
+    For each row the seconds are composed from all other rows, and compared with those that were measured.
     """
     errors = []
     for row in rows:

@@ -138,7 +138,7 @@ class Garbler(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """A net's constants for both services: measured by the authors, or composed from its layers.
+    """The constants of a net for server and for client garbling: measured by the authors, or composed from its layers.
 
     relus: ReLUs of an image. linear_values: values that the client keeps for linear layers. keygen, encrypt, decrypt:
     seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server. he: seconds of the

@@ -136,7 +136,7 @@ class Singles(Replay):
         """Decide for each run whether request i is served, is rejected because the queue is full, or leaves when its
         patience ends; returns the times at which it leaves.
 
-        rows: the request's replica in each run. place: the slot that becomes free first.
+        rows: the request's replica in each run. place: index of the slot of this replica that becomes free first.
         """
         system, at, begin, go = self.system, self.arrived[i], self.began[i], self.went[i]
         until = at + (math.inf if self.patience is None else self.patience[i])
@@ -237,9 +237,9 @@ class _Users(_Open):
 
 
 class _Present:
-    """Times at which the requests at every replica leave, from which the shortest queue is found.
+    """For each run and replica, the times at which its requests leave, from which the shortest queue is found.
 
-    The array is (runs, replicas, most requests at a time).
+    The times are an array (runs, replicas, n) with room for the n requests that a replica has at one time, at most.
     """
 
     def __init__(self, runs: int, replicas: int) -> None:
@@ -375,9 +375,9 @@ class _Pieces:
         return None
 
     def _simulate(self, rows: Ints, state: Floats) -> Floats:
-        """Simulate these pieces of runs, each from its state; returns their states at the end.
+        """Simulate some pieces of runs, each from its own state; returns their states at the end.
 
-        A state has the times at which slots become free and refills end.
+        rows: numbers of the pieces. state: for each of them, the times at which slots become free and refills end.
         """
         slots, system = self.system.slots, self.system
         start = Start(state[:, :slots], state[:, slots:], self.begun[rows], self.taken[rows], rows // self.each)

@@ -28,7 +28,8 @@ _GROWS = 0.01  # seconds of latency per second above which growth is no chance
 class Result:
     """The outcome of a simulation, its figures, and the service, rules and load that were simulated.
 
-    engine, why: the engine and the reason for it. limits: upper bounds on the service's own requests per second.
+    engine, why: the engine and the reason for it. limits: upper bounds on the requests of the service per second; one
+    arrival may bring several such requests.
     """
 
     service: Service
@@ -116,10 +117,10 @@ class Result:
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
-        """Compute the mean number of intervals that are open at a time, between the first and last counted arrival.
+        """Compute how many intervals are open at a time: the mean over time from the first to the last counted arrival.
 
-        begin, end: the intervals' ends, seconds, (runs, n); an interval with NaN is left out. weights: how much each
-        interval counts.
+        begin, end: where each interval begins and ends, in seconds, (runs, n); an interval with NaN is left out.
+        weights: how much each interval counts.
         """
         low, high, length = self._window
         total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)

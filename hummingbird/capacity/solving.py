@@ -120,9 +120,10 @@ def figure(run: Result, goal: str) -> float:
 
 
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
-    """Compute the rate of the service's requests over the largest rate; 0 for users, who wait for their answers.
+    """Compute the load: the rate at which requests reach the service, over the largest rate that it can serve.
 
-    engine: "recurrence" ignores the limits of cores and links, as it computes as if no phases shared them.
+    0 for users, who wait for their answers. engine: "recurrence" ignores the limits of cores and links, as it computes
+    as if no phases shared them.
     """
     if isinstance(arrivals, Users):
         return 0.0
@@ -159,9 +160,9 @@ def solve(
 
     vary: the input; "split" finds the best division of a link's bandwidth into up and down. p99, p95, p50, mean: the
     goal, exactly one of them: the largest latency in seconds at this quantile, or on average. arrivals: required unless
-    `vary` is the rate; then only their other fields count. requests, runs: of each trial; a load needs 10 / (1 -
-    load)^2 requests to show its steady state. engine: as for `engines.run`. told: called at each trial. Raises
-    ConfigError for a goal below an idle service's latency, and for a goal that no value meets.
+    `vary` is "rate"; then their own rate is ignored. requests, runs: of each trial; a load needs 10 / (1 - load)^2
+    requests to show its steady state. engine: as for `engines.run`. told: called at each trial. Raises ConfigError for
+    a goal below an idle service's latency, and for a goal that no value meets.
 
         capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
     """
@@ -293,7 +294,7 @@ def _run_of(trial: Trial) -> Result:
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """Return the error for a goal that no value meets. trial: the one with the value that helps most."""
+    """Return the error for a goal that no value meets. trial: the trial of the value that comes nearest to the goal."""
     what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
@@ -406,10 +407,10 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Compute how much 10 % more of each input that is used changes the latency that the goal measures.
+    """Compute the elasticity of the latency, as the goal measures it, for each input that the run uses.
 
-    Returned is for each input the elasticity: (change of the latency in percent) / (change of the input in percent);
-    NaN where it cannot be shown.
+    It is (change of the latency in percent) / (change of the input in percent), from a trial with 10 % more of the
+    input; for the rate with less, because a higher rate may be above the limit. NaN if the trial has no finite latency.
     """
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 

@@ -91,7 +91,7 @@ class System:
             raise ConfigError(f"{what}, filled {m} at a time, is sure to hold only {sure}", where="tokens", hint=hint)
 
     def check_batches(self, load: Load, draws: Draws) -> None:
-        """Raise ConfigError for batches of requests that may leave early, join several queues, or begin a session."""
+        """Raise ConfigError for batches if requests may also leave early, join several queues, or begin a session."""
         turned_away = self.queue is not None or load.patience is not None
         if self.batch > 1 and (turned_away or self.replicas > 1 or load.due is None or draws.session is not None):
             what = "batches go with open arrivals at one queue only: no users, sessions, patience, full queue, replicas"
@@ -126,8 +126,8 @@ class Load:
     request is done, rejected or given up. think: (runs, users + requests) thinking times in seconds: of every user
     before the first request, then after the i-th arrival. users: number of users. size: requests of the service that
     one arrival brings, one after another in one slot. patience: seconds after which a request leaves if it has not
-    begun its online phase (tokens on demand: its first refill). first: whether the request begins a session (of users,
-    the first request of each that is served does).
+    begun its online phase (tokens on demand: its first refill). first: whether each request begins a session; None: all
+    do. For users it is not read: each user's requests begin a session until one of them is served.
     """
 
     due: Floats | None = None
@@ -178,11 +178,11 @@ def transits(service: Service, load: Load) -> Floats:
 
 @dataclass(frozen=True)
 class Draws:
-    """Numbers drawn for each run of a phase: its seconds for the recurrence, its factor for the event engine.
+    """Numbers for every time that a phase is run: its seconds for the recurrence, its factor for the event engine.
 
-    request: (runs, requests), in order of arrival (a batch uses its first request's number). refill: (runs * replicas,
-    refills), in order of start, repeated from the first when used up. session: (runs, requests) or None. An axis of
-    size 1 stands for equal numbers along it.
+    request: (runs, requests), for online phases in order of arrival (a batch uses its first request's number). refill:
+    (runs * replicas, refills), for refills in order of start; after the last number the first is used again. session:
+    (runs, requests) or None. An axis of size 1 stands for equal numbers along it.
     """
 
     request: Floats

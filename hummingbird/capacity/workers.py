@@ -17,11 +17,12 @@ _MOST_BYTES = 4 << 30  # of the array of all refills' ends
 
 
 class Start(NamedTuple):
-    """The state with which a simulation begins; all times before the first arrival have the same effect.
+    """The state with which a simulation begins.
 
     slots: (rows, slots), the times at which slots become free. ends: (rows, any), the last ends of refills that have
-    begun, ascending. begun: number of refills that have begun. taken: number of tokens that were taken. run: for each
-    row, the row of the array of refills' seconds to use.
+    begun, ascending. How long before the first arrival a time lies makes no difference. begun: number of refills that
+    have begun. taken: number of tokens that were taken. run: for each row, the row of the array of refills' seconds to
+    use.
     """
 
     slots: Floats
@@ -55,7 +56,7 @@ class Workers:
         return place, self.free[rows, place]
 
     def take(self, rows: Ints, until: Floats) -> None:
-        """Occupy, in each of these rows, the place that becomes free first, until these times."""
+        """Occupy, in each of these rows, the place that becomes free first; it is free again at the times `until`."""
         self.free[rows, self.first(rows)[0]] = until
 
 
