@@ -49,7 +49,8 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
     """Compute the sender's keys Q of oblivious transfers, with the receiver's message (module head).
 
     leaves: uint8 (32, 16, 16), on the CPU, leaf x of tree j at index x ^ delta_j; index 0 is not read.
-    delta: int64 (2,). block: number of the first block of 128 transfers.
+    delta: the sender's secret of 128 bits, int64 (2,), of which delta_j are bits 4 j to 4 j + 3.
+    block: number of the first block of 128 transfers.
     corrections: the message, m_j for each tree, uint8 (32, 16 blocks), packed.
     Returns int64 (128 blocks, 2). InputError for anything else. Constant time.
     """
@@ -64,8 +65,8 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
     """Convert each wire's label of 0 to the label of its bit: L_i ^ b_i delta (labels: kernels/garble.py).
 
-    labels: int64 (n, 2). bits: uint8 (ceil(n/8),), packed; spare bits are not read. delta: int64 (2,). Returns int64
-    (n, 2). InputError for anything else. Constant time.
+    labels: L, int64 (n, 2). bits: b, uint8 (ceil(n/8),), packed; spare bits are not read. delta: the XOR of a wire's
+    two labels, int64 (2,). Returns int64 (n, 2). InputError for anything else. Constant time.
 
         choose(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0b10], dtype=torch.uint8), delta)[1] is delta's value
     """

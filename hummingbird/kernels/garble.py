@@ -77,8 +77,8 @@ def tiles(n: int) -> int:
 class Circuit:
     """One garbled circuit on shares of `width` bits, with results mod 2^ring (module head).
 
-    kind: "relu" or "lift". width: w, from 2 to 24. ring: k', bits of a result, from 1 to 32. garbler: "data" knows its
-    shares and the masks when it garbles, "model" does not. InputError for anything else.
+    kind: "relu" or "lift". width: w, from 2 to 24. ring: k', bits of a result, from 1 to 32. garbler: the side that
+    garbles; "data" knows its shares and the masks by then, "model" does not. InputError for anything else.
 
         Circuit("relu", 10, 20, "data").table_bytes(1000) == 342_000
     """
@@ -137,9 +137,12 @@ def garble(
 
 
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """Evaluate garbled tables of the garbler "data": int64 (n,), relu(x) - r or x - r, from 0 to 2^k' - 1.
+    """Evaluate the circuits that the data's side garbled; returns their n results, int64 (n,), from 0 to 2^k' - 1.
 
-    labels: int64 (n, w, 2), the label of each bit of p, the evaluator's share. tables: uint8 (circuit.table_bytes(n),).
+    A result is relu(x) - r for a circuit of kind "relu", x - r for "lift": x is the number of which both sides have
+    shares, r the garbler's mask; k' is `circuit.ring`.
+
+    labels: int64 (n, w, 2), the label of each bit of the evaluator's share. tables: uint8 (circuit.table_bytes(n),).
     key, tile: as at the garbler; with others, or with damaged tables, the result is noise. InputError for other shapes.
     """
     where = "kernels.garble.evaluate"
@@ -185,9 +188,9 @@ def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own:
 
 
 def _check(where: str, circuit: Circuit, garbler: str, key: bytes, tile: int, labels: Tensor) -> int:
-    """Check the arguments that garbling and evaluation share, and return the number of instances.
+    """Raise InputError for wrong arguments, of those that all four functions have; return the number of instances.
 
-    where: the function's name.
+    where: the function's name. garbler: the one that the function is for.
     """
     if not isinstance(circuit, Circuit) or circuit.garbler != garbler:
         message = f"expected a Circuit whose garbler is {garbler!r}, got {circuit}"

@@ -37,10 +37,10 @@ class Cut(NamedTuple):
     """The numbers that define a simulated comparison: its result is the bit [(r + u - minus) mod 2^k < below].
 
     r: the compared value times 2^16, rounded. u: the sum of `draws` uniform random numbers below 2^m. wraps: whether a
-    value outside the window comes out less a multiple of 2^k. q: how many low bits of the value are cut, with u as the
-    random rounding; 0: none. The module head has the equations.
-    1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and
-    q <= min(m, 16); without: draws <= 4095 and q = 0.
+    value outside the window is changed by the multiple of 2^k that brings it inside. q: how many low bits of the value
+    are cut, with u as the random rounding; 0: none. The module head has the equations.
+    1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and q <=
+    min(m, 16); without: draws <= 4095 and q = 0.
     """
 
     k: int

@@ -123,8 +123,8 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
     """Add a constant to every `step`-th residue of the first element of each ciphertext, modulo each prime, in place.
 
     x: int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions may be strided.
-    constants: int32 (rows, L), centred, for each row one that is added at all its places. step: 1 .. N. InputError for
-    anything else.
+    constants: int32 (rows, L), centred: for each row, the constant that is added at all places. step: 1 .. N.
+    InputError for anything else.
     """
     where, primes = "kernels.shift", len(ring.primes)
     ring.check(x, f"{where}(x)", 5)
@@ -169,7 +169,7 @@ def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     The result is (x - [x]_p) / p modulo each other prime, with [x]_p the centred residue modulo p.
     x: int32 (n, size, L, N), L >= 2. form: "ntt" if all elements are NTT values, "mixed" if element 0 is coefficients.
     Returns int32 (n, size, L - 1, N) in the same form, over the ring `ring.take(L - 1)`. The rounding error is at most
-    1/2 in each coefficient of each element. Costs L transforms for each one that is NTT values. InputError for anything
+    1/2 in each coefficient of each element. An element that is NTT values costs L transforms. InputError for anything
     else.
     """
     ring.check(x, "kernels.switch(x)", 4)

@@ -46,7 +46,7 @@ def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
 
 
 def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
-    """Check message, noise, a and secret as `encrypt` documents them, and return them contiguous.
+    """Raise InputError unless message, noise, a and secret are as `encrypt` documents them; return them contiguous.
 
     where: the function's name.
     """

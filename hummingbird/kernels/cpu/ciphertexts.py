@@ -131,7 +131,7 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
 
-    plain: how many of the first elements are coefficients; the others are NTT values, and stay such.
+    plain: how many of a ciphertext's first elements are coefficients; the others are NTT values, before and after.
     """
     count = len(ring.primes) - 1
     dropped = x[:, :, count:].contiguous()

@@ -83,11 +83,11 @@ class SlicedRows(RowStore):
 
 
 def _answer(stores: Sequence[Any], data: Tensor, width: int, leaf: int) -> Tensor:
-    """Combine the rows that keys, or selection bits, select in each of several tables of one shape, in C++.
+    """Answer queries to several tables of one shape in C++: combine the rows that each query selects.
 
-    stores: the T tables. data: uint8 (T, B, size), B queries for each table: keys, if `leaf`, the leaf of the keys'
-    tree at which row 0 is, is 0 or more; selection bits if `leaf` is -1. width: bits of the words that are summed; 0:
-    XOR.
+    stores: the T tables. data: uint8 (T, B, size), B queries for each table. leaf: -1 if the queries are selection
+    bits; else they are keys, and the table's row 0 is the first row of this leaf of the keys' tree. width: bits of the
+    words that are summed; 0: XOR.
     """
     rows, row_bytes = stores[0]._shape
     data = data.contiguous()

@@ -143,7 +143,7 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """Return the address of words in memory, and how many bits a word has: -32 for int32, which has a sign."""
+    """Return the tensor in which words are stored, and how many bits a word has there: -32 for int32, for its sign."""
     found = stored(words)
     if isinstance(found, Packed):
         return found.data, found.width
@@ -188,7 +188,7 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
     """Implement `kernels.shares.products.matmul` in C++, as a 1 x 1 convolution.
 
-    The columns of the factor are the positions of the image.
+    The factor is the image, with a pixel for each of its columns; the rows of `a` are the filters.
     """
     b = factor.code
     shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)

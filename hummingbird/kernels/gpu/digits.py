@@ -67,9 +67,9 @@ def _cut(
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Split x, (images, channels, plane) with any strides, into signed bytes: out (DIGITS, images, plane, channels).
+    """Split x, (images, channels, plane) with any strides, into signed bytes, and store them in `out`.
 
-    plane: height times width.
+    out: (DIGITS, images, plane, channels). plane: height times width.
     """
     channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
@@ -128,7 +128,7 @@ def _multiply(
     """Multiply the digits (signed bytes) of inputs and weights, and sum them to a convolution's result.
 
     x: the digits of the inputs, (DIGITS, images, plane, channels). w: those of the weights, (WEIGHT_DIGITS, .., terms).
-    out: (images, groups * outputs, length). length: positions of an output image.
+    out: memory for the result, (images, groups * outputs, length). length: positions of an output image.
     """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT

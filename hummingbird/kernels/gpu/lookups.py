@@ -50,7 +50,10 @@ def _chacha12(k0, k1, k2, k3, counter, public, inside):
 
 @triton.jit
 def _node(at, inside):
-    """Load a node of a key's tree: the four words of its seed, and a word whose bits all equal its control bit."""
+    """Load a node of a key's tree: the four words of its seed, and a word whose bits all equal its control bit.
+
+    at: the node's address. inside: whether the node exists; zeros are loaded if not.
+    """
     k0, k1 = _word(at + 0, inside), _word(at + 1, inside)
     k2, k3 = _word(at + 2, inside), _word(at + 3, inside)
     return k0 & 0xFFFFFFFE, k1, k2, k3, (k0 ^ k0) - (k0 & 1)

@@ -38,7 +38,7 @@ def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) ->
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Whether each group of a convolution has several input channels, so that it is worth a matrix product."""
+    """Whether each group of a convolution has several input channels; with one, a matrix product does not pay."""
     return bool(x.numel() and weight.numel()) and weight.shape[1] > 1
 
 

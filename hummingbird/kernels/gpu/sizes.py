@@ -89,7 +89,7 @@ def sizes(kernel: str, device: torch.device) -> Sizes:
 
 @contextlib.contextmanager
 def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
-    """Use these tile sizes for a kernel inside the block."""
+    """Use these tile sizes for a kernel inside a `with` block."""
     _tried[kernel] = candidate
     try:
         yield

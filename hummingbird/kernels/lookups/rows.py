@@ -81,11 +81,11 @@ class RowStore(ABC):
 class Table:
     """A table of rows, from which queries are answered (module head); all rows are zeros at first.
 
-    rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", with ceil(row_bytes / 8) * 8 bytes a row, for rows
-    rounded up to 16; or "cuda", "cuda:1", with row_bytes bytes a row, for sums by ChaCha12 keys only. Keys, rows and
-    answers are on the CPU. All instruction sets use the same layout. Several threads may read at the same time while
-    none writes. All methods raise InputError for wrong shapes, types and ranges; the constructor also for a device that
-    is not there, and EnvironmentProblem if memory is short.
+    rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", where a row takes ceil(row_bytes / 8) * 8 bytes, and
+    the memory is for a multiple of 16 rows; or "cuda", "cuda:1", where a row takes row_bytes bytes, for sums by
+    ChaCha12 keys only. Keys, rows and answers are on the CPU. All instruction sets use the same layout. Several threads
+    may read at the same time while none writes. All methods raise InputError for wrong shapes, types and ranges; the
+    constructor also for a device that is not there, and EnvironmentProblem if memory is short.
 
         table = Table.prepare(torch.arange(8, dtype=torch.uint8).view(4, 2))
         select_xor(torch.tensor([[0b0110]], dtype=torch.uint8), table).tolist() == [[2 ^ 4, 3 ^ 5]]
@@ -228,9 +228,9 @@ def select_xor(bits: Tensor, table: Table) -> Tensor:
 
 
 def select_sum(bits: Tensor, table: Table, width: int) -> Tensor:
-    """Sum the rows that bits select, as words of `width` bits (`Table.answer_sum`).
+    """Sum, for each query, the rows that its bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
 
-    bits: as for `select_xor`.
+    bits: as for `select_xor`. width: as for `Table.answer_sum`.
     """
     _check_bits(bits, table, "kernels.rows.select_sum(bits)")
     table._check_width(width, "kernels.rows.select_sum(width)")

@@ -45,7 +45,7 @@ def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
 
 
 def _columns(streams: Tensor) -> Tensor:
-    """XOR, for each bit b of a leaf's number, the key streams of the leaves whose number has this bit.
+    """XOR, for each bit b of a leaf's number, the key streams of the leaves in whose number this bit is 1.
 
     Returns uint8 (32, 4, 16 blocks): trees, bits b, bytes.
     """

@@ -21,7 +21,7 @@ def sigma(x: Tensor) -> Tensor:
 
 
 class Hash:
-    """The hash H of one tile, which maps a number and labels, int64 (..., 2), to blocks of that shape."""
+    """The hash H of one tile: maps the number of a hash, and labels, int64 (..., 2), to blocks of the labels' shape."""
 
     def __init__(self, key: bytes, tile: int) -> None:
         self._key, self._tile = int.from_bytes(key, "little"), tile
@@ -53,9 +53,9 @@ def _garble(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Garble one tile of m instances: return the gates' blocks, the rows' words, and the offsets of the results.
 
-    hash_of: the tile's hash. delta: the XOR of a wire's two labels. labels, own: int64 (m, w, 2), labels of 0 of the
-    evaluator's and of the garbler's bits. first: bit 0 of the garbler's shares, int64 (m, 1); None for the garbler
-    "model".
+    Rows convert wires to numbers (kernels/garble.py). hash_of: the tile's hash. delta: the XOR of a wire's two labels.
+    labels, own: int64 (m, w, 2), labels of 0 of the evaluator's and of the garbler's bits. first: bit 0 of the
+    garbler's shares, int64 (m, 1); None for the garbler "model".
     """
     blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
     for i in range(circuit.width):
@@ -137,9 +137,10 @@ def _joined(circuit: Circuit, blocks: list[Tensor], words: list[Tensor]) -> Tens
 
 
 def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Tensor]:
-    """Split a tile's tables into the gates' blocks, which are yielded in order, and the rows' words.
+    """Split a tile's tables into the gates' blocks, yielded in order, and the words of the rows.
 
-    m: instances in the tile. Each block is int64 (m, 2); the words are int64 (circuit.words, m).
+    Rows convert wires to numbers (kernels/garble.py). m: instances in the tile. Each block is int64 (m, 2); the words
+    are int64 (circuit.words, m).
     """
     size = LABEL_BYTES * circuit.blocks * m
     blocks = tables[:size].clone().view(torch.int64).view(circuit.blocks, m, 2)

@@ -185,11 +185,12 @@ def lift(
     opened: int64 (n,), public, z + lambda mod 2^k, unsigned, lambda being the mask. choice: uint8 (2, ceil(n/8)),
     public, packed: c_b = b xor r_b, and c_s = s xor r_s of the wrap's bit s; `compare_opened` returns shares of both.
     mask: (n,), this party's mask, a summand of lambda; only the low k bits are used. carry, bit, wrap, product: (n,),
-    its shares of the masks' carry, r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32 bits of the
-    results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32. first:
-    True at exactly one party. Returns (y, z): int64 (n,) each, y = b z. carry None: `mask` is this party's share of z
-    itself, int64, and is returned as z. With z' in [-2^(k-1), 2^(k-1)) the value of z that the opening determines, y is
-    then b z' + c_b (z - z'). mpc/protocols/masked.py has the equations.
+    this party's shares of the masks' carry, of r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32
+    bits of the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k
+    <= 32. first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
+    If `carry` is None, `mask` is this party's share of z itself, int64, and is returned as z. Then, for z outside of
+    [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z'), where z' is the number in this range that equals z mod 2^k.
+    mpc/protocols/masked.py has the equations.
     """
     function, n = "kernels.lift", _size(opened)
     check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)

@@ -70,7 +70,7 @@ def plain(words: Words) -> Tensor:
 
 
 def anchor(words: Words) -> Tensor:
-    """Return the tensor in which words are stored, or their key stream's key, for `registry.best` to choose by."""
+    """Return the tensor by which `registry.best` chooses: the one that stores the words, or the key of drawn words."""
     return words if isinstance(words, Tensor) else words.key if isinstance(words, Drawn) else words.data
 
 

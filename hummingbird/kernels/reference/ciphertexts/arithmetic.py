@@ -25,8 +25,8 @@ _FEW_ROWS = 8  # up to here rows of several places are joined; from about 16 row
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
     """Implement `kernels.ciphertexts.arithmetic.linear` in plain torch; the result goes to `out`, which may be strided.
 
-    A few places and columns are computed at a time, so that all buffers stay in the cache. steps: as for `_reduce`, 1
-    or 2, as the largest sum needs.
+    A few places and columns are computed at a time, so that all buffers stay in the cache. steps: how many the largest
+    sum needs, 1 or 2 (`_reduce`).
     """
     (groups, rows, terms), places = weights.shape, index.shape[1]
     numbers = _CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS
@@ -63,10 +63,11 @@ _Piece = tuple[slice, slice, Tensor, Tensor]
 def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
     """Split the linear combinations of `linear` into matrix products that fit the cache.
 
-    weights, index: as for `linear`, which has G groups of weights and, in each, the same sums at many places. Yields a
-    range of groups, a range of places, their matrices (g, n rows, u), and the ciphertexts that these multiply, (g, u,
-    p). Either up to `most` places are the columns of one product (n = 1). Or, for so few rows that reading the columns
-    would take most of the time, n places that read mostly the same ciphertexts go into one larger matrix (p = 1).
+    weights, index: as for `linear`, which has G groups of weights and, in each, the same sums at many places. Yields
+    for each product a range of g groups, a range of places, the matrices (g, n rows, u), and the numbers of the
+    ciphertexts by which they are multiplied, (g, u, p). Either up to `most` places are the p columns, and n is 1. Or,
+    for so few rows that reading the columns would take most of the time, n places that read mostly the same u
+    ciphertexts share one larger matrix, and p is 1.
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -133,10 +134,10 @@ def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
 def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
     """Apply a function to ciphertexts modulo one prime after the other, on float64, and return its reduced results.
 
-    tensors: int32 (n, ..., L, N); a few ciphertexts are converted at a time. function: (number of the prime, output,
-    residues (n, ..., N) of each tensor): writes its results, `sizes` ring elements for each ciphertext, to `output`,
-    and may overwrite the residues. steps: as for `_reduce`, which then centres the results. Returns int32 (n, sizes, L,
-    N).
+    tensors: int32 (n, ..., L, N); a few ciphertexts are converted at a time. function: called with the number of the
+    prime, an output, and the residues (n, ..., N) of each tensor; it writes its results, `sizes` ring elements for each
+    ciphertext, to the output, and may overwrite the residues. steps: as for `_reduce`, which then centres the results.
+    Returns int32 (n, sizes, L, N).
     """
     like, count = tensors[0], tensors[0].shape[0]
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
@@ -221,7 +222,7 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
 
-    plain: how many of the first elements are coefficients; the others are NTT values, and stay such.
+    plain: how many of a ciphertext's first elements are coefficients; the others are NTT values, before and after.
     """
     (n, size, _, degree), count = x.shape, len(ring.primes) - 1
     dropped = x[:, :, count]

@@ -52,7 +52,7 @@ def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Te
 
 
 class Workspace:
-    """Buffers in which a few polynomials modulo one prime are transformed: float64 (N, columns), one for each column.
+    """Buffers, float64 (N, columns), in which a few polynomials modulo one prime are transformed, one in each column.
 
     Each thread keeps one workspace: fresh memory would cost more than the transforms.
     """
@@ -82,10 +82,11 @@ class Workspace:
         out.copy_(x.t())
 
     def reduce(self, x: Tensor, q: int) -> Tensor:
-        """Reduce x, float64 integers with |x| < 2^53 - q, modulo q in place; a kept x goes to another buffer.
+        """Reduce x, float64 integers with |x| < 2^53 - q, modulo q, in place.
 
-        x/q has an error below |x/q| 2^-52, one rounding of 1/q and one of the product: |result| <= q/2 + 2. For
-        |x| < 2^51 the result is centred: q is odd, so x/q is at least 1/2q away from a half, more than the error.
+        If x is from `keep`, the result is in another buffer. x/q has an error below |x/q| 2^-52, one rounding of 1/q
+        and one of the product: |result| <= q/2 + 2. For |x| < 2^51 the result is centred: q is odd, so x/q is at least
+        1/2q away from a half, more than the error.
         """
         quotients = torch.mul(x, 1.0 / q, out=self._other(x)).round_()
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)

@@ -60,5 +60,8 @@ def _chacha12(public: Tensor, seeds: Tensor, counter: int) -> Tensor:
 
 
 def _words(octets: Tensor) -> Tensor:
-    """View a copy of bytes as int32; a copy, as a batch of one may have strides that are no multiple of a word."""
+    """Copy bytes, and return the copy as int32 words.
+
+    A view would not do: a batch of one may have strides that are no multiple of a word.
+    """
     return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)
