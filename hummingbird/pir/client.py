@@ -134,7 +134,7 @@ class Client:
         """Send an owner's signed update (`Owner.update`) to both servers; returns the new state.
 
         Raises PeerError or AgreementError if a server refuses the update or does not answer. Then send the update
-        again; a server that has made it already accepts it.
+        again; a server that has applied it already accepts it.
         """
         self._pair.update(message)
         return self.state
@@ -146,9 +146,10 @@ class Client:
     # Lookups ----------------------------------------------------------------------------------------------------------
 
     def _checked(self, indices: Tensor) -> Tensor:
-        """Check row indices, and convert them to int64 (n,) on the CPU. Raises InputError for others.
+        """Check row indices, and return them as int64 (n,) on the CPU.
 
-        The error names no index, because its text may appear in a log.
+        Raises InputError unless they are int32 or int64 (n,), and rows of the table. The error names no index, because
+        its text may appear in a log.
         """
         where = "pir.Client(indices)"
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
@@ -163,9 +164,10 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """Look up the records of row numbers `places`, with one message each way, and check their signatures.
+        """Look up records with one message each way to each server, and check all signatures.
 
-        Returns the state of the table, and the records, uint8 (n, record_bytes). numbers: as for `read`.
+        places: the numbers of the rows in the servers' table, int64 (n,). numbers: as for `read`. Returns the state of
+        the table, and the records, uint8 (n, record_bytes).
         """
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:

@@ -186,8 +186,8 @@ def _verified(key: Ed25519PublicKey, signature: bytes, text: bytes) -> bool:
 def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tensor, records: Tensor) -> int:
     """Count the rows in `records` without the owner's signature for a version up to `newest`; takes 0.1 ms a row.
 
-    numbers: int64 (n, parts), the numbers of the rows in each record, -1 for a place of zeros. All rows are checked,
-    and only the count is returned, because the positions would reveal which rows fail.
+    numbers: int64 (n, parts), the numbers of the rows in each record, -1 for zeros in place of a row. All rows are
+    checked, and only the count is returned, because the positions would reveal which rows fail.
     """
     one = replace(facts, dim=facts.dim // facts.parts, parts=1)
     bad, at = 0, one.row_bytes

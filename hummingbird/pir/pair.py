@@ -174,12 +174,11 @@ def _description(link: TableServer, answer: bytes) -> TableDescription:
 def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
     """Update both servers' tables: first both receive the update, then party 0 changes its table, then party 1.
 
-    Returns the descriptions of both servers.
-    So the servers differ only for the time of one short message, however long the update takes to arrive. If one of
-    them refuses the update, neither makes it. A server that no longer holds it, because another one was offered or it
-    restarted, receives it again. If two programs with the owner's key send different updates for one version, party 0
-    makes one of them, and the other program stops there; if both parties switched at the same time, each could make a
-    different one.
+    Returns the descriptions of both servers. So the tables differ only for the time of one short message, however long
+    the update takes to arrive. If a server refuses the update, neither table changes. A server may have lost the update
+    when it shall apply it, because another one was offered or it was started again; then the update is sent again.
+    If two programs with the owner's key send different updates for one version, party 0 applies one of them, and the
+    other program stops there; if both parties switched at the same time, each could apply a different one.
     """
     described(links, [message, message], "Offer", where)
     digest = hashlib.sha256(message).digest()

@@ -60,8 +60,8 @@ class Facts:
 
     rows: number of rows. dim: number of values in a record. dtype: torch's name of their type. table_id: 32 hexadecimal
     digits for a table of signed records, else "". parts: number of rows in a record, each with its own signature if
-    records are signed; above 1 for a plan, whose records hold a row and its companions. dim counts the values of all of
-    them.
+    records are signed. It is above 1 for a plan, whose records hold a row and its companions; then `dim` counts the
+    values of all these rows.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -115,7 +115,7 @@ def _is_hex(text: str) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a table: the number of updates made, and a digest of table and updates."""
+    """The state of a table: the number of updates applied so far, and a digest of table and updates."""
 
     version: int = field(records.whole())
     digest: bytes = field(records.hexadecimal(_DIGEST))

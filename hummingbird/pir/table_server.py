@@ -54,7 +54,7 @@ class Remote:
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
         """Send a message, as `TableServer.begin` does.
 
-        Here there is one more method, Metrics, which asks for the server's counters.
+        The method may also be Metrics, which asks for the server's counters.
         """
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)

@@ -66,7 +66,7 @@ class Updater:
         """Send to a server that is behind the updates that it missed, from the other server; returns their number.
 
         progress: called with 1 after each update. Raises AgreementError, naming both, if the servers hold different
-        tables or made different updates; PeerError if one does not answer, or no longer keeps an update.
+        tables or applied different updates; PeerError if a server does not answer, or no longer keeps an update.
         """
         zero, one = (description.state for description in self.describe())
         if zero.version == one.version and zero != one:

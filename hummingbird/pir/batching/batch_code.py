@@ -135,11 +135,11 @@ class BatchCode:
 
 
 def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
-    """Apply the pseudo-random permutation of group `choice` of the buckets to row numbers x.
+    """Apply the pseudo-random permutation of one group of buckets to row numbers x.
 
-    The functions x -> a x + c and x -> x ^ (x >> half) are applied in turn; they are bijections modulo the smallest
-    power of two that holds all rows; all are repeated while the result is not the number of a row (Black and Rogaway,
-    CT-RSA 2002).
+    rows: number of rows in the table. choice: number of the group. The functions x -> a x + c and x -> x ^ (x >> half)
+    are applied in turn; they are bijections modulo the smallest power of two that holds all rows; all are repeated
+    while the result is not the number of a row (Black and Rogaway, CT-RSA 2002).
     """
     bits = (rows - 1).bit_length()
     mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
@@ -173,7 +173,8 @@ class Assignment:
     together are the independent sets of a transversal matroid, so placing rows by decreasing importance finds the most
     important set. The search for one row visits every key at most once.
 
-    keys: list of the key of each row, by the row's number in the constructor's `rows`; -1 for a row without a key.
+    rows: the numbers of the rows in the table. The methods name a row by its index in this list. keys: for each row of
+    the list, the number of its key, -1 if it has none.
     """
 
     def __init__(self, code: BatchCode, rows: Sequence[int]) -> None:

@@ -34,9 +34,9 @@ _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 class Price:
     """The work and traffic of one inference's lookups, as counts.
 
-    messages, keys: number sent to each server. buckets: number of buckets. held: bytes that the buckets hold. up, down:
-    bytes between the client and both servers. rows, read, blocks: rows, bytes of rows and PRF blocks (AES) that each
-    server works through.
+    messages, keys: how many are sent to each server. buckets: number of buckets. held: bytes that the buckets hold. up:
+    bytes from the client to both servers; down: bytes back. rows, read, blocks: the rows that each server works
+    through, their bytes, and its PRF blocks (AES).
     """
 
     messages: int

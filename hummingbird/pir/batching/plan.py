@@ -147,7 +147,7 @@ class Plan:
     def layouts(self) -> list[Tensor]:
         """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts), with companions.
 
-        The number -1 stands for a place of zeros.
+        The number -1 stands for zeros in place of a row.
         """
         return [self._layout(code, code is self.hot) for code in self.codes]
 
@@ -155,7 +155,7 @@ class Plan:
         """List what changes in each code's table when rows of the whole table, int64 (N,), change.
 
         Returns for each code the rows of its table that change, int64 (n,), and the numbers, in the whole table, of the
-        rows in their records, int64 (n, parts), -1 for a place of zeros.
+        rows in their records, int64 (n, parts), -1 for zeros in place of a row.
         """
         rows = rows.unique()
         if self.companions is not None:  # all records that contain one of the rows
@@ -174,7 +174,7 @@ class Plan:
     def _records(self, rows: Tensor) -> Tensor:
         """Return the numbers of the rows that the records of these rows (*) hold: (*, parts).
 
-        The first number is the row itself, the others are its companions; -1 stands for a place of zeros.
+        The first number is the row itself, the others are its companions; -1 stands for zeros in place of a row.
         """
         if self.companions is None:
             return rows[..., None]
@@ -233,10 +233,10 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
 
 
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
-    """Choose a few wanted rows whose records together hold all wanted rows, by a greedy set cover; returns sorted
-    numbers.
+    """Choose a few wanted rows whose records together hold all wanted rows, by a greedy set cover.
 
-    brought: result of `Plan._brought`.
+    brought: for each wanted row, the wanted rows that its record brings along (`Plan._brought`). Returns indices of
+    wanted rows, ascending.
     """
     covered: set[int] = set()
     chosen = []

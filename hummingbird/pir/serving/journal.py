@@ -144,7 +144,10 @@ class Entries:
         return self._parsed(at, head)[1] > self.size - at - _HEAD_BYTES
 
     def _parsed(self, at: int, head: bytes) -> tuple[bytes, int, bytes]:
-        """Check the head of the entry at byte `at`; returns the kind, length and digest of the entry's body."""
+        """Parse the head of the entry at byte `at`; returns the kind, length and digest of the entry's body.
+
+        Raises InputError for a damaged head.
+        """
         if len(head) < _HEAD_BYTES or _digest(head[: _HEAD.size]) != head[_HEAD.size :]:
             raise self.damaged(at, "the head of an entry")
         kind, zeros, length, digest = _HEAD.unpack_from(head)
@@ -227,8 +230,8 @@ class Journal:
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
         """Yield the file's contents, in order; to be called once.
 
-        They are rows into which updates were merged, as pairs (indices, records), then the states of the tables after
-        them, then each update. A torn entry that a crash has left at the end is cut off.
+        First come rows into which updates were merged, as pairs (indices, records), then the states of the tables after
+        the merged updates, then each later update. A torn entry that a crash has left at the end is cut off.
         """
         entries, end, merged = self._entries.all(), len(MAGIC), False
         for entry in entries:
@@ -283,7 +286,8 @@ class Journal:
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a new file in which the rows that the first `count` updates leave behind replace these updates.
+        """Write a new file that has rows in place of the first `count` updates: those that they changed, as they left
+        them.
 
         Meanwhile updates may be added to the old file. states: of the served tables after the replaced updates. Returns
         the positions of the entries of merged rows in the new file, for `adopt`. Raises OSError.
@@ -327,8 +331,9 @@ class Journal:
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Write to the disk that the merged file has the journal's name now. Until then a crash may bring back the old
-        file, so nothing may be added.
+        """Make sure that the journal's name means the merged file on the disk, too.
+
+        Until then a crash may bring back the old file, so nothing may be added.
         """
         if self._unnamed:
             disk.sync(self.path.parent)

@@ -35,7 +35,7 @@ class Metrics:
         self._latency = [0] * (24 * _STEPS)  # queries by bucket: 0.1 ms to half an hour
 
     def add(self, latencies: list[float], counts: list[int], busy: float) -> None:
-        """Add one pass over the table.
+        """Count one more pass over the table.
 
         latencies, counts: seconds of latency and number of keys of each query in the pass. busy: seconds of the pass.
         """

@@ -34,8 +34,8 @@ class Server:
     device: "cpu", or "cuda", which answers only sums with ChaCha12 keys; with several, as in "cuda:0,cuda:1", each
     holds a part of the table.
     shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device.
-    journal: file in which updates are kept, created if missing; at its start the server makes the updates in it again.
-    Without a journal, updates are lost when the server ends.
+    journal: file in which updates are kept, created if missing; at its start the server applies the updates in it
+    again. Without a journal, updates are lost when the server ends.
     Methods may be called from any thread. Raises InputError for a missing device, EnvironmentProblem if its memory is
     too small, and the errors of `updates.Updates.recover`.
     """
@@ -125,9 +125,9 @@ class Server:
         return lambda: self.handle(message)
 
     def update(self, message: bytes) -> bytes:
-        """Make an owner's signed update, which applies to one state only; returns the new description.
+        """Apply an owner's signed update, which is for one state only; returns the new description.
 
-        Does nothing for an update that is made already. Raises as `updates.Updates.make`, and then leaves the table
+        Does nothing for an update that is applied already. Raises as `updates.Updates.make`, and then leaves the table
         unchanged.
         """
         self._updates().make(message)
@@ -142,7 +142,7 @@ class Server:
         return self.describe()
 
     def switch(self, digest: bytes) -> bytes:
-        """Make the offered update whose message has this SHA-256; returns the new description.
+        """Apply the offered update whose message has this SHA-256; returns the new description.
 
         Returns b"" if the server does not hold the update: then send it by `update`. Raises as `update`.
         """
@@ -234,9 +234,10 @@ def audit(reference: Server, statement: Statement, identity: bytes | None = None
     """Determine which party lied, from one server's statement and the owner's copy of the table (integrity.py).
 
     reference: a server in this process over that copy, of the statement's party and in the state of the answer.
-    identity: public key of the server that made the statement, to verify that. Assumes that the two answers together
-    were wrong, so if this answer is right, the other party lied. The auditor must not see the other party's statement
-    on this query, nor collude with that server: the two keys together reveal the row. Costs one answer.
+    identity: public key of the server that made the statement; with it the statement's signature is checked. Assumes
+    that the two answers together were wrong, so if this answer is right, the other party lied. The auditor must neither
+    see the other party's statement on this query nor collude with that party: the two keys together reveal the row.
+    Costs one answer.
     Raises InputError for a statement that is malformed or not from the server; AgreementError for a table in another
     state.
     """

@@ -21,9 +21,9 @@ from hummingbird.pir.table import Source, leaf_digests
 
 
 class Shard(Protocol):
-    """Interface of the records of a table, or of a part of it, in the memory of a device or of processes.
+    """Interface of what holds a table's records, or a part of them, and combines the records that keys select.
 
-    It combines the records that keys select.
+    The records are in the memory of a device, or of several processes.
     """
 
     digests: list[bytes]  # of the leaves, as they were loaded

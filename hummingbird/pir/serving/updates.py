@@ -53,12 +53,12 @@ Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 
 class Updates:
-    """Makes the updates of one table, in all served tables that are derived from it.
+    """Applies the updates of one table to all served tables that are derived from it.
 
-    facts: of the whole table. tables: the served tables, of which the last is the whole one; every update names the
-    state of that one to which it applies. owner: public key of the owner, who may update; None for nobody. spread: maps
-    rows of the whole table, and their records, to the changes of each served table; default: the same rows. Raises
-    InputError for an invalid key.
+    facts: of the whole table. tables: the served tables, the whole one last; every update names the state of the whole
+    table that it is for. owner: public key of the owner, who may update; None for nobody. spread: maps rows of the
+    whole table, and their records, to the changes of each served table; default: the same rows. Raises InputError for
+    an invalid key.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Updates:
             return 0 if self._journal is None else self._journal.size
 
     def recover(self, path: Path) -> None:
-        """Make the updates in a journal file again, and add new updates to it from now on.
+        """Apply the updates in a journal file again, and add new updates to it from now on.
 
         Raises the errors of `Journal`, and InputError for an update in the file that does not fit the table.
         """
@@ -102,11 +102,11 @@ class Updates:
             raise
 
     def make(self, message: bytes) -> None:
-        """Make an owner's signed update, unless it is made already.
+        """Apply an owner's signed update, unless it is applied already.
 
         Raises InputError if the owner has not signed the update, AgreementError if it is for another state, DiskError
         if the journal cannot be written; these leave everything unchanged. Raises PeerError if an earlier update was
-        made in part.
+        applied to a part of the table only.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
@@ -115,16 +115,17 @@ class Updates:
     def offer(self, message: bytes) -> None:
         """Check an owner's signed update, and hold it until `switch` names it; it replaces the update offered before.
 
-        Does nothing for an update that is made already. Raises as `make`.
+        Does nothing for an update that is applied already. Raises as `make`.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._offered = fitting
 
     def switch(self, digest: bytes) -> bool:
-        """Make the offered update whose message has this SHA-256.
+        """Apply the offered update whose message has this SHA-256.
 
-        Returns False if no such update is held, and none was made before. Raises DiskError and PeerError as `make`.
+        Returns True if this update is applied now, or was before; False if the server does not hold it. Raises
+        DiskError and PeerError as `make`.
         """
         with self._turn:
             self._check()
@@ -134,10 +135,10 @@ class Updates:
 
     @contextmanager
     def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
-        """Check an update in a `with` block, which holds the lock, and yield what is needed to make the update.
+        """Check an update in a `with` block, which holds the lock, and yield what is needed to apply it.
 
-        Yields the message's SHA-256, the message, the indices and the records; None if the update is made already.
-        Raises InputError for an update that the owner did not sign, AgreementError for one of another state.
+        Yields the message's SHA-256, the message, the indices and the records; None if the update is applied already.
+        Raises InputError for an update that the owner did not sign, AgreementError for one that is for another state.
         """
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
@@ -157,7 +158,7 @@ class Updates:
             yield digest, message, indices, records
 
     def _make(self, digest: bytes, message: bytes, indices: Tensor, records: Tensor) -> None:
-        """Make an update that applies to the current state, in the journal and in all tables.
+        """Apply an update that is for the current state: write it to the journal, and its rows to all tables.
 
         The caller holds the lock. digest: SHA-256 of the message.
         """
@@ -234,7 +235,7 @@ class Updates:
                     bar.update(found[1].nbytes)
 
     def _again(self, journal: Journal, message: bytes) -> None:
-        """Make an update that was read from the journal; its signature was checked before it was written there."""
+        """Apply an update that was read from the journal; its signature was checked before it was written there."""
         try:
             state, indices, records, _ = unpack_update(message, self._facts)
         except HummingbirdError as error:
@@ -252,7 +253,7 @@ class Updates:
             table.advance(state)
 
     def _merge(self) -> None:
-        """Start a thread that merges the first updates in the journal, if the journal has grown."""
+        """Start a thread that merges the first updates in the journal, if it has become large (`Journal.to_merge`)."""
         busy = self._merging is not None and self._merging.is_alive()
         if self._journal is not None and not busy and (count := self._journal.to_merge()):
             self._merging = threading.Thread(target=self._merged, args=(self._journal, count), name="pir-journal")
