@@ -40,7 +40,7 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
     """Compute the constants (seconds and bytes, `Net`) of private inference with a net, from its layers.
 
     shape: of an image, (C, H, W). profile: has the costs of one unit of each kind of work; default: `asplos23`. Raises
-    ModelError, naming all of them, for layers that are neither linear nor ReLUs, and errors of tracing.
+    ModelError for layers that are neither linear nor ReLUs, naming all of them, and errors of tracing.
     """
     units = (profile or asplos23()).units
     layers, relus, results = describe(net, shape)
@@ -107,7 +107,7 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
     """Compute the constants (seconds and bytes, `Net`) of a net with these layers, from the costs of one unit of work.
 
     relus: number of ReLUs for one image. results: number of values in the net's result. Values that several layers read
-    are sent once, in as many ciphertexts as the layer needs that needs most.
+    are sent once, in as many ciphertexts as the most demanding of these layers needs.
     """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}

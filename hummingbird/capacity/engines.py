@@ -95,8 +95,9 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 def shared(service: Service, system: System) -> Resource | None:
     """Find a core or link on which phases that run at the same time may ask for more than its capacity; None if none.
 
-    All steps of a phase that are not ordered with one of its steps count as simultaneous with it, so the demand may be
-    overestimated. Sharing among the steps of one phase is part of the phase's seconds already (`Service.seconds`).
+    With each step of a phase, all other steps count that need not run before or after it, even if they follow one
+    another; so the demand may be overestimated. Sharing among the steps of one phase is part of the phase's seconds
+    already (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:

@@ -237,7 +237,7 @@ class _Users(_Open):
 
 
 class _Present:
-    """For each run and replica, the times at which its requests leave, from which the shortest queue is found.
+    """Times at which requests leave, for each run and replica; from them the shortest queue is found.
 
     The times are an array (runs, replicas, n) with room for the n requests that a replica has at one time, at most.
     """
@@ -315,7 +315,10 @@ def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOu
 
 
 class _Pieces:
-    """Simulates long runs cut into pieces, all pieces side by side; row run * pieces + piece belongs to a piece."""
+    """Simulates long runs cut into pieces, all pieces side by side.
+
+    Its arrays have a row for each piece: row run * pieces + piece, where `pieces` is the number of pieces in a run.
+    """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints) -> None:
         assert load.due is not None

@@ -173,9 +173,9 @@ class Result:
 
     @cached_property
     def overcommitted(self) -> dict[str, float]:
-        """Demand divided by capacity, for each core and link whose demand exceeds its capacity.
+        """Demand divided by capacity, for each core and link for which this exceeds 1.02.
 
-        The recurrence computes as if no phases shared them: its latencies are then too small.
+        The recurrence computes as if no phases shared cores and links: then its latencies are too small.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -203,7 +203,7 @@ class Result:
 
     @cached_property
     def _parts(self) -> Floats:
-        """Fractions 1 / (size of its batch) of all requests, (runs, requests).
+        """Fraction 1 / (number of requests in its batch) of each request: (runs, requests).
 
         Requests that began at one time are assumed to be in as few batches as can hold them.
         """

@@ -29,11 +29,10 @@ _FREE = frozenset("input output conv linear avg_pool adaptive_avg_pool add flatt
 
 
 def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
-    """Compute the rounds, and the bits that each party sends, for a batch through the net's layers; the result is not
-    opened.
+    """Compute the price of a batch through the net's layers: the rounds, and the bits that each party sends.
 
-    Raises ModelError, naming all of them, for layers other than convolutions, linear layers, ReLUs, average pools and
-    sums; ConfigError for private weights.
+    The opening of the result is not included. Raises ModelError for layers other than convolutions, linear layers,
+    ReLUs, average pools and sums, naming all of them; ConfigError for private weights.
     """
     if private.facts["weights"] != "public":
         raise ConfigError("private weights", where="capacity.crypten", hint="a net of public weights")

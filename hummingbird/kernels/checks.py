@@ -16,9 +16,10 @@ def check_tensor(
     size: int | None = None,
     rows: int | None = None,
 ) -> None:
-    """Raise InputError unless a tensor has this type, the device of `like`, and the shape (size,) or (rows, size).
+    """Raise InputError unless a tensor has this type, this shape, and the device of `like`.
 
-    size None: any size. where: the argument's name.
+    The shape is (size,), or (rows, size) if `rows` is given; size None: of one dimension and any size. where: the
+    argument's name.
     """
     if not isinstance(tensor, Tensor):
         raise InputError(f"expected a tensor, got {type(tensor).__name__}", where=where, hint="pass a torch.Tensor")

@@ -51,7 +51,8 @@ def implements(
 ) -> Callable[[_Function], _Function]:
     """Register the decorated function or class as an operation's implementation on "reference", "cpu" or "gpu".
 
-    takes: whether it accepts the tensors that `best` receives; None: it accepts all tensors of its backend.
+    takes: says for the tensors that `best` receives whether the implementation accepts them; None: it accepts all
+    tensors of its backend.
     """
 
     def register(function: _Function) -> _Function:

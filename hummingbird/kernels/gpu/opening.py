@@ -77,9 +77,10 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
-    """Read two entries, `v` and `other`, of each element's step table of 2^C bits: a share drawn from a key stream.
+    """Read two entries, `v` and `other`, of each element's step table of 2^C bits.
 
-    Returns two planes of a tile, 16 bits of each lane in uint32 (gpu/tiles.py).
+    The table is a share, which is drawn from the key stream of `key` from block `first` on. Returns two planes of a
+    tile, 16 bits of each lane in uint32 (gpu/tiles.py).
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
@@ -215,7 +216,7 @@ def _lift(
 
 
 def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """Describe words by the arguments of `tiles.read`: tensor or key, number of the first block, form and width."""
+    """Return how `tiles.read` shall read these words: the tensor or key, number of the first block, form and width."""
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):

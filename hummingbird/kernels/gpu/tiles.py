@@ -133,8 +133,9 @@ def unpacked(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
     """Unpack a tile of n unsigned words of WIDTH bits: uint64 (LANES, 16); elements after the last are undefined.
 
     `data` begins at a multiple of 8 bytes. A lane's bits begin at a multiple of 8 bytes if 4 divides WIDTH, else of 2.
-    They are loaded 8 or 4 bytes at a time, each once. If each element loaded its own bytes, `lift` had three times the
-    loads and 1.4 times the instructions; with two or three words of 4 bytes for each, 1.25 times, and spills.
+    They are loaded 8 or 4 bytes at a time, each once. If each element loaded its own bytes, `lift` would have three
+    times the loads and 1.4 times the instructions; if each loaded two or three words of 4 bytes, 1.25 times the
+    instructions, and registers would be spilled.
     """
     if WIDTH == 0:
         word = tl.zeros((LANES, 16), tl.uint64)

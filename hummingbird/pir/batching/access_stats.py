@@ -21,7 +21,7 @@ _PAIRS = 1 << 23  # pairs counted at a time, 64 MiB
 def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
     """Count the inferences that want each row, int64 (rows,).
 
-    accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: of the table.
+    accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: number of rows in the table.
     """
     counts = torch.zeros(rows, dtype=torch.int64)
     for wanted in accesses:
@@ -42,9 +42,9 @@ def hottest(counts: Tensor, share: float) -> Tensor:
 def companions(accesses: Sequence[Tensor], rows: int, count: int) -> Tensor:
     """Return for each row the rows most often wanted together with it, int64 (rows, count), the most frequent first.
 
-    accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: of the table. Equally
-    frequent companions are ordered by number; a row with fewer than `count` companions has -1 for the others. Time and
-    memory grow with the number of different pairs.
+    accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: number of rows in the table.
+    Equally frequent companions are ordered by number; a row with fewer than `count` companions has -1 for the others.
+    Time and memory grow with the number of different pairs.
     """
     pairs, weights = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     waiting: list[Tensor] = []

@@ -163,8 +163,9 @@ def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
 
 
 def _journal(args: argparse.Namespace) -> Path | None:
-    """Return the journal's path: the one in the options, or one beside the table if updates are allowed or it
-    exists.
+    """Return the journal's path: the one in the options, else one beside the table.
+
+    None without such an option if neither updates are allowed nor a journal is beside the table.
     """
     beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
     return args.journal or (beside if args.owner is not None or beside.exists() else None)

@@ -286,11 +286,11 @@ class Journal:
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a new file that has rows in place of the first `count` updates: those that they changed, as they left
-        them.
+        """Write a new file in which changed rows replace the first `count` updates.
 
-        Meanwhile updates may be added to the old file. states: of the served tables after the replaced updates. Returns
-        the positions of the entries of merged rows in the new file, for `adopt`. Raises OSError.
+        These are the rows that the updates changed, as they are after the last of these updates. Meanwhile further
+        updates may be added to the old file. states: of the served tables after the replaced updates. Returns the
+        positions of the entries of merged rows in the new file, for `adopt`. Raises OSError.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
         with open(self._draft, "wb") as file:
