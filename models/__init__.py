@@ -25,7 +25,7 @@ __all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint", "trained"]
 
 
 class ModelSpec(NamedTuple):
-    """How to build a net, and the (C, H, W) of the images it takes when built without options."""
+    """A net by name: the function that builds it, and the (C, H, W) of its images if it is built without options."""
 
     build: Callable[..., nn.Module]
     input_shape: tuple[int, int, int]
@@ -59,7 +59,9 @@ def get_model(name: str, num_classes: int, **options: Any) -> nn.Module:
 
 
 def trained(name: str, num_classes: int, path: str, **options: Any) -> nn.Module:
-    """`get_model` with the weights at `path`, for inference. Raises ValueError for a file that is not there, or unfit.
+    """Build a net as `get_model`, with the weights in the file `path`, for inference.
+
+    Raises ValueError for a file that is missing or does not fit.
 
     trained("cryptonets", 10, "checkpoints/cryptonets-relu.pt", activation="relu")
     """

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention of all words, then an MLP on each, both added to what they read: (B, T, width) to the same."""
+    """A transformer's block, (B, T, width) to the same shape: attention of all vectors, then an MLP on each.
+
+    The results of both are added to what they read.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -33,9 +36,9 @@ class Block(nn.Module):
 
 
 class Bert(nn.Module):
-    """Reads vectors (B, length, width) and gives logits (B, choices) of the word in the middle.
+    """A net that reads word vectors (B, length, width), and gives logits (B, choices) for the word in the middle.
 
-    words: rows of the table of word vectors.
+    words: number of rows in the table of word vectors.
 
         net = bert_tiny()
         logits = net(net.words(numbers))                        # numbers: int64 (B, 32); float (B, 64)
@@ -58,15 +61,18 @@ class Bert(nn.Module):
         return self.fc(self.read(vectors)[:, len(self.places) // 2])
 
     def read(self, vectors: Tensor) -> Tensor:
-        """Vectors (B, length, width) of the words in their text."""
+        """Compute a vector for each word from all words of its text: (B, length, width) to the same shape."""
         return self.blocks(self.norm(vectors + self.places))
 
 
 def bert_tiny() -> Bert:
-    """BERT-tiny for one of 64 words among 32 (scripts/train/hidden_words.py), 409 k parameters and a table of 512 k."""
+    """Build BERT-tiny, which guesses the middle one of 32 words among 64 choices (scripts/train/hidden_words.py).
+
+    It has 409 k parameters, and a table of 512 k.
+    """
     return Bert(words=4002, choices=64, length=32, width=128, heads=2, layers=2)
 
 
 def bert_base(length: int = 128, choices: int = 2) -> Bert:
-    """BERT-base, 85 M parameters and a table of 23 M, without training: for prices."""
+    """Build BERT-base, 85 M parameters and a table of 23 M, untrained: for its prices, not for its results."""
     return Bert(words=30522, choices=choices, length=length, width=768, heads=12, layers=12)

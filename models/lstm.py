@@ -24,9 +24,10 @@ State = tuple[Tensor, Tensor]
 
 
 class WordLSTM(nn.Module):
-    """Reads words int64 (T, B), time first, and gives hidden states (T, B, dim) for `log_probability`.
+    """A language model that reads words int64 (T, B), time first, and gives hidden states (T, B, dim).
 
-    cutoffs: where groups of rarer words begin; those beyond the last word are left out.
+    `log_probability` turns hidden states to the probabilities of next words. words: how many words the table has.
+    cutoffs: the numbers of the words at which groups of rarer words begin; those beyond the last word are left out.
 
         net = WordLSTM(33278)
         hidden, state = net(words[:-1])
@@ -57,16 +58,20 @@ class WordLSTM(nn.Module):
     def forward(
         self, words: Tensor, state: State | None = None, lookup: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, State]:
-        """Hidden states (T, B, dim) after each word and the state to go on from.
+        """Compute the hidden states (T, B, dim) after each word, and the state from which to go on.
 
-        lookup: gives the embeddings (T, B, dim) of words in place of the net's own table: a private one.
+        state: as an earlier call returned it; None: zeros. lookup: gives the embeddings (T, B, dim) of words in place
+        of the net's own table, such as a private lookup.
         """
         vectors = (self.words if lookup is None else lookup)(words)
         hidden, state = self.lstm(self.dropout(vectors), state)
         return self.dropout(hidden), state
 
     def log_probability(self, hidden: Tensor, words: Tensor) -> Tensor:
-        """log p of the next words int64 (N,) given hidden states (N, dim): float32 (N,), natural logarithm."""
+        """Compute the natural logarithm of the probability of the next words: int64 (N,) to float32 (N,).
+
+        hidden: the hidden states (N, dim) after which these words come.
+        """
         count, table, first = self.ends[-1], self.words.weight, self.ends[0]
         group = torch.bucketize(words, torch.tensor(self.ends[:-1], device=words.device), right=True)  # 0: the head
         bias = torch.cat([self.bias[:first], self.bias[count:]])

@@ -13,9 +13,9 @@ PADDING = 0  # the item that stands where a history has ended
 
 
 class Recommender(nn.Module):
-    """Logits (B, 2), dislikes and likes, of a candidate for a user.
+    """A net that says whether a user likes an item: logits (B, 2), for "dislikes" and for "likes".
 
-    items: how many, numbered from 1.
+    items: how many items there are; they are numbered from 1.
 
         net = Recommender(9742)
         logits = net(torch.tensor([[7, 3, 12, 0]]), torch.tensor([[1.0, -0.5, 0.0]]))  # candidate 7; history 3, 12
@@ -38,8 +38,11 @@ class Recommender(nn.Module):
             self.items.weight[PADDING].zero_()
 
     def forward(self, wanted: Tensor, weights: Tensor) -> Tensor:
-        """wanted: int64 (B, 1 + H), the candidate, then the history, ended by zeros; weights: float (B, H) of the
-        history's items in its sum, such as the ratings given, centred.
+        """Compute the logits of a candidate for each of B users.
+
+        wanted: int64 (B, 1 + H), the numbers of the candidate and then of the user's history, with zeros at its end.
+        weights: float (B, H), by which the vectors of the history's items are multiplied before they are added, such as
+        centred ratings.
         """
         vectors = self.items(wanted)
         history = (vectors[:, 1:] * weights[..., None]).sum(1)

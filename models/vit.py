@@ -14,7 +14,10 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """Attention of all tokens, then an MLP on each, both added to what they read: (B, T, width) to the same."""
+    """A transformer's block, (B, T, width) to the same shape: attention of all vectors, then an MLP on each.
+
+    The results of both are added to what they read.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ _EPILOG = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m search.find_bits",
         description=find_bits.__doc__,
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the program; returns 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     return find_bits.main(args, lambda: subject_of(args), command_of("search.find_bits", words))

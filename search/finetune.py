@@ -29,7 +29,7 @@ _EPILOG = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m search.finetune",
         description=finetune.HELP,
@@ -43,7 +43,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def judged(args: argparse.Namespace) -> Subject:
-    """The net, and the images that judge its epochs; errors of `subject_of`, InputError for the test images."""
+    """Load the net, and the images that judge the epochs of its training.
+
+    Raises InputError if these are test images, and the errors of `subject_of`.
+    """
     if args.split == "test":
         hint = "validation, or train where none are held out; --test measures the result on the test images"
         raise InputError("the test images must not choose the epoch", where="--split", hint=hint)
@@ -51,14 +54,14 @@ def judged(args: argparse.Namespace) -> Subject:
 
 
 def lesson(args: argparse.Namespace) -> Lesson:
-    """The training images of --dataset, and with --test its test images."""
+    """Load the training images of --dataset and, with --test, its test images."""
     images, labels = load(args.dataset, "train", args.data)
     test = load(args.dataset, "test", args.data) if args.test else None
     return Lesson(images, labels, DATASETS[args.dataset], args.dataset, test)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the program; returns 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     command = command_of("search.finetune", words)

@@ -22,7 +22,7 @@ _EPILOG = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m search.frontier",
         description=frontier.__doc__,
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the program; returns 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     return frontier.main(args, lambda: subject_of(args), command_of("search.frontier", words))

@@ -13,7 +13,7 @@ from scripts.train.data import SPLITS, load
 
 
 def add_net_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model to --seed."""
+    """Add the options that choose a net and images, from --model to --seed, to a parser."""
     group = parser.add_argument_group("net and images")
     add_model_arguments(group)
     group.add_argument("--weights", required=True, type=Path, metavar="FILE", help="its trained weights")
@@ -33,10 +33,10 @@ def add_net_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def subject_of(args: argparse.Namespace) -> Subject:
-    """The net on --device and the first --samples images of --split.
+    """Load the net onto --device, and the first --samples images of --split.
 
     Raises InputError for images that the net does not take, for options, weights or a split that do not fit or are not
-    there, and for numbers out of range; what `scripts.train.data.load` raises.
+    there, and for numbers out of range; and the errors of `scripts.train.data.load`.
     """
     check_numbers(args)
     net = build(args)

@@ -32,19 +32,28 @@ _COLUMNS = 16  # texts read side by side
 
 
 class Evaluation(Protocol):
-    """Some inferences of a split: the rows, int64 (n,), that each of them wants, those that matter most first."""
+    """Some inferences of a split, on which a net's quality is measured.
+
+    wanted: for each inference the numbers of the rows that it wants, int64 (n,), those that matter most first.
+    """
 
     wanted: Sequence[Tensor]
 
     def quality(self, found: Sequence[Tensor]) -> float:
-        """Quality of the net when each inference gets only those of its wanted rows that bool (n,) marks."""
+        """Measure the net's quality if lookups find only a part of the wanted rows.
+
+        found: for each inference, which of its wanted rows are found, bool (n,).
+        """
 
 
 @dataclass(frozen=True)
 class Application:
-    """table: what is looked up in, (rows, dim) as it is stored at the servers; accesses: what every inference of the
-    training split wants; evaluation: of at most so many inferences of a split, all for None. measure: what quality is,
-    which is better when it is higher, or when it is lower.
+    """An application of private lookups: a trained net, and data on which its quality is measured.
+
+    measure: name of the quality, such as "AUC". higher: whether higher numbers are better. table: the rows that are
+    looked up, (rows, dim), as the servers store them. accesses: for each inference of the training split, the numbers
+    of the rows that it wants, int64 (n,). evaluation: called with the name of a split and a number of inferences, it
+    returns an `Evaluation` of at most so many of them; None: of all.
     """
 
     name: str
@@ -61,26 +70,30 @@ class Application:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return self.table.shape[1] * self.table.element_size()
 
     def loss(self, quality: float, exact: float) -> float:
-        """How much worse than the exact net, as a fraction of its quality."""
+        """Return how much worse `quality` is than `exact`, that with all rows found, as a fraction of `exact`."""
         return (exact - quality if self.higher else quality - exact) / exact
 
 
 def load_application(name: str, weights: Path, data: str | None) -> Application:
-    """One of APPLICATIONS with its trained net; InputError for missing or unfit weights and data."""
+    """Load an application, one of APPLICATIONS, with its trained net.
+
+    weights: the file of the net's weights. data: the data folder; None: HUMMINGBIRD_DATA. Raises InputError for weights
+    and data that are missing or do not fit.
+    """
     return {"movielens": _movielens, "wikitext2": _wikitext2}[name](weights, data)
 
 
 def _stored(layer: nn.Embedding) -> Tensor:
-    """Rows in half precision, as the shipped nets have them."""
+    """Return the rows of an embedding in half precision, as the shipped nets have them."""
     return layer.weight.detach().half()
 
 
 class _Answers:
-    """Questions to the recommender."""
+    """An `Evaluation` of the recommender: its answers to at most `count` questions, spread over all users."""
 
     def __init__(self, net: recommender.Recommender, questions: Questions, count: int | None) -> None:
         step = 1 if count is None else -(-len(questions.likes) // count)  # spread over all users
@@ -112,7 +125,11 @@ def _movielens(weights: Path, data: str | None) -> Application:
 
 
 class _Reading:
-    """A text read by the language model; `count` inferences at most, in whole windows of all columns."""
+    """An `Evaluation` of the language model: its perplexity on a text.
+
+    count: most inferences, rounded to whole windows of all columns (texts that are read side by side); None: the whole
+    text.
+    """
 
     def __init__(self, net: WordLSTM, text: Tensor, count: int | None) -> None:
         most = len(text) if count is None else _COLUMNS * (max(1, count // _COLUMNS) * WINDOW + 1)

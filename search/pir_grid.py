@@ -30,8 +30,11 @@ _PROFILED = 4096  # inferences of the training split whose pairs of rows are cou
 
 @dataclass(frozen=True)
 class Recipe:
-    """A plan in numbers. full, hot: keys for the full and for the hot table (rounded up to threes for cuckoo); share:
-    of rows in the hot table, 0 for none; companions: rows stored beside each; rounds: keys of each bin.
+    """A plan for lookups as a few numbers, from which the plan is made.
+
+    kind: one of KINDS. full, hot: keys for the full table and for the hot table (rounded up to a multiple of 3 for
+    cuckoo). share: the fraction of all rows that are in the hot table, 0 for none. companions: how many rows are stored
+    beside each row. rounds: keys for each bin.
     """
 
     kind: str
@@ -43,11 +46,11 @@ class Recipe:
 
     @property
     def family(self) -> str:
-        """`bins`, or `bins + hot + companions`: what a line of the picture shows."""
+        """Name of the family of plans, `bins` or `bins + hot + companions`; each family is a line of the picture."""
         return " + ".join([self.kind, *(["hot"] if self.hot else []), *(["companions"] if self.companions else [])])
 
     def code(self, rows: int, keys: int) -> BatchCode | None:
-        """The code with so many keys for a table; None where it would have more buckets than rows."""
+        """Return the code with `keys` keys for a table of `rows` rows; None if it would have more buckets than rows."""
         choices = 3 if self.kind == "cuckoo" else 1
         buckets = 1 if self.kind == "plain" else -(-keys // self.rounds)
         buckets += -buckets % choices
@@ -55,18 +58,27 @@ class Recipe:
         return BatchCode(rows, buckets, choices, rounds) if buckets // choices <= rows else None
 
     def codes(self, rows: int) -> tuple[BatchCode, ...]:
-        """As in `Plan.codes`; empty for a recipe that does not fit the table."""
+        """Return the codes of the hot table, if there is one, and of the full table, which has `rows` rows.
+
+        The result is empty if the recipe does not fit the table.
+        """
         wanted = [(round(self.share * rows), self.hot)] if self.hot else []
         codes = [self.code(size, keys) for size, keys in [*wanted, (rows, self.full)] if size]
         return tuple(code for code in codes if code) if all(codes) else ()
 
     def price(self, rows: int, row_bytes: int) -> Price:
-        """The price of its plan."""
+        """Compute the price of one inference's lookups by the recipe's plan.
+
+        rows, row_bytes: number of the table's rows, and bytes of each.
+        """
         return price(self.codes(rows), (1 + self.companions) * row_bytes)
 
 
 class Profile:
-    """The training split's hottest rows and companions, counted once."""
+    """Statistics of a training split's lookups: its hottest rows, and each row's companions; counted once.
+
+    accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: number of rows in the table.
+    """
 
     def __init__(self, accesses: Sequence[Tensor], rows: int) -> None:
         self._accesses, self.rows = accesses, rows
@@ -81,7 +93,7 @@ class Profile:
         return access_stats.companions(self._accesses[::step], self.rows, max(COMPANIONS))
 
     def plan(self, recipe: Recipe) -> Plan:
-        """The plan of a recipe that fits."""
+        """Make the plan of a recipe, which must fit the table."""
         *hot, full = recipe.codes(self.rows)
         beside = self.companions[:, : recipe.companions] if recipe.companions else None
         if not hot:
@@ -90,8 +102,9 @@ class Profile:
 
 
 def recipes(kinds: Sequence[str] = KINDS) -> Iterator[Recipe]:
-    """The grid. A hot table has at least as many keys as the full one has for what is left, and companions come beside
-    it, as in the paper.
+    """Yield all recipes of the grid, for these kinds of plans.
+
+    A hot table has at least as many keys as the full table, and companions come with or without it, as in the paper.
     """
     for kind in kinds:
         if kind == "plain":
@@ -106,10 +119,13 @@ def recipes(kinds: Sequence[str] = KINDS) -> Iterator[Recipe]:
 
 
 def found(plan: Plan, wanted: Sequence[Tensor]) -> list[Tensor]:
-    """Which of the rows that each inference wants the plan brings, bool (n,)."""
+    """Return for each inference which of the rows that it wants are found by the plan's keys, bool (n,).
+
+    wanted: for each inference, the numbers of these rows, int64 (n,).
+    """
     return [plan.look_up(rows).key >= 0 for rows in wanted]
 
 
 def share_dropped(marks: Sequence[Tensor]) -> float:
-    """Share of the wanted rows of all inferences that the plan does not bring."""
+    """Return the fraction of all wanted rows that are not found. marks: result of `found`."""
     return 1 - float(torch.cat(list(marks)).double().mean())

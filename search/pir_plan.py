@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m search.pir_plan",
         description=__doc__,
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Search:
-    """Values that all rows share: the application, the profile of its training split, the speed and the budgets."""
+    """The search for plans of one application: its profile, the speed of this machine, and the budgets."""
 
     def __init__(self, application: Application, speed: Speed, args: argparse.Namespace) -> None:
         self.application, self.speed, self.clients = application, speed, args.clients
@@ -101,11 +101,11 @@ class Search:
         self.most_seconds = float(read_budget(args.budget_seconds, "seconds", "--budget-seconds"))
 
     def price(self, recipe: Recipe) -> Price:
-        """Price of one inference."""
+        """Compute the price of one inference by a recipe's plan."""
         return recipe.price(self.application.rows, self.application.row_bytes)
 
     def affordable(self, kinds: Sequence[str]) -> list[Recipe]:
-        """The recipes of the grid that fit the table and both budgets."""
+        """Return the recipes of the grid that fit the table and both budgets."""
         fitting = [recipe for recipe in recipes(kinds) if recipe.codes(self.application.rows)]
         return [recipe for recipe in fitting if self._within(self.price(recipe))]
 
@@ -113,8 +113,10 @@ class Search:
         return price.bytes <= self.most_bytes and self.clients * self.speed.seconds(price) <= self.most_seconds
 
     def front(self, candidates: Iterable[Recipe], evaluation: Evaluation, count: int) -> list[Recipe]:
-        """Every family's plans that no other beats in dropped lookups and seconds, or in dropped lookups and bytes, on
-        the first `count` inferences.
+        """Return, family by family, the recipes that no other of the family beats.
+
+        A recipe beats another if it is as good in both of dropped lookups and seconds, or in both of dropped lookups
+        and bytes, and better in one. Lookups are counted on the first `count` inferences of `evaluation`.
         """
         families: dict[str, list[tuple[Recipe, float]]] = {}
         complete: list[Recipe] = []  # that drop nothing: more keys would only cost more
@@ -137,7 +139,10 @@ class Search:
         return kept
 
     def row(self, recipe: Recipe, evaluation: Evaluation, exact: float) -> Row:
-        """A plan tried with the net."""
+        """Try a recipe's plan with the net on `evaluation`; returns the recipe, its quality and its price.
+
+        exact: the net's quality if all rows are found.
+        """
         marks, price = found(self.profile.plan(recipe), evaluation.wanted), self.price(recipe)
         quality, seconds = evaluation.quality(marks), self.speed.seconds(price)
         return {
@@ -157,7 +162,10 @@ class Search:
         }
 
     def time(self, row: Row, test: Evaluation, prf: str) -> Row:
-        """Seconds that real servers and a real client of its plan take for the inferences of the test split."""
+        """Time a row's plan: real servers and a real client look up rows for inferences of the test split.
+
+        prf: the pseudo-random function that expands keys. Returns the fields of the row that are measured.
+        """
         wanted = [test.wanted[number * len(test.wanted) // self.clients] for number in range(self.clients)]
         took = timed(self.application.table, self.profile.plan(_recipe(row)), wanted, prf)
         if took.content != row["bytes_per_inference"]:
@@ -176,7 +184,10 @@ def _fewer(one: Recipe, other: Recipe) -> bool:
 
 
 def chosen(rows: Sequence[Row], measure: str) -> list[tuple[str, Row]]:
-    """The fastest row of every kind of plan that is eco, and that is relaxed, each with that word."""
+    """Choose, for every kind of plan, the fastest row that is eco, and the fastest that is relaxed (module head).
+
+    measure: name of the quality. Returns pairs of the word "eco" or "relaxed" and the row.
+    """
     out: list[tuple[str, Row]] = []
     for kind in KINDS:
         for word, most in (("eco", ECO), ("relaxed", RELAXED[measure])):
@@ -187,7 +198,10 @@ def chosen(rows: Sequence[Row], measure: str) -> list[tuple[str, Row]]:
 
 
 def run(args: argparse.Namespace, command: str) -> None:
-    """Measure, search, write rows and picture, and print the chosen plans and their worth on the test split."""
+    """Measure, search, write rows and picture, and print the chosen plans and their quality on the test split.
+
+    command: the command line, which is written with the rows.
+    """
     if min(args.samples, args.screen, args.clients) < 1:
         raise InputError("a number below 1", where="--samples, --screen, --clients", hint="all are 1 or more")
     for limit, objective in ((args.budget_bytes, "bytes"), (args.budget_seconds, "seconds")):
@@ -249,7 +263,7 @@ def run(args: argparse.Namespace, command: str) -> None:
 
 
 def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:
-    """The chosen plans as text."""
+    """Format the chosen plans as a text table. picked: result of `chosen`. measure: name of the quality."""
     head = (
         "plan",
         "",
@@ -279,7 +293,7 @@ def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the program; returns 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     return end(lambda: run(args, command_of("search.pir_plan", words)), lambda: "interrupted: nothing was written")

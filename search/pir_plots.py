@@ -14,7 +14,11 @@ _STYLES = {0: ":", 1: "--", 2: "-"}  # by how many of hot table and companions
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """One line for every family of plans, of those that no other of the family beats; dotted: the exact net."""
+    """Draw quality against speed and against bytes into a file, with a line for every family of plans.
+
+    rows: results of `Search.row`. A line joins the plans that no other of their family beats; a dotted line is the
+    quality if all rows are found.
+    """
     pyplot = drawing()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True)
     facts = rows[0]

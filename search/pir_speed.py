@@ -24,11 +24,11 @@ _ROUNDS = 3  # through all settings
 
 
 def measure(rows: int, widths: Sequence[int], clients: int, prf: str) -> tuple[Speed, float]:
-    """The speed of one core at passes for `clients` inferences on tables of `rows` rows, and the largest relative error
-    of the model on what was measured.
+    """Measure and fit the speed of one core, for passes that serve `clients` inferences on tables of `rows` rows.
 
-    widths: bytes of a record. A whole table is served, bucket by bucket, as a plan's is: a lone bucket stays in the
-    cache, and says little of a table that does not.
+    widths: bytes of a record. prf: the pseudo-random function that expands keys. Returns the speed, and the largest
+    relative error of the model on what was measured. A whole table is served, bucket by bucket, as a plan's is: a lone
+    bucket stays in the cache, and says little of a table that does not.
     """
     codes = [BatchCode(size, b, 1, n) for size in (rows, max(1, rows // _HOT)) for b, n in _SIZES if b <= size]
     settings = [(code, width) for code in codes for width in widths]
@@ -43,13 +43,13 @@ def measure(rows: int, widths: Sequence[int], clients: int, prf: str) -> tuple[S
 
 
 def _time(code: BatchCode, width: int, clients: int, prf: str) -> tuple[Price, float]:
-    """Price and seconds of an inference."""
+    """Return the price of an inference by a code, and the seconds that it takes a server. width: bytes of a record."""
     server, queries = asked(code, width, clients, prf)
     return price([code], width), seconds(lambda: answer_together(server, queries), REPEATS) / clients
 
 
 def asked(code: BatchCode, width: int, clients: int, prf: str) -> tuple[Server, list[bytes]]:
-    """A server of a code's table with records of `width` bytes, and a query of each client."""
+    """Make a server of a code's table with records of `width` bytes, and one query of each of `clients` clients."""
     (server,) = plan_servers(torch.zeros(code.rows, width, dtype=torch.uint8), Plan(code), 0)
     places = (torch.arange(clients * code.keys) * 31 % code.bucket_rows).view(clients, code.keys)
     return server, [pack_query("xor", dpf.generate(some, code.bucket_rows, prf)[0]) for some in places]

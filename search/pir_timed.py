@@ -29,9 +29,11 @@ _DECODER = "xor"
 
 
 class Timed(NamedTuple):
-    """server: seconds of one core of each server for a pass; client: seconds of a core for an inference: its keys
-    chosen and made, its rows decoded. messages: bytes of an inference's messages, both ways and both servers; content:
-    of the keys and records in them.
+    """Times and traffic of a plan's lookups.
+
+    server: seconds of one core of each server for a pass. client: seconds of one core for an inference, in which the
+    client chooses and makes keys, and decodes rows. messages: bytes of an inference's messages, both ways and at both
+    servers. content: bytes of the keys and records in these messages.
     """
 
     server: float
@@ -41,10 +43,12 @@ class Timed(NamedTuple):
 
 
 def timed(table: Tensor, plan: Plan, wanted: Sequence[Tensor], prf: str) -> Timed:
-    """A pass for clients that each want the rows int64 (n,) of one inference, from table (rows, dim).
+    """Check and time one pass for clients that look up rows by a plan, one inference each.
 
-    HummingbirdError unless every row that the planner finds is the table's, all others are zeros, the servers answer
-    together what they answer one by one, and all inferences send and get equally much. Memory: `plan_servers`, twice.
+    table: (rows, dim). wanted: for each client, the numbers of the rows that it wants, int64 (n,). prf: the
+    pseudo-random function that expands keys. Raises HummingbirdError unless every row that the plan finds is the
+    table's, all others are zeros, the servers answer the same in a pass as one by one, and all inferences send and
+    receive equally many bytes. Takes twice the memory of `plan_servers`.
     """
     with one_thread():
         taps = [[_Tap(server) for server in plan_servers(table, plan, party)] for party in (0, 1)]
@@ -61,7 +65,7 @@ def timed(table: Tensor, plan: Plan, wanted: Sequence[Tensor], prf: str) -> Time
 
 
 def answer_together(server: Server, queries: Sequence[bytes]) -> list[bytes]:
-    """The packed answers to packed queries in one pass, as `service.Batcher` has them made, in this thread."""
+    """Answer packed queries in one pass, in this thread, as `service.Batcher` does; returns the packed answers."""
     keys = [unpack_query(query, server.facts, server.party)[1] for query in queries]
     state, records = server.answer(torch.cat(keys), _DECODER)
     return [pack_answer(state, part) for part in records.split([len(some) for some in keys])]
@@ -69,7 +73,7 @@ def answer_together(server: Server, queries: Sequence[bytes]) -> list[bytes]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch and the kernels stay in the thread whose time is taken."""
+    """Keep torch and the kernels, inside a `with` block, in the thread whose time is taken."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -79,7 +83,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Tap:
-    """A `Link` to a server in this process that keeps what is exchanged, and adds up the server's seconds."""
+    """A `TableServer` before a server in this process, which keeps all messages, and adds up the server's seconds."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.name, self.seconds = server, server.name, 0.0
@@ -96,7 +100,10 @@ class _Tap:
 
 
 def _check(table: Tensor, private: BatchedEmbedding, wanted: Sequence[Tensor]) -> None:
-    """One inference after the other."""
+    """Raise HummingbirdError unless private lookups, one inference after the other, give the rows of `table`.
+
+    A row that the plan does not find must be zeros.
+    """
     marks = found(private.plan, wanted)
     for rows, mark in zip(wanted, marks, strict=True):
         expected = table[rows].masked_fill(~mark[:, None], 0)
@@ -109,7 +116,10 @@ def _check(table: Tensor, private: BatchedEmbedding, wanted: Sequence[Tensor]) -
 
 
 def _traffic(taps: Sequence[_Tap]) -> tuple[int, int]:
-    """Bytes of an inference's messages at all servers, and of their content."""
+    """Return the bytes of an inference's messages at all servers, and those of the keys and records in them.
+
+    Raises HummingbirdError if inferences differ in the sizes of their messages.
+    """
     inferences = zip(*(tap.exchanged for tap in taps), strict=True)
     sizes = {tuple((len(query), len(answer)) for query, answer in exchanged) for exchanged in inferences}
     if len(sizes) != 1:
@@ -123,7 +133,7 @@ def _traffic(taps: Sequence[_Tap]) -> tuple[int, int]:
 
 
 def _client_seconds(private: BatchedEmbedding, taps: Sequence[_Tap], wanted: Sequence[Tensor]) -> float:
-    """The client's seconds for all inferences: all that its calls take, without the servers."""
+    """Measure the client's seconds for all inferences: what its calls take, less what the servers take of it."""
     times = []
     for _ in range(REPEATS):
         before, started = sum(tap.seconds for tap in taps), time.thread_time()

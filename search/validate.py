@@ -16,7 +16,7 @@ _EPILOG = """example:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m search.validate",
         description=validate.HELP,
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the program; returns 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
     args = parser().parse_args(arguments)
     return validate.main(args, lambda: subject_of(args))
 

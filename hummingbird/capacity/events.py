@@ -209,9 +209,9 @@ def simulate(
 ) -> LoadOutcome:
     """Follow every request of `load` through a service with the rules `system`, by discrete events.
 
-    factors: factors of the core-seconds of each phase. told: called with the number of requests that have left, after
-    each. A request of nine steps takes about 0.05 ms. Raises ConfigError for a store too small for a request, and for
-    batches with users, sessions, patience, a bounded queue or replicas.
+    factors: the numbers by which core-seconds are multiplied, for every time that a phase is run. told: called with the
+    number of requests that have left, after each. A request of nine steps takes about 0.05 ms. Raises ConfigError for a
+    store too small for a request, and for batches with users, sessions, patience, a bounded queue or replicas.
     """
     if system.tokens is not None and (service.refill is None or factors.refill is None):
         raise InputError("tokens without a refill", where="refill")
