@@ -180,8 +180,8 @@ class _Joining:
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
         """Begin to accept connections at the socket `server`; None in a lane that gets its connections from lane 0.
 
-        links: at lane 0 the token and link of each other lane, for which it accepts connections too; elsewhere those of
-        lane 0.
+        links: at lane 0 the token of, and the socket to, each other lane of this party, for which it accepts
+        connections too; at another lane those of lane 0.
         """
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
@@ -345,10 +345,10 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Use a new connection if there is none yet to this peer in this direction; close it otherwise.
+        """Keep a new connection if this party has none yet with the peer in the same direction; close it otherwise.
 
-        If this party is to send on the connection, it chooses it at once; if it is to receive, it waits until the
-        sender does.
+        Of several connections the party that sends uses one, which it names by a byte. So if this party sends, it sends
+        that byte at once, and the connection is made; if it receives, it waits for the peer's byte.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
@@ -369,9 +369,9 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Read whether the peer, which is to send on this connection, has chosen it or has closed it for another one.
+        """Read whether the peer, which is to send, has chosen this connection, or has closed it and uses another one.
 
-        A chosen connection is used to receive on from now on.
+        This party receives on the connection that the peer has chosen.
         """
         try:
             said = connection.recv(1)

@@ -105,7 +105,7 @@ class Quota:
             self._check(name, size)
 
     def enter(self, name: str | None, size: int = 1) -> None:
-        """Take `size` of the resource for a name, until `leave` returns it. Raises OverloadError as `check` does."""
+        """Take `size` of the resource for a name, until `leave` gives it back. Raises OverloadError as `check` does."""
         with self._lock:
             self._check(name, size)
             self.taken += size
@@ -113,9 +113,9 @@ class Quota:
                 self._held[name] += size
 
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
-        """Return `size` of the resource.
+        """Give back `size` of the resource that `enter` has taken for a name.
 
-        late: seconds for which it still counts against its name, though others may take it.
+        late: seconds for which this amount still counts against the name's own limit, though others may take it.
         """
         with self._lock:
             self.taken -= size
@@ -152,10 +152,11 @@ class Quota:
 
 
 class FairQueue:
-    """A queue of calls for a limited number of places: a free place goes to the caller with the fewest calls at work.
+    """A queue in which calls wait until they may work: until they have one of a limited number of places.
 
-    Of callers with equally many, the one that has waited longest gets it. places: most calls at work. calls: quota of
-    calls at work or waiting. Callers without a name count as one caller.
+    A free place goes to a call of the caller with the fewest calls at work; of several such calls, to the one that has
+    waited longest. places: their number, the most calls at work. calls: quota of calls at work or waiting. Callers
+    without a name count as one caller.
     """
 
     def __init__(self, places: int, calls: Quota) -> None:

@@ -64,9 +64,9 @@ class ServiceConfig:
 class ServiceProgram:
     """All servers of a program with their health, log and metrics, as a context manager. name: of the program.
 
-    A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once; it
-    must not if a launcher passes on a signal that a service manager sends to both. Raises errors of
-    `rpc.service.serve`, Tokens, Log and Page.
+    A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once;
+    False for a program that a launcher starts: a service manager may signal both, and the launcher passes its signal
+    on, so that the program gets one stop as two signals. Raises errors of `rpc.service.serve`, Tokens, Log and Page.
     """
 
     def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:

@@ -107,9 +107,10 @@ class Party:
         return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """Return this party's answer to its part of a request, once it is computed; the method Ask.
+        """Serve the method Ask: wait until a request is computed, and return this party's part of the answer.
 
-        Raises errors of `Request.read`, of `RequestQueue.put`, and those with which party 0 drops a request.
+        message: this party's part of the request. Raises errors of `Request.read`, of `RequestQueue.put`, and those
+        with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
         note(context, request=request.id.hex())

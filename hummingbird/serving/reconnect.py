@@ -28,8 +28,8 @@ class ReconnectLoop:
     """The loop of a party's main thread: `run` serves in one session after another.
 
     begin: joins a session, converts the net, and returns this process's `Party` or `Lane`. told: set, by a signal
-    handler, when this party is to end. begun: called in every session once clients are answered. interrupted: called
-    with the reason why a session has ended, or could not begin.
+    handler, when this party is to end. begun: called in every session, as soon as it takes requests of clients.
+    interrupted: called with the reason why a session has ended, or could not begin.
     """
 
     def __init__(
