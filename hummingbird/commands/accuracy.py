@@ -42,10 +42,10 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """Return a function that several ranks call before each batch, with its number, to agree with a run in one process.
+    """Return a function that ranks, which divide the batches among them, call with a batch's number before they run it.
 
-    The function moves a simulation's random numbers to those of that batch (`FastSimulator.passes`); for any other
-    model it does nothing. image: any image, (1, ...).
+    If the model is a simulation, it then draws for that batch the random numbers that a single process would draw
+    (`FastSimulator.passes`); for any other model the function does nothing. image: any image, (1, ...).
     """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 

@@ -81,7 +81,7 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against kB sent online per image: one line for the windows found, one for uniform windows.
 
-    Uniform is a window that all layers share. rows: figures, one for each budget. path: the picture.
+    Windows are uniform if all layers have the same. rows: figures, one for each budget and line. path: the picture.
     """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
