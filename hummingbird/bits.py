@@ -254,8 +254,8 @@ class BitConfig:
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
         """Raise ConfigError for windows of another net; warn of those for another protocol or number of parties.
 
-        net: returns the fingerprint of the net in use, then fingerprints that are accepted as well. parties: their
-        number, None if not known. With another protocol or number of parties the same windows decide more signs
+        net: returns fingerprints, first that of the net in use, then others that are accepted as well. parties: number
+        of parties, None if not known. With another protocol or number of parties the same windows decide more signs
         wrongly, or have a smaller range. Entries that the provenance lacks are not compared.
         """
         if "net" in self.provenance and self.provenance["net"] not in (own := net()):

@@ -122,7 +122,7 @@ def convert_model(
     example: Any = None,
     aim: str | None = None,
 ) -> PrivateNet:
-    """Convert a trained net to its private form; the net itself does not change, and counts as in eval mode.
+    """Convert a trained net to a private form of what it computes in eval mode; the net itself does not change.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
         `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; rows that break them give
@@ -165,7 +165,10 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet:
-    """Do the work of `convert_model` without communication. parties: number of parties, None if not known."""
+    """Do the work of `convert_model`, which has the other arguments, without communication.
+
+    parties: number of parties, None if not known.
+    """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
     named(protocol)

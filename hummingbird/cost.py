@@ -46,7 +46,10 @@ def packed(n: int) -> int:
 
 
 def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
-    """Return the cost of an opening, in which every party sends one frame with this payload to each other party."""
+    """Return the cost of an opening, in which every party sends one frame with this payload to each other party.
+
+    offline_bits: what the dealer sends to all parties for the values that are opened.
+    """
     if parties == 1:
         return Cost(0, 0, offline_bits)
     return Cost(1, 8 * (parties - 1) * (HEADER_BYTES + payload_bytes), offline_bits)

@@ -188,7 +188,7 @@ def maybe(kind: Kind) -> Kind:
 
 
 def anything(expected: str = "a value of JSON") -> Kind:
-    """Return the kind of any JSON value, for a record that checks the value itself."""
+    """Return the kind of any JSON value, for a record that checks the value itself. expected: as of `Kind`."""
     return Kind(expected, lambda value: value)
 
 

@@ -315,7 +315,8 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
     """Return the notes below the report: the price of private weights, and why layers use each kind of lookup table.
 
-    variants: the names of the kinds of lookup tables that the layers use. thrifty: whether the aim is throughput.
+    setup: that price. variants: the names of the kinds of lookup tables that the layers use. thrifty: whether the aim
+    is throughput.
     """
     out = []
     if setup != FREE:

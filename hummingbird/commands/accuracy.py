@@ -16,7 +16,7 @@ from hummingbird.window_search.answers import fitting
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
     """Return the proportion, 0 to 1, of images (N, ...) whose largest logit is at their label, in labels (N,).
 
-    The model computes in float32 on its own device.
+    The model computes in float32 on its own device. batch: images that it computes at once.
     """
     return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
 
@@ -24,8 +24,9 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 5
 def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
     """Return the indices of the largest logits, int64 (N,) on the CPU, for images (N, ...).
 
-    Ranks split the batches (hummingbird/ranks), and each gets all predictions. Leaves the model in eval mode. Raises
-    InputError for a model that does not return one row of logits for each image.
+    batch: images that the model computes at once. Ranks divide the batches among them (hummingbird/ranks), and each
+    gets all predictions. Leaves the model in eval mode. Raises InputError for a model that does not return one row of
+    logits for each image.
     """
     device, parts = _device(model, images), images.split(batch)
     model.eval()

@@ -129,7 +129,8 @@ def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Seq
 def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> str:
     """Return the lines of text on the result: accuracies, budget and cost, price on the wire, effort of the search.
 
-    wire: the price, as text. source: the origin of the images.
+    config: the windows found. objective: what the search counts as cost. wire: the price on the wire, as text. source:
+    the origin of the images.
     """
     said = config.provenance
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])

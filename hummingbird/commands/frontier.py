@@ -173,7 +173,10 @@ class Frontier:
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:
-    """Return the file in `folder` for the windows of a row, such as 6-64.json, or uniform-6-64.json."""
+    """Return the file in `folder` for the windows of a row, such as 6-64.json, or uniform-6-64.json.
+
+    how, budget: as for `Frontier.row`.
+    """
     return folder / f"{'uniform-' if how == 'uniform' else ''}{budget.replace('/', '-')}.json"
 
 

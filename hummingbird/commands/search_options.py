@@ -97,7 +97,7 @@ def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
     """Return the values of --group (`words`) as an argument of `group_layers`: which layers share a window.
 
     words: one of "layer", "block" and "stage", by default "stage"; or a NAME=PATTERN,PATTERN for each group. Raises
-    ConfigError if one of several words is not of this form.
+    ConfigError for several words, or a word with "=", not all of the second form.
     """
     if len(words) < 2 and "=" not in "".join(words):
         return words[0] if words else "stage"
