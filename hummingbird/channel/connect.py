@@ -77,12 +77,11 @@ def connect(
 
     For every ordered pair of parties there is a connection, on which the first party sends to the second.
     rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
-    for a lane that gets its connections from lane 0. token: 16 secret bytes, which only the parties of this run, and
-    lane, know.
-    timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must then be for
-    the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the links to the
-    other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError if a party
-    does not come or fails.
+    for a lane that gets its connections from lane 0. token: 16 secret bytes of this run and lane, which only the
+    parties know. timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must
+    then be for the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the
+    links to the other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError
+    if a party does not come or fails.
     """
     joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
     try:
@@ -347,8 +346,8 @@ class _Joining:
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
         """Keep a new connection if this party has none yet with the peer in the same direction; close it otherwise.
 
-        Of several connections the party that sends uses one, which it names by a byte. So if this party sends, it sends
-        that byte at once, and the connection is made; if it receives, it waits for the peer's byte.
+        Of several connections the party that sends uses one, and says so by a byte on it. If this party sends, it
+        writes that byte at once, and the connection is made; if it receives, it waits for the peer's byte.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:

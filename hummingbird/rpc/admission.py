@@ -73,10 +73,10 @@ class Quota:
     hint, by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of
     the names that have their own. Callers without a name (None) are bound by `most` alone.
 
-    spare: whether the last quarter is for names that hold little. There a name may hold an eighth of the free room, or
-    a single thing, so that a few names at their limit leave room for others; with each further name the free room
-    shrinks by an eighth (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
-    packet switches", 1998).
+    spare: whether the last quarter of `most` is for names that hold little. A name gets some of that quarter only if
+    it then holds at most an eighth of the free room, or a single thing, so that a few names at their limit leave room
+    for others; with each further name the free room shrinks by an eighth (dynamic thresholds: Choudhury and Hahne,
+    "Dynamic queue length thresholds for shared-memory packet switches", 1998).
     """
 
     def __init__(

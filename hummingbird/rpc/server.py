@@ -156,9 +156,9 @@ class ServiceProgram:
 
 
 def _room_for(connections: int) -> int:
-    """Return how many connections are possible, at most `connections`, by the files that this process may open.
+    """Return how many connections this process can have open, at most `connections`: each takes an open file.
 
-    Raises the soft limit of open files, up to the hard limit.
+    First raises the process's soft limit of open files as far as needed, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES
