@@ -220,7 +220,7 @@ class BitConfig:
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
         """Return a copy of the configuration with these assumptions on rows, by layer.
 
-        They replace its own assumptions for the same layers; those for other layers remain.
+        They replace the configuration's own assumptions for these layers; other layers keep theirs.
         """
         return replace(self, rows={**self.rows, **rows})
 

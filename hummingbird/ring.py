@@ -66,11 +66,11 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Return how many fraction bits public constants get: at most `most`, else as follows.
+    """Return how many fraction bits public constants get.
 
-    Enough for `precision` bits of the largest |x|, and at least 16; fewer if fewer hold all constants exactly. x: the
-    constants, a real tensor. where: their name in errors. Raises InputError if rounding to `most` bits would exceed
-    2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
+    They get enough for `precision` bits of the largest |x|, and at least 16; fewer if fewer hold all constants exactly;
+    never more than `most`. x: the constants, a real tensor. where: their name in errors. Raises InputError if rounding
+    to `most` bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))

@@ -105,7 +105,7 @@ class Channel:
     # One round: everybody to everybody -------------------------------------------------------------------------------
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
-        """Send `tensors` to every other party; return theirs by rank. Takes 1 round, and sends N - 1 frames.
+        """Send `tensors` to every other party; return those of the others by rank. Takes 1 round and N - 1 frames.
 
         Types and shapes are the same at all parties. int64 tensors come before uint8 ones (alignment).
         """
@@ -119,7 +119,7 @@ class Channel:
         return received
 
     def exchange_text(self, text: str) -> dict[int, str]:
-        """Send a text of at most 1 MiB to every other party; return theirs by rank. Takes 1 round."""
+        """Send a text of at most 1 MiB to every other party; return the texts of the others by rank. Takes 1 round."""
         data = text.encode()
         sending = [self._submit(peer, _TEXT, 0, [memoryview(data)]) for peer in self.others]
         received = {}

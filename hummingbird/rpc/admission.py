@@ -42,9 +42,9 @@ _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDict
 class Limits:
     """Limits on the callers of a service.
 
-    requests: most calls at work at a time. per_client: most of them of one name. named: the same for single names, in
-    place of `per_client`. The last quarter of the calls is for names with few (`Quota`). message: bytes of one message,
-    in either direction. client_bytes: bytes of messages in memory for one name's calls. connections: open connections;
+    requests: most calls at work at a time. per_client: most calls at work of one name. named: by name, limits in place
+    of `per_client`. The last quarter of the calls is for names with few (`Quota`). message: bytes of one message, in
+    either direction. client_bytes: bytes of messages in memory for one name's calls. connections: open connections;
     further ones are closed at once. stall: seconds that a caller may leave a message unread, or a request unsent.
     seconds: longest duration of a call. Raises ConfigError for a number that is not above 0.
     """

@@ -122,7 +122,7 @@ def serve(
 class _Pool(Executor):
     """A pool of threads, one for each call that gRPC lets in.
 
-    They are daemons, unlike those of ThreadPoolExecutor, so that a method that never ends keeps no program alive. The
+    They are daemons, unlike those of ThreadPoolExecutor: a method that never ends does not keep the program alive. The
     thread that became free last works next, so that surplus threads end after a busy hour.
     """
 

@@ -263,7 +263,7 @@ def seconds_to_send(service: ServiceDescription, images: int) -> float:
 def unavailable(error: HummingbirdError) -> UnavailableError:
     """Return the error with which requests are refused after a failure.
 
-    It does not say on what the parties disagree.
+    Its text does not tell clients on what the parties disagree.
     """
     what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
     return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

@@ -62,7 +62,8 @@ class ReconnectLoop:
     def _usher(self, over: Flag) -> None:
         """Wait, on a thread, until this party is to end; then let it answer its queued requests.
 
-        If it does not serve yet, but waits for the others in a session, abort that session. over: set when `run` ends.
+        If the party does not serve yet, but waits for the others in a session, abort that session. over: set when `run`
+        ends.
         """
         while not over.wait(_LOOK):
             if not self._told.is_set():

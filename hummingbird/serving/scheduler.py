@@ -171,7 +171,7 @@ class Scheduler:
     def _outdated(self, lane: int, now: float) -> bool:
         """Return whether a lane is to report its material anew, which may have grown since its last report.
 
-        It is to while no lane has enough for some request: once if that request came after the lane's last report, and
+        It is to report while no lane has enough for some request: once if the request came after its last report, and
         again each `_LOOK` seconds if `deal --keep` fills the stores.
         """
         said, lacking = self._said[lane], self._lacking()
