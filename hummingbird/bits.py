@@ -29,7 +29,7 @@ from hummingbird.records import field as record_field
 
 FORMAT = "hummingbird-bits"
 VERSION = 3
-_WHOLE = 16  # fraction bits of a value at rest, `ring.SCALE`: the most that q can round away
+_WHOLE = 16  # fraction bits of a layer's input and output, `ring.SCALE`: the most that q can round away
 _DEEPEST = 32  # nesting of provenance, far below the limit of Python's stack
 _MOST_TEXT, _MOST_LAYERS = 16 << 20, 1 << 16  # bytes and layers of a file
 _NUMBER = records.anything("a number")  # the record's own __post_init__ checks it
@@ -39,9 +39,9 @@ _NUMBER = records.anything("a number")  # the record's own __post_init__ checks 
 class BitWindow:
     """A window: a comparison decides on the bits m..k-1 of each share, 0 <= m <= k <= 64.
 
-    `BitWindow(64, 0)` compares exactly; k = m leaves no bits, and makes the layer an identity.
-    q: how many of the 16 fraction bits the layer's results are rounded by, 0 <= q <= 16; 0: no rounding.
-    Raises ConfigError for anything else, and for windows in which q leaves no bit.
+    `BitWindow(64, 0)` compares exactly; `BitWindow(0, 0)` makes the layer an identity, such as a ReLU that is dropped.
+    q: by how many of the 16 fraction bits the layer's results are rounded, 0 <= q <= 16; 0: no rounding.
+    Raises ConfigError for other numbers, and for any other window without a bit: k = m, or k <= q with q > 0.
     """
 
     k: int = record_field(_NUMBER)
@@ -220,7 +220,7 @@ class BitConfig:
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
         """Return a copy of the configuration with these assumptions on rows, by layer.
 
-        They replace its own assumptions for the same layers; those for other layers remain.
+        They replace the configuration's own assumptions for these layers; other layers keep theirs.
         """
         return replace(self, rows={**self.rows, **rows})
 
@@ -254,8 +254,8 @@ class BitConfig:
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
         """Raise ConfigError for windows of another net; warn of those for another protocol or number of parties.
 
-        net: returns the fingerprint of the net in use, then fingerprints that are accepted as well. parties: their
-        number, None if not known. With another protocol or number of parties the same windows decide more signs
+        net: returns fingerprints, first that of the net in use, then others that are accepted as well. parties: number
+        of parties, None if not known. With another protocol or number of parties the same windows decide more signs
         wrongly, or have a smaller range. Entries that the provenance lacks are not compared.
         """
         if "net" in self.provenance and self.provenance["net"] not in (own := net()):
@@ -357,9 +357,9 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return the hint of the error for `path`, which was to name a file of windows and does not.
+    """Return the hint of the error that no file of windows can be read at `path`.
 
-    The path may be wrong, or a budget of bits such as 6/64, or a single window such as 20:0, may stand in its place.
+    The path may be wrong; or the user has written a budget of bits, such as 6/64, or a single window, such as 20:0.
     """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (

@@ -65,10 +65,10 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
-    """Return the problems of steps that cannot be converted, for lack of a private form or of fitting numbers.
+    """Return a problem for each reason why a step cannot be converted.
 
-    Numbers that do not fit are weights on the meta device, which have no values, and all that fixed point cannot hold.
-    owner: of private weights. config: the windows.
+    Such a step has no private form, or its weights have no values (they are on the meta device), or fixed point does
+    not hold its numbers precisely enough. owner: of private weights; None: they are public. config: the windows.
     """
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
@@ -101,7 +101,7 @@ def _tensors(step: Step) -> list[Tensor]:
 
 
 def _unbuilt(step: Step) -> list[Problem]:
-    """Return the problems of the private form that `register_converter` gives to a step's module."""
+    """Return a problem if the converter registered for a step's module raises an error or returns no module."""
     kind = type(step.attrs["module"])
     try:
         built = CUSTOM[kind](step.attrs["module"])
@@ -122,7 +122,7 @@ def convert_model(
     example: Any = None,
     aim: str | None = None,
 ) -> PrivateNet:
-    """Convert a trained net to its private form; the net itself does not change, and counts as in eval mode.
+    """Convert a trained net to a private form of what it computes in eval mode; the net itself does not change.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
         `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; rows that break them give
@@ -165,7 +165,10 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet:
-    """Do the work of `convert_model` without communication. parties: number of parties, None if not known."""
+    """Do the work of `convert_model`, which has the other arguments, without communication.
+
+    parties: number of parties, None if not known.
+    """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
     named(protocol)
@@ -204,10 +207,10 @@ def build(
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
-    """Return the fingerprints by which windows may name this net as the one for which they were found.
+    """Return the fingerprints of this net, one of which the windows' provenance must name.
 
-    steps: the net traced with the numbers of its weights; None: trace it here. A search for windows sees numbers that
-    forward() reads from weights; where weights are private, a party's steps lack these.
+    steps: the net traced with the numbers that forward() reads from weights, as in a search for windows; None, as
+    steps of private weights lack these numbers: trace the net here.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps

@@ -46,7 +46,10 @@ def packed(n: int) -> int:
 
 
 def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
-    """Return the cost of an opening, in which every party sends one frame with this payload to each other party."""
+    """Return the cost of an opening, in which every party sends one frame with this payload to each other party.
+
+    offline_bits: what the dealer sends to all parties for the values that are opened.
+    """
     if parties == 1:
         return Cost(0, 0, offline_bits)
     return Cost(1, 8 * (parties - 1) * (HEADER_BYTES + payload_bytes), offline_bits)
@@ -174,7 +177,8 @@ def bfv_switching_key() -> int:
 def bfv_reply(replies: int, values: int) -> int:
     """Return the bytes of a BFV server's answer: 26,624 for each of `replies` ciphertexts, and 6.5 for each value read.
 
-    A ciphertext of an answer has one polynomial modulo two primes in full, and of the other only the values' numbers.
+    A ciphertext of an answer is two polynomials modulo two primes: one is sent in full, of the other only the
+    coefficients that hold a value to be read.
     """
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
 
@@ -198,8 +202,8 @@ def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, in
     """Return the bytes sent online for n garbled circuits, to the data's side and to the model's side.
 
     width: input bits of each circuit. ring: bits of each result. garbler: the side that made the circuits, "data" or
-    "model". If it is the data's side, it gets `width` bits of each circuit and sends a label for each bit. If it is the
-    model's side, it sends these labels, and gets results mod 2^ring.
+    "model". If the data's side made them, it receives `width` bits for each circuit, and sends a label for each bit. If
+    the model's side made them, it sends these labels, and receives the results mod 2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))

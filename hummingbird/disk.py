@@ -38,7 +38,8 @@ def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
     """Write a new file, and return its size in bytes. Its name is on the disk only after `sync` of its folder.
 
-    Raises FileExistsError if the file exists. An error removes the file.
+    mode: the file's permissions, as of chmod(2). Raises FileExistsError if the file exists. An error while the file is
+    written removes it.
     """
     file = opened(path, mode=mode)
     try:
@@ -54,7 +55,7 @@ def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 def opened(path: Path, *, mode: int = SHARED) -> BinaryIO:
     """Create a file, and return it open for writing; `flush` brings to the disk what was written.
 
-    Raises FileExistsError if the file exists.
+    mode: the file's permissions, as of chmod(2). Raises FileExistsError if the file exists.
     """
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
@@ -62,7 +63,8 @@ def opened(path: Path, *, mode: int = SHARED) -> BinaryIO:
 def append(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> None:
     """Add pieces to the end of a file, which is created if it is missing; the content is on the disk when this returns.
 
-    Unlike the class `Appended`, this takes no lock, and does not undo a piece that was written in part.
+    mode: permissions of a file that is created, as of chmod(2). Unlike the class `Appended`, this takes no lock, and
+    does not undo a piece that was written in part.
     """
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.writelines(pieces)

@@ -19,8 +19,7 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
     """Return the ring elements, int64, of a real tensor at scale 2^16. where: the tensor's name in errors.
 
     limit: the largest |x| allowed, up to 2^30; None: 2^20, the limit that holds in any net. Raises InputError for
-    anything but a real
-    tensor within the limit.
+    anything but a real tensor within the limit.
     """
     if not isinstance(x, Tensor):
         hint = "torch.as_tensor(x, dtype=torch.float32)"

@@ -74,7 +74,7 @@ class LookedUp(nn.Module):
         return (positions, self.table.embedding_dim), (positions,)
 
     def example(self) -> tuple[Tensor, Tensor]:
-        """Return inputs of `after`, the part after the lookup: `convert_model(net.after, example=net.example())`."""
+        """Return zeros as inputs of the part after the lookup: `convert_model(net.after, example=net.example())`."""
         rows, weights = (torch.zeros(1, *shape) for shape in self.shapes)
         return rows, weights
 

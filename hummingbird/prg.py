@@ -45,8 +45,8 @@ def fresh(device: torch.device | str = "cpu") -> Stream:
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
     """Return a seed for one purpose, which the labels name; it is independent of the seeds for other purposes.
 
-    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. size: bytes, by default the parent's size. Raises
-    InputError for a parent below 16 bytes.
+    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. size: bytes of the result, by default as many as
+    `seed` has. Raises InputError for a `seed` below 16 bytes.
     """
     if len(seed) < SEED_BYTES:
         raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")

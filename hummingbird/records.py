@@ -65,7 +65,7 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """Raised in place of an error of a record's class when a record was made. path: that record's place in the JSON."""
+    """Raised in place of an error by which a record's class refuses values. path: where the record is in the JSON."""
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)
@@ -188,7 +188,7 @@ def maybe(kind: Kind) -> Kind:
 
 
 def anything(expected: str = "a value of JSON") -> Kind:
-    """Return the kind of any JSON value, for a record that checks the value itself."""
+    """Return the kind of any JSON value, for a record that checks the value itself. expected: as of `Kind`."""
     return Kind(expected, lambda value: value)
 
 
@@ -260,7 +260,7 @@ def write(record: Any, **layout: Any) -> str:
 
 
 def _parts(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields of a record's class. Raises TypeError for a field without a kind."""
+    """Return the dataclass fields of a record's class. Raises TypeError for one that `field` has not declared."""
     return _looked_up(kind)
 
 
@@ -278,7 +278,7 @@ def _is_default(part: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _made(kind: type[R], value: Any) -> R:
-    """Make a record of this class from a JSON object. Raises Fault, or _Refused for an error of the class itself."""
+    """Make a record of class `kind` from a JSON object. Raises Fault, or _Refused in place of an error of the class."""
     fields = _checked(value, type(value) is dict, "an object")
     parts = {part.name: part for part in _parts(kind)}
     order = sorted(parts.values(), key=lambda part: not part.metadata.get("first"))

@@ -32,7 +32,7 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 class Around:
     """The cost of what parties do before or after a net's layers, such as sharing the input, for each party that sends.
 
-    by: which parties send.
+    by: the parties that send, in words, such as "every party".
     """
 
     cost: Cost
@@ -156,7 +156,7 @@ class Estimate:
     def _fewest(self) -> list[str]:
         """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.
 
-        That protocol may if most layers are smooth functions.
+        It can move fewer if most layers are smooth functions: its splines are then smaller than tables.
         """
         gmw, others = self.beside.get("gmw"), [*self.aims.values(), self.total]
         if gmw is None or self._moved(gmw) >= min(map(self._moved, others)):
@@ -305,7 +305,7 @@ def link_words(bandwidth: float, rtt: float) -> str:
 
 
 def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
-    """Return a line for all lanes of a party together, to stand below the table; an empty list for one lane."""
+    """Return a list of one line: images and bytes of all lanes of a party together. An empty list for one lane."""
     if lanes == 1:
         return []
     sent, offline = (f"{lanes * bits / 8e3:,.1f} kB" for bits in (batch.bits, batch.offline_bits))
@@ -313,9 +313,10 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 
 
 def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
-    """Return lines to stand below the table: the price of private weights, and why each kind of table was chosen.
+    """Return the notes below the report: the price of private weights, and why layers use each kind of lookup table.
 
-    variants: the names of the tables that the layers use. thrifty: whether the aim is throughput.
+    setup: that price. variants: the names of the kinds of lookup tables that the layers use. thrifty: whether the aim
+    is throughput.
     """
     out = []
     if setup != FREE:

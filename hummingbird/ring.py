@@ -19,8 +19,8 @@ from hummingbird import kernels
 from hummingbird.errors import InputError
 from hummingbird.kernels import Factor
 
-SCALE = 16  # bits of fraction at rest, CrypTen's default
-# Fraction bits of weights. More than at rest, because batch norms are folded into weights, and the largest weight of a
+SCALE = 16  # bits of fraction of a layer's inputs and outputs, CrypTen's default
+# Fraction bits of weights. More than SCALE, because batch norms are folded into weights, and the largest weight of a
 # tensor is then some 100 times the typical one. 16 + 20 leave 28 bits for the integer part of a linear layer's result.
 # Weights whose results are read through a window have fewer, down to 16 (`Comparison.weight_scale`).
 WEIGHT_SCALE = 20
@@ -66,11 +66,11 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Return how many fraction bits public constants need: the fewest that hold them exactly, if these suffice.
+    """Return how many fraction bits public constants get.
 
-    Otherwise enough for `precision` bits of the largest |x|, and at least 16. x: real tensor of the constants. most:
-    the largest result. where: the constants' name in errors. Raises InputError if rounding to `most` bits would exceed
-    2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
+    They get enough for `precision` bits of the largest |x|, and at least 16; fewer if fewer hold all constants exactly;
+    never more than `most`. x: the constants, a real tensor. where: their name in errors. Raises InputError if rounding
+    to `most` bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))
@@ -98,9 +98,9 @@ def exponent_of(value: float) -> int:
 
 
 def shifted(x: Tensor, bits: int) -> Tensor:
-    """Return ring elements with `bits` more fraction bits. With fewer (negative `bits`) they are rounded to nearest.
+    """Return ring elements with `bits` more fraction bits; if `bits` is negative, with fewer, rounded to nearest.
 
-    A share must not be rounded so: only public values may have fewer.
+    Only public values may get fewer: rounded shares would not add up to the rounded value.
     """
     return x << bits if bits >= 0 else (x + (1 << -bits >> 1)) >> -bits
 

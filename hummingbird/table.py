@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, total: bool = False) -> str:
     """Return a table with aligned columns as text; the first `left` columns are aligned left, the others right.
 
-    total: whether a rule precedes the last row.
+    total: whether a horizontal line precedes the last row.
     """
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]

@@ -105,7 +105,7 @@ class Channel:
     # One round: everybody to everybody -------------------------------------------------------------------------------
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
-        """Send `tensors` to every other party; return theirs by rank. Takes 1 round, and sends N - 1 frames.
+        """Send `tensors` to every other party; return those of the others by rank. Takes 1 round and N - 1 frames.
 
         Types and shapes are the same at all parties. int64 tensors come before uint8 ones (alignment).
         """
@@ -119,7 +119,7 @@ class Channel:
         return received
 
     def exchange_text(self, text: str) -> dict[int, str]:
-        """Send a text of at most 1 MiB to every other party; return theirs by rank. Takes 1 round."""
+        """Send a text of at most 1 MiB to every other party; return the texts of the others by rank. Takes 1 round."""
         data = text.encode()
         sending = [self._submit(peer, _TEXT, 0, [memoryview(data)]) for peer in self.others]
         received = {}
@@ -282,7 +282,7 @@ class Channel:
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Tell a peer that still reads why this party stops (kind ABORT), or what it expected (kind PLACE).
+        """Tell a peer, if it still reads, why this party stops (kind ABORT) or what this party expected (kind PLACE).
 
         Never raises.
         """
@@ -372,7 +372,8 @@ class Channel:
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
         """Return the error for a frame of another kind, layer or shape than expected.
 
-        Tells the peer in a PLACE frame what this party expected, and reads the peer's PLACE frame.
+        Tells the peer in a PLACE frame what this party expected, and reads the peer's PLACE frame. length: bytes of the
+        wrong frame's payload, which is skipped. expected: what this party expected, as text.
         """
         mine = f"{self.name} expects {expected} at {_place()}"
         theirs = f"{self.names[peer]} sent {length} bytes of another message"

@@ -77,12 +77,11 @@ def connect(
 
     For every ordered pair of parties there is a connection, on which the first party sends to the second.
     rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
-    for a lane that gets its connections from lane 0. token: 16 secret bytes, which only the parties of this run, and
-    lane, know.
-    timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must then be for
-    the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the links to the
-    other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError if a party
-    does not come or fails.
+    for a lane that gets its connections from lane 0. token: 16 secret bytes of this run and lane, which only the
+    parties know. timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must
+    then be for the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the
+    links to the other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError
+    if a party does not come or fails.
     """
     joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
     try:
@@ -180,8 +179,8 @@ class _Joining:
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
         """Begin to accept connections at the socket `server`; None in a lane that gets its connections from lane 0.
 
-        links: at lane 0 the token and link of each other lane, for which it accepts connections too; elsewhere those of
-        lane 0.
+        links: at lane 0 the token of, and the socket to, each other lane of this party, for which it accepts
+        connections too; at another lane those of lane 0.
         """
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
@@ -345,10 +344,10 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Use a new connection if there is none yet to this peer in this direction; close it otherwise.
+        """Keep a new connection if this party has none yet with the peer in the same direction; close it otherwise.
 
-        If this party is to send on the connection, it chooses it at once; if it is to receive, it waits until the
-        sender does.
+        Of several connections the party that sends uses one, and says so by a byte on it. If this party sends, it
+        writes that byte at once, and the connection is made; if it receives, it waits for the peer's byte.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
@@ -369,9 +368,9 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Read whether the peer, which is to send on this connection, has chosen it or has closed it for another one.
+        """Read whether the peer, which is to send, has chosen this connection, or has closed it and uses another one.
 
-        A chosen connection is used to receive on from now on.
+        This party receives on the connection that the peer has chosen.
         """
         try:
             said = connection.recv(1)

@@ -55,7 +55,7 @@ class Hello(NamedTuple):
 class Taken(NamedTuple):
     """An accepted connection, with the caller's first 16 bytes (`hello`).
 
-    call: the planned connection that it is; None if it is for another lane, which lane 0 hands it to.
+    call: the planned connection that it is; None if it is for another lane, to which lane 0 hands it.
     """
 
     connection: socket.socket
@@ -92,8 +92,7 @@ def introduce(
     """Do the caller's handshake; return the connection to party `call.called`.
 
     Raises OSError if another program answers. token: the run's 16 secret bytes. context: TLS of the connecting side,
-    None for
-    plain text.
+    None for plain text.
     """
     try:
         connection.sendall(call.hello(token))  # a new connection has room for it

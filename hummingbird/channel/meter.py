@@ -161,7 +161,7 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """The place of a computation: its layer (`layer`), and the seconds that it has not computed so far (`idle`)."""
+    """State of one computation: its layer (`layer`), and the seconds so far in which it did not compute (`idle`)."""
 
     layer: str = ""
     idle: float = 0.0

@@ -36,7 +36,7 @@ class Prefetch(Generic[Item]):
         self._thread.start()
 
     def next(self, timeout: float | None = None) -> Item | None:
-        """Return the next item, None after the last. Raises the iterator's error in its place in the order.
+        """Return the next item, None after the last. Raises an error of the iterator after the items before it.
 
         Raises TimeoutError after `timeout` seconds without an item.
         """

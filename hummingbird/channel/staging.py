@@ -137,7 +137,7 @@ def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
 
 
 class Aside:
-    """A block that makes material on a device; on a GPU, this runs beside the kernels of computations.
+    """A block in which material is made on a device; on a GPU, this work runs beside the kernels of computations.
 
     with Aside(device) as aside:
         tensors = aside.bring(corrections)

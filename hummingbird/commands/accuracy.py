@@ -16,7 +16,7 @@ from hummingbird.window_search.answers import fitting
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
     """Return the proportion, 0 to 1, of images (N, ...) whose largest logit is at their label, in labels (N,).
 
-    The model computes in float32 on its own device.
+    The model computes in float32 on its own device. batch: images that it computes at once.
     """
     return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
 
@@ -24,8 +24,9 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 5
 def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
     """Return the indices of the largest logits, int64 (N,) on the CPU, for images (N, ...).
 
-    Ranks split the batches (hummingbird/ranks), and each gets all predictions. Leaves the model in eval mode. Raises
-    InputError for a model that does not return one row of logits for each image.
+    batch: images that the model computes at once. Ranks divide the batches among them (hummingbird/ranks), and each
+    gets all predictions. Leaves the model in eval mode. Raises InputError for a model that does not return one row of
+    logits for each image.
     """
     device, parts = _device(model, images), images.split(batch)
     model.eval()
@@ -42,10 +43,10 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """Return a function that several ranks call before each batch, with its number, to agree with a run in one process.
+    """Return a function that ranks, which divide the batches among them, call with a batch's number before they run it.
 
-    The function moves a simulation's random numbers to those of that batch (`FastSimulator.passes`); for any other
-    model it does nothing. image: any image, (1, ...).
+    If the model is a simulation, it then draws for that batch the random numbers that a single process would draw
+    (`FastSimulator.passes`); for any other model the function does nothing. image: any image, (1, ...).
     """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 

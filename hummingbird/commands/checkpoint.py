@@ -86,7 +86,8 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
 def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> None:
     """Load a checkpoint into a net, as `load_checkpoint` does, with errors for users of the command line.
 
-    Raises InputError for a missing file, or one that does not fit the net. where: the option that names the file.
+    Raises InputError for a missing file, or one that does not fit the net. where: the option that names the file. hint:
+    the error's hint for a missing file.
     """
     try:
         load_checkpoint(path, net)
@@ -100,7 +101,7 @@ def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> N
 def load_weights(content: bytes, model: nn.Module) -> None:
     """Load weights into a model, from the content that `weights_file` returned for a net of the same kind.
 
-    Each keeps the type of the model's tensor.
+    The model's tensors keep their types.
     """
     model.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
 

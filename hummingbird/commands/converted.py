@@ -39,10 +39,10 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
 def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
     """Return the net that --saved or --model names, and its private form.
 
-    With --saved, also sets `owner` and `protocol` in `args` to those of the saved net. rank: of this party. image: an
-    example for nets that read shapes, of the images' shape (1, ...), one for each of several inputs. None is given for
-    a net that begins with lookups, of which only the part `after` is converted. Raises InputError for another number of
-    inputs.
+    With --saved, also sets `owner` and `protocol` in `args` to those of the saved net. rank: of this party. image: for
+    each input of the net one tensor with the shape of a batch of one, (1, ...); no tensor for a net that begins with
+    lookups, of which only the part after them (`LookedUp.after`) is converted. Raises InputError for images with such a
+    net, and for none with another net.
     """
     folder = saved_of(args, rank)
     if folder is not None:

@@ -16,8 +16,8 @@ from hummingbird.errors import InputError
 def write_together(contents: Mapping[Path, bytes]) -> None:
     """Write all of these files or none: an error or Ctrl-C restores the files that were there before.
 
-    Raises InputError for a path that cannot be written. A process that is killed between two renames leaves old files
-    as `NAME.old`.
+    contents: what to write, by path. Raises InputError for a path that cannot be written. A process that is killed
+    between two renames leaves old files as `NAME.old`.
     """
     before = [path for path in contents if path.is_file()]
     begun: list[Path] = []

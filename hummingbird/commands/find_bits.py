@@ -129,7 +129,8 @@ def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Seq
 def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> str:
     """Return the lines of text on the result: accuracies, budget and cost, price on the wire, effort of the search.
 
-    wire: the price, as text. source: the origin of the images.
+    config: the windows found. objective: what the search counts as cost. wire: the price on the wire, as text. source:
+    the origin of the images.
     """
     said = config.provenance
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
@@ -177,8 +178,8 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 def in_all_table(study: Study, config: BitConfig) -> str:
     """Return a table of the kB that all parties and the dealer send for an image, by layer and in all.
 
-    config: windows, some of which round results by q bits (`BitWindow`). The table compares them with the same windows
-    without rounding.
+    config: windows, some of which round results by q bits (`BitWindow`). The table has one column for these windows,
+    and one for the same windows without rounding.
     """
     costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
     rows = []

@@ -144,10 +144,10 @@ class Frontier:
         }
 
     def _in_all(self, config: BitConfig) -> Row:
-        """Return the kB that all parties and the dealer send for an image, by the figure's name.
+        """Return the kB that all parties and the dealer send together for an image, as figures by name.
 
-        With --knobs q, windows also round results by q bits (`BitWindow`); a second figure is then for the windows
-        without it.
+        There is one figure for the windows of `config`. With --knobs q, these also round results by q bits
+        (`BitWindow`), and a second figure is for the same windows without rounding.
         """
         costs = {"in_all_kilobytes_per_image": config}
         if self.args.knobs:
@@ -173,7 +173,10 @@ class Frontier:
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:
-    """Return the file in `folder` for the windows of a row, such as 6-64.json, or uniform-6-64.json."""
+    """Return the file in `folder` for the windows of a row, such as 6-64.json, or uniform-6-64.json.
+
+    how, budget: as for `Frontier.row`.
+    """
     return folder / f"{'uniform-' if how == 'uniform' else ''}{budget.replace('/', '-')}.json"
 
 

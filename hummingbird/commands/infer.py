@@ -110,7 +110,7 @@ def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, f
 
 
 def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
-    """Return an `Answers` object of a net's outputs for all images; it compares labels or other outputs with them."""
+    """Return an `Answers` object, which judges outputs for the same images against `outputs` and the labels, if any."""
     return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)
 
 

@@ -205,10 +205,11 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """Return the facts (rows, dimension, type ...) of the full table, whose rows all servers' tables hold.
+    """Return the facts (rows, dimension, type ...) of the owner's whole table.
 
-    facts: of the servers' table. plan: the plan by which the full table was divided among servers; None: `facts` are
-    its own. Raises AgreementError if the servers hold another table than the full one of the plan.
+    facts: those that the servers report: without a plan, of the whole table; with a plan, which divides tables into
+    buckets, of one bucket. Raises AgreementError if this is not a bucket of the plan's full table, which holds all
+    rows.
     """
     if plan is None:
         return facts

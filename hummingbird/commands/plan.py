@@ -52,7 +52,7 @@ def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) 
 def _shares(axes: Any, found: Result) -> None:
     """Draw, for each latency, the proportion of requests that take longer; mark percentiles and their errors.
 
-    axes: of matplotlib.
+    axes: of matplotlib. found: the result of the simulation.
     """
     seconds = found.latencies
     even = np.linspace(0, len(seconds), _POINTS, endpoint=False, dtype=int)
@@ -70,7 +70,8 @@ def _shares(axes: Any, found: Result) -> None:
 def _growing(axes: Any, found: Result) -> None:
     """Draw the first run's requests as dots, latency against time of arrival.
 
-    Used for a load above the largest rate that the service sustains, where latencies grow. axes: of matplotlib.
+    Used for a load above the largest rate that the service sustains, where latencies grow. axes: of matplotlib. found:
+    the result of the simulation.
     """
     arrived, latency = found.outcome.arrived[0], found.outcome.latency[0]
     places = np.linspace(0, len(arrived), min(len(arrived), _POINTS), endpoint=False, dtype=int)
@@ -223,7 +224,8 @@ def _run(args: argparse.Namespace) -> int:
 def _warnings(found: Result) -> list[str]:
     """Return warnings for a load above the largest rate that the service sustains, and for a run that is too short.
 
-    Near that rate, figures depend on many requests; the warning names a number for --requests.
+    Near that rate, figures depend on many requests; the warning names a number for --requests. found: the result of the
+    simulation.
     """
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate

@@ -86,9 +86,9 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
 
 
 def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
-    """Read the arrival times of requests from the file of --trace; set --requests to their number if it is not smaller.
+    """Return the requests whose arrival times are in the file of --trace.
 
-    other: further arguments of the arrivals.
+    Sets --requests to their number unless it is smaller. other: further arguments of `capacity.arrivals.trace`.
     """
     try:
         found = trace(args.trace, **other)

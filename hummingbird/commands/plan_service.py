@@ -44,7 +44,7 @@ _HINTS = {
 
 
 def _need(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError for the first of these options, all needed by the kind of service, that is not set."""
+    """Raise InputError if one of these options, all of which the kind of service needs, is not set."""
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
             what = "a net" if option == "model" else f"--{option}"
@@ -123,7 +123,7 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 def _composed(args: argparse.Namespace) -> Service:
     """Return the model of a service that garbles, for the user's own net, from the layers of published nets.
 
-    --service names it: "sg", garbling by the server, or "cg", by the client (capacity/paper.py). With --profile, it has
+    --service is "sg" if the server garbles, "cg" if the client does (capacity/paper.py). With --profile, the model has
     the seconds of garbling that were measured on the user's machine.
     """
     refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)

@@ -48,7 +48,7 @@ def check(path: Path, where: str) -> None:
 def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path) -> None:
     """Draw every layer's 64 bits, with the kept ones in colour, and a mark at the largest |x| that the layer compares.
 
-    Draws only the lower 32 bits if nothing reaches bit 32.
+    config: the windows, whose bits are kept. Draws only the lower 32 bits if no window and no |x| reaches bit 32.
     """
     pyplot = drawing()
     windows = [config.window(layer.name) for layer in layers]
@@ -81,7 +81,7 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against kB sent online per image: one line for the windows found, one for uniform windows.
 
-    Uniform is a window that all layers share. rows: figures, one for each budget. path: the picture.
+    Windows are uniform if all layers have the same. rows: figures, one for each budget and line. path: the picture.
     """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.5, 4.5))

@@ -32,7 +32,7 @@ def add_command(commands: Any, name: str, line: str, description: str | None, ep
 def command_of(program: str, words: Sequence[str]) -> str:
     """Return the command line as text for provenance, `python -m PROGRAM WORDS`.
 
-    It lacks --resume, which changes no result, and folders (`without_folders`).
+    The text has no --resume, which changes no result, and no folders (`without_folders`).
     """
     return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
 
@@ -40,7 +40,7 @@ def command_of(program: str, words: Sequence[str]) -> str:
 def without_folders(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, with absolute paths reduced to file names.
 
-    The folders would be those of one machine.
+    The folders mean nothing on another machine.
     """
     shown = []
     for word in words:

@@ -96,7 +96,8 @@ def search_options(args: argparse.Namespace) -> dict[str, Any]:
 def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
     """Return the values of --group (`words`) as an argument of `group_layers`: which layers share a window.
 
-    Raises ConfigError for patterns without a name, or beside a word such as "stage".
+    words: one of "layer", "block" and "stage", by default "stage"; or a NAME=PATTERN,PATTERN for each group. Raises
+    ConfigError for several words, or a word with "=", not all of the second form.
     """
     if len(words) < 2 and "=" not in "".join(words):
         return words[0] if words else "stage"

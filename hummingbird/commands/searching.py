@@ -37,7 +37,7 @@ def check_states(states: Sequence[Path], resume: bool) -> None:
 
 
 def interrupted(states: Sequence[Path]) -> str:
-    """Return the line to print after Ctrl-C, which says whether --resume can continue."""
+    """Return the line to print after Ctrl-C, which says whether --resume can continue from one of these state files."""
     kept = any(state.exists() for state in states)
     return f"interrupted: {'go on with the same command and --resume' if kept else 'no search was begun'}"
 

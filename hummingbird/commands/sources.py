@@ -36,7 +36,8 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required: bool = True) -> None:
     """Add the options --model and --weights, and --saved in their place, which `saved_of` reads.
 
-    settings: names, in the parsed arguments, of the command's other options that a saved net replaces.
+    settings: names, in the parsed arguments, of the command's other options that a saved net replaces. required:
+    whether one of --model and --saved must be given.
     """
     group = parser.add_argument_group("net")
     source = group.add_mutually_exclusive_group(required=required)

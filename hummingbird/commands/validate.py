@@ -180,9 +180,9 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
     """Return, for each layer, its window and how far the values that it compares are from leaving the window.
 
-    largest: the largest |x| by layer, in ring units. margin: bits, log2 of the window's limit over the largest |x|,
-    below which the result has a warning if its window must change nothing (m = q = 0). An |x| beyond the window always
-    gives one.
+    largest: the largest |x| by layer, in ring units. A layer gets a warning if its largest |x| is beyond the window's
+    limit, and, if its window is to change no decision (m = q = 0), also if |x| is less than `margin` bits below the
+    limit: log2(limit / |x|) < margin.
     """
     found = []
     for name, most in largest.items():

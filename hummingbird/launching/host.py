@@ -48,7 +48,7 @@ def places(parties: int, lanes: int) -> list[LanePosition]:
 def store(timeout: float) -> Iterator[int]:
     """Run, in this block, a store by which the processes find each other, as torchrun's agent does; yield its port.
 
-    It listens on loopback only. timeout: seconds that the store waits for a value.
+    The store listens on loopback only. timeout: seconds that the store waits for a value.
     """
     server = socket.create_server((_HOST, 0))
     port = server.getsockname()[1]

@@ -112,7 +112,7 @@ def _order(process: Process) -> tuple[int, bool, float]:
 
 
 def _told(process: Process, timeout: float) -> str:
-    """Say in words how one process failed. timeout: seconds that it had to start."""
+    """Return a sentence on how a process failed. timeout: seconds that it had to start."""
     if error := process.report.get("error"):
         return f"{error['type']}: {error['text']}" if error["text"] else str(error["type"])
     if process.late:

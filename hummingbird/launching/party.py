@@ -66,7 +66,7 @@ def _end_with(calls: BinaryIO) -> None:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """Describe an error for the report: type, text, hint, time, and its traceback's frames outside of `launching`."""
+    """Return the report's dict on an error: type, text, hint, time, and the traceback's frames outside `launching`."""
     own = os.path.dirname(__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename) != own]
     return {

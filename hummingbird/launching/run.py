@@ -45,7 +45,7 @@ class Failure:
 
     @property
     def how(self) -> str:
-        """Say in words how the process ended."""
+        """Return a sentence on how the process ended."""
         if self.code < 0:
             return f"{self.name} was killed by {host.signal_name(-self.code)}"
         return f"{self.name} ended with exit status {self.code}"

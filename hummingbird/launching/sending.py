@@ -39,7 +39,7 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any
 def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Unpack the function, its arguments and the session's options, in a process that `launch` has started.
 
-    It also takes over the caller's working directory and import path.
+    Also sets the working directory and the import path of this process to those of the caller of `launch`.
     """
     folder, sys.path[:], call = cloudpickle.loads(content)
     os.chdir(folder)

@@ -31,9 +31,9 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 def dynamic() -> bool:
     """Return whether the torchrun that started this process uses a dynamic rendezvous (as with `--standalone`).
 
-    A dynamic rendezvous runs code for anybody who reaches this host's ports. A static torchrun is known by the ranks
-    that it writes to the store of its processes, unless these are declared identical (TORCH_ELASTIC_WORKER_IDENTICAL).
-    Also False if the store does not answer.
+    A dynamic rendezvous runs code for anybody who reaches this host's ports. A static torchrun is recognised by the
+    entry that it makes for each rank in the store of its processes; where TORCH_ELASTIC_WORKER_IDENTICAL=1 suppresses
+    these entries, by its run id, which is torchrun's default. Also False if the store does not answer.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:

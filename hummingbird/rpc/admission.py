@@ -42,9 +42,9 @@ _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDict
 class Limits:
     """Limits on the callers of a service.
 
-    requests: most calls at work at a time. per_client: most of them of one name. named: the same for single names, in
-    place of `per_client`. The last quarter of the calls is for names with few (`Quota`). message: bytes of one message,
-    in either direction. client_bytes: bytes of messages in memory for one name's calls. connections: open connections;
+    requests: most calls at work at a time. per_client: most calls at work of one name. named: by name, limits in place
+    of `per_client`. The last quarter of the calls is for names with few (`Quota`). message: bytes of one message, in
+    either direction. client_bytes: bytes of messages in memory for one name's calls. connections: open connections;
     further ones are closed at once. stall: seconds that a caller may leave a message unread, or a request unsent.
     seconds: longest duration of a call. Raises ConfigError for a number that is not above 0.
     """
@@ -73,10 +73,10 @@ class Quota:
     hint, by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of
     the names that have their own. Callers without a name (None) are bound by `most` alone.
 
-    spare: whether the last quarter is for names that hold little. There a name may hold an eighth of the free room, or
-    a single thing, so that a few names at their limit leave room for others; with each further name the free room
-    shrinks by an eighth (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
-    packet switches", 1998).
+    spare: whether the last quarter of `most` is for names that hold little. A name gets some of that quarter only if
+    it then holds at most an eighth of the free room, or a single thing, so that a few names at their limit leave room
+    for others; with each further name the free room shrinks by an eighth (dynamic thresholds: Choudhury and Hahne,
+    "Dynamic queue length thresholds for shared-memory packet switches", 1998).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Quota:
             self._check(name, size)
 
     def enter(self, name: str | None, size: int = 1) -> None:
-        """Take `size` of the resource for a name, until `leave` returns it. Raises OverloadError as `check` does."""
+        """Take `size` of the resource for a name, until `leave` gives it back. Raises OverloadError as `check` does."""
         with self._lock:
             self._check(name, size)
             self.taken += size
@@ -113,9 +113,9 @@ class Quota:
                 self._held[name] += size
 
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
-        """Return `size` of the resource.
+        """Give back `size` of the resource that `enter` has taken for a name.
 
-        late: seconds for which it still counts against its name, though others may take it.
+        late: seconds for which this amount still counts against the name's own limit, though others may take it.
         """
         with self._lock:
             self.taken -= size
@@ -152,10 +152,11 @@ class Quota:
 
 
 class FairQueue:
-    """A queue of calls for a limited number of places: a free place goes to the caller with the fewest calls at work.
+    """A queue in which calls wait until they may work: until they have one of a limited number of places.
 
-    Of callers with equally many, the one that has waited longest gets it. places: most calls at work. calls: quota of
-    calls at work or waiting. Callers without a name count as one caller.
+    A free place goes to a call of the caller with the fewest calls at work; of several such calls, to the one that has
+    waited longest. places: their number, the most calls at work. calls: quota of calls at work or waiting. Callers
+    without a name count as one caller.
     """
 
     def __init__(self, places: int, calls: Quota) -> None:

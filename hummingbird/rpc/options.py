@@ -184,10 +184,11 @@ def caller_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
-    """Return the certificate files that the options of `add_tls` name: all three, or with tokens only some; or None.
+    """Return the certificate files that the options of `add_tls` name; None if they name none.
 
-    names: the files that suffice where tokens are used, such as "cert" and "key". tokens: whether tokens are used. A
-    further file beside these is accepted only in a program that both serves and calls. Raises errors of `tls_of`.
+    Without tokens all three files are needed. With tokens (`tokens` is true) those in `names` suffice, such as "cert"
+    and "key"; only in a program that both serves and calls, the options may then name the other files, too, which are
+    left out of the result. Raises errors of `tls_of`.
     """
     files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     needed = {name: files[name] for name in names if files[name] is not None}

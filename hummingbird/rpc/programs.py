@@ -145,7 +145,7 @@ def run_client(
 def timed(count: int, unit: str, work: Callable[[Callable[..., Any]], _Result]) -> tuple[_Result, float]:
     """Run `work` under a progress bar of `count` units; return its result and the seconds that it took.
 
-    work: calls its argument with numbers of finished units.
+    unit: the name of one unit. work: calls its argument with numbers of finished units.
     """
     from tqdm import tqdm
 

@@ -172,8 +172,8 @@ def check_address(address: str, tls: Tls | None) -> None:
 def check_own_folder(path: PathLike, where: str) -> None:
     """Raise TrustError unless the folder of this unix socket belongs to this user, and no other user can enter it.
 
-    For a path that another process has named: whoever listens there is then a process of this user. path: of the
-    socket. where: the caller's name in errors. Raises OSError if there is no such folder.
+    Called before a connection to a path that another process has named: whoever listens there is then a process of this
+    user. path: of the socket. where: the name of this side in errors. Raises OSError if there is no such folder.
     """
     folder = Path(path).parent
     found = folder.lstat()
@@ -319,7 +319,7 @@ def check_name(name: str) -> None:
 def read_token(path: Path) -> str:
     """Return the token in a caller's file.
 
-    Raises EnvironmentProblem if others may read the file, InputError for no token.
+    Raises EnvironmentProblem if others may read the file, InputError if it holds no token.
     """
     text = _read(path, 0o077, "others may read it: chmod 600").strip()
     if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):

@@ -64,9 +64,9 @@ class ServiceConfig:
 class ServiceProgram:
     """All servers of a program with their health, log and metrics, as a context manager. name: of the program.
 
-    A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once; it
-    must not if a launcher passes on a signal that a service manager sends to both. Raises errors of
-    `rpc.service.serve`, Tokens, Log and Page.
+    A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once;
+    False for a program that a launcher starts: a service manager may signal both, and the launcher passes its signal
+    on, so that the program gets one stop as two signals. Raises errors of `rpc.service.serve`, Tokens, Log and Page.
     """
 
     def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
@@ -156,9 +156,9 @@ class ServiceProgram:
 
 
 def _room_for(connections: int) -> int:
-    """Return how many connections are possible, at most `connections`, by the files that this process may open.
+    """Return how many connections this process can have open, at most `connections`: each takes an open file.
 
-    Raises the soft limit of open files, up to the hard limit.
+    First raises the process's soft limit of open files as far as needed, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES

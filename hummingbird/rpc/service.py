@@ -72,11 +72,11 @@ def serve(
 ) -> grpc.Server:
     """Start a server of the named methods, and return it. Keep the result: a server that is garbage collected stops.
 
-    handlers: a function of a message and its context returns the answer, a generator function streams it; an `Exchange`
-    has two streams, and a full service still answers a `Brief`.
-    tls: without it, plain text. With it, callers without a certificate of its authority are refused, or callers without
-    a token if it names no authority. Its files are read again when they have changed (security.py). A unix socket is
-    for this user only. gate: the admission of callers. health: the admission of gRPC's health service, and its methods.
+    handlers: by name, a function of a message and gRPC's context, which returns the answer; or a generator function,
+    which yields the messages of the answer; or an `Exchange`, or a `Brief`.
+    tls: None for plain text. If it names an authority, callers without a certificate of this authority are refused,
+    else callers without a token. Its files are read again when they have changed (security.py). A unix socket is for
+    this user only. gate: the admission of callers. health: the admission of gRPC's health service, and its methods.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
@@ -122,7 +122,7 @@ def serve(
 class _Pool(Executor):
     """A pool of threads, one for each call that gRPC lets in.
 
-    They are daemons, unlike those of ThreadPoolExecutor, so that a method that never ends keeps no program alive. The
+    They are daemons, unlike those of ThreadPoolExecutor: a method that never ends does not keep the program alive. The
     thread that became free last works next, so that surplus threads end after a busy hour.
     """
 
@@ -179,7 +179,7 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
 def _claim(path: str) -> None:
     """Remove the unix socket that a killed server has left; raise EnvironmentProblem if a server still uses it.
 
-    gRPC itself would replace the socket of either.
+    gRPC itself would replace the socket in both cases.
     """
     try:
         mode = os.stat(path).st_mode

@@ -59,7 +59,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
     """End a call with the text of an error, by gRPC's abort(), which raises.
 
-    The return value only serves `raise` and type checkers.
+    Never returns; its type lets callers write `raise refuse(...)`, so that type checkers see that the call ends.
     """
     metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
     if isinstance(error, OverloadError):

@@ -139,7 +139,7 @@ class PartyGroup:
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
         """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
 
-        joint: from `join`. timeout: seconds to the request's deadline; at most somewhat less than ten minutes count.
+        joint: from `join`. timeout: seconds to the request's deadline; more than 590 count as 590.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -410,9 +410,9 @@ class Client:
                 return out
 
     async def _join(self, at: int, left: float) -> Joined:
-        """Join group number `at`, and return its service. left: seconds left.
+        """Join group number `at`, and return its service. left: longest wait, seconds.
 
-        If there are other groups, any PeerError becomes UnavailableError, after which they are tried.
+        If there are other groups, raises UnavailableError in place of another PeerError, so that these are tried next.
         """
         group, several = self._groups[at], len(self._groups) > 1
         try:

@@ -60,13 +60,13 @@ class Dispatcher(Protocol):
         """Answer the requests of a batch that the lane has computed.
 
         answers: for each request its id, and the message to its client. images: their number in the batch. padding:
-        unused places for images in the slices of the batch.
+        rows of the batch's slices that hold no image.
         """
 
 
 @dataclass
 class Counts:
-    """The numbers of batches computed, of their images, and of padding: unused places for images in their slices.
+    """The numbers of batches computed, of their images, and of padding: rows of their slices that hold no image.
 
     There is padding only with a store, whose slices have a fixed size.
     """
@@ -253,14 +253,17 @@ class LocalDispatcher:
 
 
 def seconds_to_send(service: ServiceDescription, images: int) -> float:
-    """Return the seconds that a client has to send all parties their parts of a request of `images` images."""
+    """Return the seconds that a client may take, at most, to send all parties their parts of a request.
+
+    images: their number in the request.
+    """
     return min(_SENDING + body_bytes(service, service.parties - 1, images) / _SLOWEST, _LONGEST)
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
     """Return the error with which requests are refused after a failure.
 
-    It does not say on what the parties disagree.
+    Its text does not tell clients on what the parties disagree.
     """
     what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
     return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

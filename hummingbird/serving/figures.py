@@ -76,7 +76,7 @@ class Figures:
         self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
-        """Count a computed batch. padding: unused places for images in the slices of the batch."""
+        """Count a computed batch. padding: rows of the batch's slices that hold no image."""
         self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)

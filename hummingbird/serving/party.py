@@ -58,8 +58,9 @@ def join(
     Takes a few rounds. Returns a `Party` at lane 0, else a `Lane`.
     shape: shape of one image; for a net with several inputs, one for each. table: rows (rows, dim) for lookups, for a
     net of rows and weights (hummingbird/lookup.py). most: most images of a batch, and of a request. wait: seconds for
-    which a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace:
-    seconds for waiting requests when the service is to end. restocked: called when `Party.stocked` has changed.
+    which a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. limits:
+    bounds on the queued requests. grace: seconds for waiting requests when the service is to end. figures: count what
+    this party does. restocked: called when `Party.stocked` has changed.
     Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
@@ -107,9 +108,10 @@ class Party:
         return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """Return this party's answer to its part of a request, once it is computed; the method Ask.
+        """Serve the method Ask: wait until a request is computed, and return this party's part of the answer.
 
-        Raises errors of `Request.read`, of `RequestQueue.put`, and those with which party 0 drops a request.
+        message: this party's part of the request. Raises errors of `Request.read`, of `RequestQueue.put`, and those
+        with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
         note(context, request=request.id.hex())

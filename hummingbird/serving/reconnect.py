@@ -28,8 +28,8 @@ class ReconnectLoop:
     """The loop of a party's main thread: `run` serves in one session after another.
 
     begin: joins a session, converts the net, and returns this process's `Party` or `Lane`. told: set, by a signal
-    handler, when this party is to end. begun: called in every session once clients are answered. interrupted: called
-    with the reason why a session has ended, or could not begin.
+    handler, when this party is to end. begun: called in every session, as soon as it takes requests of clients.
+    interrupted: called with the reason why a session has ended, or could not begin.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class ReconnectLoop:
     def _usher(self, over: Flag) -> None:
         """Wait, on a thread, until this party is to end; then let it answer its queued requests.
 
-        If it does not serve yet, but waits for the others in a session, abort that session. over: set when `run` ends.
+        If the party does not serve yet, but waits for the others in a session, abort that session. over: set when `run`
+        ends.
         """
         while not over.wait(_LOOK):
             if not self._told.is_set():

@@ -91,9 +91,10 @@ class RequestQueue:
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
         """Add a request, or find it if it is known; return its entry.
 
-        now: time of this party's `clock`; None: read the clock. Raises AccessError or InputError for an id that is
-        known with another client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the
-        limits, and the reason of `shut`.
+        owner: a text that tells the client from others. message: the bytes from which `request` was read. now: time of
+        this party's `clock`; None: read the clock. Raises AccessError or InputError for an id that is known with
+        another client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the limits, and
+        the reason of `shut`.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
         left = request.deadline / 1e3 - (clock() if now is None else now)

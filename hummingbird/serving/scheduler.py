@@ -171,7 +171,8 @@ class Scheduler:
     def _outdated(self, lane: int, now: float) -> bool:
         """Return whether a lane is to report its material anew, which may have grown since its last report.
 
-        It is if no lane has reported enough for some request.
+        It is to report while no lane has enough for some request: once if the request came after its last report, and
+        again each `_LOOK` seconds if `deal --keep` fills the stores.
         """
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
@@ -188,8 +189,8 @@ class Scheduler:
     def _line_up(self, id: bytes, held: _Held) -> None:
         """Put a request that all parties hold into the queue, so that no client with many images delays the others.
 
-        Ahead of it are its client's earlier requests, and as many images of each other client (fair queueing:
-        Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        Ahead of it are its client's earlier requests, and of each other client at most as many images as its client has
+        up to this request (fair queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
         """
         waiting = [self._held[other] for other in self._ready]
         own = (other.turn for other in waiting if other.owner == held.owner)

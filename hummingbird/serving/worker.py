@@ -49,8 +49,8 @@ _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party 
 class _Batch:
     """Requests that are computed together.
 
-    counts: images of each request. works: the slices of the batch, ready to be run. padding: unused places for images
-    in these slices. outputs: the results so far, by number of the slice.
+    counts: images of each request. works: the slices of the batch, ready to be run. padding: rows of these slices that
+    hold no image. outputs: the results so far, by number of the slice.
     """
 
     ids: Sequence[bytes]
@@ -64,8 +64,8 @@ class Batches:
     """Runs batches of requests through the private net at one party.
 
     Every party makes the same calls in the same order. poll: asks party 0 for further requests without waiting, and may
-    call `add`. done: called for each computed batch with its requests' ids, the images of each, the padding (unused
-    places for images in the slices), and this party's share of the results, int64 (images, ...).
+    call `add`. done: called for each computed batch with its requests' ids, the number of images of each, the padding
+    (rows of its slices that hold no image), and this party's share of the results, int64 (images, ...).
     """
 
     def __init__(
