@@ -81,7 +81,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _encode(self: Any, x: Any, device: Any = None) -> Any:
-    """Ring elements round(x * 2^bits). Without bits of fraction, any int64 is a ring element already."""
+    """Encode public numbers x as ring elements round(x * 2^bits), where `bits` are the encoder's bits of fraction.
+
+    If the encoder has none, any int64 is a ring element already. A shared x is returned as it is.
+    """
     if hasattr(x, "get_plain_text"):
         return x
     code = _encoded(_plain(x), scale_of_encoder(self))
@@ -297,7 +300,12 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """Copy another tensor's values, into this tensor's memory if its scale holds them, so that views change too."""
+    """Copy another tensor's values into this tensor, in place.
+
+    If the other tensor has no more bits of fraction than this one, the values go into this tensor's memory, so that its
+    views change too. Otherwise this tensor takes over a copy of the other one, with its scale; InputError if the shapes
+    differ.
+    """
     if scale_of(other) <= scale_of(self):
         self.share.copy_(raised(other, scale_of(self)).share)
     elif self.share.shape != other.share.shape:

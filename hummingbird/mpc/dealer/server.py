@@ -84,7 +84,7 @@ class Used:
 
 @dataclass
 class _Member:
-    """A party that has joined."""
+    """A party that has joined a session of the dealer."""
 
     rank: int
     seed: bytes = field(repr=False)

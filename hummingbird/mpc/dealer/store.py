@@ -140,12 +140,12 @@ class StoreDealer:
             )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Record which private weights this store's masks for weights hide.
+        """Record that this store's masks for weights hide the private weights with this digest.
 
-        Raises DealerError for other weights, in this run or in a later one.
-
-        digest: of the secret. It is not stored, since a guess of the secret could be tested with it. The ledger holds
-            only its hash under a key from the store's seed, and the error shows neither.
+        Raises DealerError if the masks hide other weights already, in this run or in an earlier one.
+        name: the name of the set of weights in the ledger.
+        digest: the weights' digest. It is not stored, since a guess of the weights could be tested with it. The ledger
+            holds only its hash under a key from the store's seed, and the error shows neither.
         """
         key = derive(self._seed, "store", "bound")
         self._ledger.bind(name, hashlib.blake2b(digest, key=key, digest_size=32).digest())
@@ -156,7 +156,10 @@ class StoreDealer:
         return f"store {self.folder}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Material of the setup, in its order, the same in every run. Raises DealerError for any other request."""
+        """Return the next material of the setup; every run gets the same. Raises DealerError for any other request.
+
+        The setup's requests come in the order in which they were dealt, and again from the first one after the last.
+        """
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0
         if not setup or str(request) != str(setup[place]):
@@ -293,7 +296,10 @@ class DealtSlice:
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:
-    """Those of a net's facts on which its requests depend. They do not tell which party owns the weights."""
+    """Return the facts, by name, that determine a net's requests to a dealer.
+
+    facts: all facts of the net. The result says whether weights are private, but not which party owns them.
+    """
     return {
         "architecture": facts["architecture"],
         "bits": facts["bits"],
@@ -307,9 +313,10 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
 def check_net(
     dealt: dict[str, str], shape: Sequence[int], facts: dict[str, str], shapes: Sequence[tuple[int, ...]], where: str
 ) -> None:
-    """Raise DealerError unless a net with these facts, on slices of these shapes, makes the store's requests.
+    """Raise DealerError unless a net makes the requests for which a store was dealt.
 
-    dealt: the store's facts (`material_facts`). shape: of the store's slices. where: the store, for the error.
+    dealt: the store's facts (`material_facts`). shape: the shape of the store's slices. facts, shapes: the net's facts,
+        and the shapes of its slices. where: the store's name in the error.
     """
     hint = "deal a store for this net, these bits and this shape"
     for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain more

@@ -105,7 +105,10 @@ class Curve(NamedTuple):
 
 
 def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
-    """The curve of a function between `ends`, with an error of at most TOLERANCE and nearly the fewest knots."""
+    """Find the curve of a function between `ends`, with an error of at most TOLERANCE and nearly the fewest knots.
+
+    rises: whether the curve continues with slope 1/2 to the right, instead of 0 (`Curve`).
+    """
     x = torch.linspace(*ends, 4001, dtype=torch.float64, device="cpu")
     # Pieces have equal errors if their widths are proportional to |f'''|^(-1/3).
     density = (_derivative(function, x, 3).abs() + 1e-9) ** (1 / 3)
@@ -200,6 +203,9 @@ def squashing(name: str) -> Curve:
 
 @functools.cache
 def even(name: str) -> Curve:
-    """The curve, in |x|, of SiLU or GELU minus x / 2."""
+    """Return the curve of the function SiLU(x) - x / 2 or GELU(x) - x / 2, for x >= 0; the function is even.
+
+    name: "silu", "gelu-none" or "gelu-tanh".
+    """
     function, end = _EVEN[name]
     return fit(lambda x: function(x) - x / 2, (0.0, end), rises=True)

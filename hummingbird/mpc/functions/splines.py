@@ -125,7 +125,7 @@ def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
 
 @functools.cache
 def hard_sigmoid() -> Fit:
-    """min(max(x / 6 + 1 / 2, 0), 1), exact up to the rounding of 1 / 6."""
+    """Return the spline of min(max(x / 6 + 1 / 2, 0), 1), which is exact up to the rounding of 1 / 6."""
     return fit(torch.nn.functional.hardsigmoid, torch.tensor([-3.0, 3.0], dtype=torch.float64), (0.0, 0.0))
 
 
@@ -139,7 +139,10 @@ _ABSOLUTE = 2.0**-11
 
 @functools.cache
 def exponential(length: int) -> Fit:
-    """e^x for x <= 0, with an error of 2^-9 max(e^x, 1 / length); constant far to the left."""
+    """Fit the spline of e^x for x <= 0 and rows of `length` values; far to the left it is constant.
+
+    The error is at most 2^-9 max(e^x, 1 / length).
+    """
     start = -math.log(length) - 7.0  # values further left add less than e^-7 < 2^-10 to a sum of `length`
     x = torch.linspace(start, 0.0, 4001, dtype=torch.float64)
     return fit(torch.exp, x, (0.0, 1.0), _RELATIVE * torch.exp(x).clamp(min=1 / length))
@@ -147,14 +150,14 @@ def exponential(length: int) -> Fit:
 
 @functools.cache
 def reciprocal(length: int) -> Fit:
-    """1/x on [1, length], with relative error 2^-9."""
+    """Fit the spline of 1/x on [1, length], with relative error 2^-9."""
     x = torch.linspace(0.0, math.log(max(2, length)), 4001, dtype=torch.float64).exp()
     return fit(torch.reciprocal, x, (-1.0, 0.0), _RELATIVE / x, RECIPROCAL_FRACTION)
 
 
 @functools.cache
 def logarithm(length: int) -> Fit:
-    """log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
+    """Fit the spline of log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
     length = max(2, length)
     x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
     return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

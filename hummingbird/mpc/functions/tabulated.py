@@ -56,10 +56,11 @@ def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
 
 
 class Tabulated(Comparing):
-    """A function of `polynomials.ACTIVATIONS`, applied to each value.
+    """Layer that applies a function of `polynomials.ACTIVATIONS` to each value, by a table that reads k bits of it.
 
-    Cost without a clamp: 1 round, k + 1 bits minus the bits of fraction cut. With a clamp: two comparisons, 19 or 20
-    bits in 1 round, and an opening of about as many bits in 2 or 3. `LayerTable.table.error` bounds the error.
+    Cost without a clamp: 1 round, and k + 1 bits for each value, less the bits of fraction cut. With a clamp: two
+    comparisons, 19 or 20 bits in 1 round, and an opening of about as many bits in 2 or 3 rounds.
+    `LayerTable.table.error` bounds the error.
     """
 
     whole_ring = True  # results of comparisons are added to the result

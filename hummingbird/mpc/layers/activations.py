@@ -118,16 +118,16 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU; a product if necessary.
+    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, and maybe a product.
 
-    With y = relu(x + 3) and z = relu(x - 3) it is (y^2 - 3 y - z^2 - 9 z) / 6 + z. Where the comparison has squares,
-    this takes one opening, of values with 12 bits of fraction, so that a square, a sixth and a layer of weights fit the
-    ring. The dividend lies in [0, 18], and the factor 1/6 errs by 2^-17: results err by 2^-13 for that, and by the
-    rounding of values.
+    Let y = relu(x + 3) and z = relu(x - 3). If the comparison also gives squares (`Comparison.gives_squares`), the
+    layer computes (y^2 - 3 y - z^2 - 9 z) / 6 + z from one opening. The opened values have 12 bits of fraction, so that
+    a square, a sixth and a layer of weights fit the ring. The dividend lies in [0, 18], and the factor 1/6 errs by
+    2^-17: results err by 2^-13 from this factor, and by the rounding of values.
 
-    Otherwise, with c = min(max(x, -3), 3), it is c (c + 3) / 6 + z. c (c + 3) lies in [0, 18] for every x, so the
-    product at scale 2^56 stays below 2^58, and is cut to 2^16 at once. Square and truncation cost 64 bits and a round
-    each.
+    Otherwise the layer computes c (c + 3) / 6 + z with c = min(max(x, -3), 3). c (c + 3) lies in [0, 18] for every x,
+    so the product at scale 2^56 stays below 2^58, and is cut to 2^16 at once. The square and its truncation cost 64
+    bits and a round each.
     """
 
     whole_ring = True

@@ -202,9 +202,9 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """Return log2 of the largest magnitude in a constant.
+    """Return log2 of a constant's largest magnitude; FLOOR, which reveals nothing, if the constant is private.
 
-    For a private constant it is FLOOR, the bound of every value of a net, which reveals nothing.
+    FLOOR is the bound that every value of a net keeps.
     """
     if owner is not None:
         return FLOOR

@@ -41,8 +41,8 @@ class _Public(Layer):
 class SharePublic(_Public):
     """A public tensor of a call as a private value of scale 2^16. Raises InputError for values of 2^20 or more.
 
-    shown: whether the tensor is a mask of logits that a softmax hides itself: then only what it adds to the other
-        logits becomes the value (mpc/layers/hidden.py).
+    shown: whether the tensor is a mask of attention that the softmax applies itself. The value is then only what the
+        mask adds to the logits that it does not hide (mpc/layers/hidden.py).
     """
 
     def __init__(self, shown: bool = False) -> None:

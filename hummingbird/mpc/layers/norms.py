@@ -143,14 +143,16 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 
 
 class Norm(Layer):
-    """Rows normalized to mean 0 and mean square 1.
+    """Layer that normalizes rows to mean 0 and mean square 1.
 
-    attrs: those of the op "norm" (graph/ops/norms.py).
+    attrs: the attributes of the op "norm" (graph/ops/norms.py).
     rows: the range of variance + eps of every row (`BitConfig.rows`), or None.
-    With a range, a protocol with tables, and if `norms_in_range.serves`: three rounds, one opening of every value, a
-    look-up for each row, and an opening for each row. Otherwise: eight rounds and those of a comparison; one opening
-    for the mean, one opening of every value for its square and its product, and for each row 2 J comparisons, J about
-    20, and a look-up. Without tables: seven rounds and 56 more comparisons. The price follows from the formula.
+
+    With a range for which `norms_in_range.serves` holds, and a protocol with tables, it takes three rounds: every value
+    is opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
+    comparison: every value is opened once, for its square and its product, and each row takes an opening for its mean,
+    2 J comparisons, where J is about 20, and a look-up. Without tables it takes seven rounds instead of eight, and 56
+    more comparisons for each row. The price follows from the formula.
     Raises InputError for rows of more than 2^20 values.
     """
 

@@ -115,7 +115,10 @@ class Multiply(Layer):
 
 
 class Square(Layer):
-    """x * x from a shared square: 1 round, and for each element as many bits as later layers read of the result."""
+    """x * x, by a dealt random number and its square.
+
+    1 round; each element costs as many bits as later layers read of the result.
+    """
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return 2 * scales[0]

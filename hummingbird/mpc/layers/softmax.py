@@ -199,7 +199,7 @@ class LogSoftmax(Softmax):
 
 
 class Argmax(Comparing):
-    """The index of the maximum along `dim`, the first one of equal maxima, as a value at rest: index 3 is 3.0.
+    """The index of the maximum along `dim`, the first one of equal maxima, as a value of scale 2^16: index 3 is 3.0.
 
     With n values and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and have x's order. A maximum
     tree finds the largest, M; relu(v_i - M + 1) is 1 at its index and 0 elsewhere. Only the upper bound k of the window
@@ -225,9 +225,9 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison for the integers v_i: `bits` wider than that of x, for 2^c, and one bit for differences.
+        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, made of n values x_i.
 
-        bits: c.
+        It is c bits wider than the comparison of x for the factor 2^c, and one more for differences. bits: c.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

@@ -98,7 +98,7 @@ class WeightedMean(Layer):
         return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
 
     def _cut(self, scale: int) -> int:
-        """How many bits of fraction are cut off the values y as they are opened."""
+        """How many bits of fraction are cut off the averaged values y as they are opened."""
         return max(0, scale - FRACTION)
 
     def out_scale(self, scales: Sequence[int]) -> int:

@@ -194,7 +194,7 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def _doublings(step: Step) -> Tensor | None:
-    """How often the weights of every column are doubled, int64; None if all columns are large enough."""
+    """How often the weights of each column are doubled, int64 by column; None if all columns are large enough."""
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
     if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
         return None  # encoding raises InputError
@@ -239,9 +239,9 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """x with every column (input channel) divided by a power of two of its own. Sends nothing.
+    """Layer that divides every column (input channel) of x by a power of two of its own. Sends nothing.
 
-    The result has the bits of fraction of the largest power in addition.
+    The result has log2 of the largest power as additional bits of fraction.
     scale: the reciprocals of the powers, one per column.
     last: whether columns are along the last dimensions, not channels.
     """

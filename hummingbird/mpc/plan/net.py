@@ -103,7 +103,7 @@ class PlannedCost(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One slice of a run: the shared batch x, the part of x to compute, its public inputs, and its material."""
+    """One slice of a run: the shared batch x, the part of the batch to compute, its public inputs, and its material."""
 
     x: Shared
     part: Slice
@@ -388,7 +388,7 @@ class PrivateNet(nn.Module):
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
     def _run(self, session: Session, x: Shared, public: Sequence[Tensor]) -> Shared:
-        """One slice through all layers."""
+        """Run one slice through all layers, and return the net's result."""
         costs = self.costs(tuple(x.shape), session.parties)
 
         def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
@@ -435,7 +435,7 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Make a context that adds the layer's name to errors that name no place, as those from ring.py."""
+    """Make a context that adds the layer's name to an error that does not say where it arose, as those of ring.py."""
     try:
         yield
     except HummingbirdError as error:

@@ -40,7 +40,7 @@ class AndShares(NamedTuple):
 
 @dataclass(frozen=True)
 class And(Request[AndShares]):
-    """Uniform a and b, and a & b, on planes of `count` bits each."""
+    """Request for uniform a and b, and for a & b, each in planes of `count` bits."""
 
     kind = "and"
     planes: int = number()
@@ -86,7 +86,7 @@ class AndPairShares(NamedTuple):
 
 @dataclass(frozen=True)
 class AndPair(Request[AndPairShares]):
-    """Two ANDs with a common operand, as on one level of a carry tree: p & g, and q & (the last planes of p).
+    """Request for two ANDs with a common operand, as on one level of a carry tree: p & g, and q & (last planes of p).
 
     p and g have `planes` planes, q has `second` <= planes; all three are uniform.
     """

@@ -74,10 +74,10 @@ class ThresholdShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedThresholds(Request[ThresholdShares]):
-    """`count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value.
+    """Request for `count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value.
 
     Results are mod 2^ring, k <= ring <= 64.
-    squares: 1 for the squares of the ReLUs, with k < ring; else 0.
+    squares: 1 if squares of the ReLUs are computed, too, which takes k < ring; else 0.
     """
 
     kind = "masked_thresholds"

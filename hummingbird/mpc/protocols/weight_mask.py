@@ -42,7 +42,10 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """One uniform mask b of a weight. All requests with the same key give the parties the same shares of it."""
+    """Request for a uniform mask b of a weight.
+
+    All requests with the same key give the parties the same shares of it.
+    """
 
     kind = "fixed"
     shape: tuple[int, ...] = shape()
@@ -65,7 +68,10 @@ class FixedTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedTriple(DealtProduct[FixedTripleShares]):
-    """Uniform a, and c = op(a, b, **kwargs), where b is that of the `FixedMask` with the same key."""
+    """Request for a uniform a, and for c = op(a, b, **kwargs), where b is the mask of the weight.
+
+    The parties have b already, by the `FixedMask` with the same key.
+    """
 
     kind = "linear"
     key: int = number()
