@@ -302,9 +302,9 @@ class Budgeted:
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
         """Measure the losses of a group's windows [k:m) for each m; k is that of level 0, which holds all values seen.
 
-        Measuring begins at the middle m. Dropping one bit less at least halves the loss, as values are pruned half as
-        often, and are half as large: so smaller m than one with a small loss are not measured, but get half the loss of
-        the m above. Larger m than one with a large loss get that loss without a measurement.
+        Measuring begins at the middle m. A window that drops one bit less has at most half the loss, as it prunes
+        values half as often, and half as large ones. So once a loss is small, smaller m are not measured: each gets
+        half the loss of the m above. Once a loss is large, larger m get it without a measurement.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]

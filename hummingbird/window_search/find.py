@@ -215,10 +215,11 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """Return what a config records about q, the number of fraction bits that results drop: a map for its provenance.
+    """Return a map for a config's provenance about q, the number of fraction bits that results drop.
 
-    It has q of every group, and with these q and with q = 0 the bytes of all parties and the score. plain: the windows
-    with q = 0. found: those with the chosen q. in_all: windows -> bits of all parties and the dealer.
+    It has the q of every group, the bytes of all parties and the dealer with these q and with q = 0, and the score with
+    q = 0. plain: the windows with q = 0, and their score. found: those with the chosen q. in_all: windows -> bits of
+    all parties and the dealer.
     """
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},

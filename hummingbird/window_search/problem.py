@@ -105,9 +105,9 @@ class Group:
         return sorted((level, tops) for tops, level in found.items())
 
     def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
-        """Return a window [k:m) for each layer, widened upwards to at least `least` bits.
+        """Return a window [k:m) for each layer of the group, widened upwards to at least `least` bits.
 
-        None if a layer's shares have fewer bits above m. tops: k of every layer.
+        Returns None if a layer's shares are too short for its window. tops: k of every layer.
         """
         wide = [max(top, m + least) for top in tops]
         if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):

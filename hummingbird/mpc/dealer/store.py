@@ -38,7 +38,7 @@ _REGIONS = 3  # regions mapped at a time: two slices in use, and the next one
 class StoreDealer:
     """Party `rank`'s part of a lane of a store, locked for this process, in place of a `DealerClient`.
 
-    path: the party's folder, the folder that holds it, or either with {rank}.
+    path: the party's folder, or the folder that holds party-RANK; {rank} in the path stands for the rank.
     lane, lanes: this lane's number, and how many lanes the party has; the store must have been dealt for as many.
     device: where the shares are needed; they are made on the CPU.
     timeout: seconds that a request waits for the background thread, plus one second per megabyte.
@@ -112,7 +112,7 @@ class StoreDealer:
 
     @property
     def next_slot(self) -> int:
-        """The first slot that this party has not used or skipped."""
+        """The number of the first slot that this party has neither used nor skipped."""
         return self._next
 
     def skip_to(self, slot: int) -> None:
@@ -201,7 +201,10 @@ class StoreDealer:
         return made
 
     def work_ahead(self, slots: int = 1) -> None:
-        """Begin to make the material of the next `slots` slots, or of those that are left, before they are reserved."""
+        """Begin to make the material of the next slots before they are reserved.
+
+        slots: how many; all that are left if they are fewer.
+        """
         while len(self._upcoming) < min(slots, self.slots_left):
             turns = self.header.turns(1 + self._next + len(self._upcoming))
             self._upcoming.append(self._supplies.reserve(turns, self.header.batch, self._make))

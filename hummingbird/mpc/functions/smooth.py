@@ -125,9 +125,9 @@ def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
 
 
 def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """Choose `count` + 1 knots between the first and the last x, rounded to multiples of 2^-16.
+    """Choose `count` + 1 knots from the first to the last x, rounded to multiples of 2^-16.
 
-    places: an increasing number for each x; the numbers at the knots have equal distances.
+    places: a number for each x, increasing; interpolated, it grows by the same amount from each knot to the next.
     """
     wanted = torch.linspace(0.0, float(places[-1]), count + 1, dtype=torch.float64, device="cpu")
     index = torch.searchsorted(places, wanted).clamp(1, len(x) - 1)
@@ -196,7 +196,7 @@ _EVEN: dict[str, tuple[Function, float]] = {
 
 @functools.cache
 def squashing(name: str) -> Curve:
-    """The curve of "sigmoid" or "tanh"."""
+    """The curve of a function that is constant far from 0. name: "sigmoid" or "tanh"."""
     function, end = _SQUASHING[name]
     return fit(function, (-end, end), rises=False)
 

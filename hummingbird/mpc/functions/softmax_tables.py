@@ -80,8 +80,8 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
 def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
     """Find the table of 1/x for x in [1 - 2^-8, most] with `bits` right bits; None if no table fits.
 
-    The second number returned is SPAN in the name "reciprocal-SPAN" of its function.
-    scale: bits of fraction of results.
+    Returns the table and the number SPAN in the name "reciprocal-SPAN" of its function. scale: bits of fraction of
+    results.
     """
     for span in SPANS:
         middle = reciprocal_at(span)

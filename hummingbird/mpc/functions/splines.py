@@ -109,7 +109,10 @@ def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
 
 
 def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
-    """Indices of knots, chosen greedily: every chord is as long as its error stays within `allowed`."""
+    """Choose knots among x, greedily: each line from knot to knot is as long as its error stays within `allowed`.
+
+    Returns the indices of the knots. y: the function's values at x. allowed: the largest error at each x.
+    """
     index = [0]
     while index[-1] < len(x) - 1:
         start, reach, too_far = index[-1], index[-1] + 1, len(x)

@@ -140,7 +140,7 @@ class Tabulated(Comparing):
         return min(bounds[0], max(1, known)) if self.function.rises else 1
 
     def constants(self) -> tuple[int, ...]:
-        """The numbers of the table, whose choice depends on floating point."""
+        """The numbers of the table, which all parties must have alike: their choice depends on floating point."""
         if self.comparison.drops:
             return ()
         table, bits, clamped = self.look_up(self.scales[0])

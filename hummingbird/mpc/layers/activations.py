@@ -231,7 +231,7 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """Make the comparison for |x|, which is as wide as the comparison of x at `scale`.
+        """Make the comparison of |x| with knots; it is as wide as the comparison of x at `scale`.
 
         Its input has scale 2^16, and shares that are right in all 64 bits.
         """

@@ -91,7 +91,7 @@ class MatMul(Layer):
         return x, y
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
-        """The layer's result from the stack of products. x, y: shapes of the layer's inputs."""
+        """Arrange the stack of products as the layer's result. x, y: shapes of the layer's inputs."""
         return out
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:

@@ -23,9 +23,10 @@ from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
 class Scale(Layer):
-    """x times a public number, whose bits of fraction the result has in addition: none for 3, two for 0.25.
+    """Layer that multiplies x by a public number, and adds the number's bits of fraction to those of x.
 
-    factor: real. Raises InputError if it is too small for fixed-point numbers.
+    The number 3 has no bits of fraction, 0.25 has two.
+    factor: the number. Raises InputError if it is too small for fixed-point numbers.
     terms: for a mean, how many values x is the sum of; the result's bound follows from it.
     """
 

@@ -25,7 +25,8 @@ from hummingbird.mpc.session.sharing import Shared
 class _Public(Layer):
     """Base of layers whose result follows from a public value.
 
-    They take a private input as well, but do not read its value: it only fixes their position in the plan.
+    Each takes a private input as well, whose value it does not read: this input only fixes the layer's position in the
+    plan.
     """
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
@@ -60,10 +61,11 @@ class SharePublic(_Public):
 
 
 class Embedding(_Public):
-    """Rows of a table at public indices, int64 (...): private values (..., values) of scale 2^16.
+    """Layer that looks up rows of a table at public indices; a row becomes private values of scale 2^16.
 
+    The indices are int64 (...), the result is (..., values).
     weight: the real table, (rows, values).
-    owner: None for a public table.
+    owner: the party that knows the table; None for a public table.
     """
 
     table: Tensor

@@ -123,7 +123,7 @@ class Layer(nn.Module):
         return SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        """How many low bits of the result's shares are right, if `valid` bits of the inputs' shares are."""
+        """How many low bits of the result's shares are right, if those of the inputs are right in `valid` bits."""
         return min(valid, default=64)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
@@ -135,7 +135,7 @@ class Layer(nn.Module):
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """Compute `needs` for each input by itself, for layers that need different numbers of bits of their inputs."""
+        """Compute `needs` for each input by itself, for layers that need more bits of one input than of another."""
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:

@@ -67,9 +67,10 @@ class Thresholds(NamedTuple):
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Choose the thresholds for rows of `length` values. Raises InputError if none fit.
+    """Choose the thresholds with which a norm over rows of `length` values compares sums of squares.
 
-    `least` is at most length * max(eps, 2^-20), so only rows with variance + eps below 2^-20 may have smaller sums.
+    Raises InputError if none fit. `least` is at most length * max(eps, 2^-20), so only rows with variance + eps below
+    2^-20 may have smaller sums of squares.
     """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:

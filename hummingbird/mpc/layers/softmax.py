@@ -64,7 +64,10 @@ class Softmax(Comparing):
         return Shared(out, SCALE + self.fraction)
 
     def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
-        """Which values count, with `dim` moved to the front; None for all."""
+        """Combine all masks: return a tensor that is true where a value counts; None if all values do.
+
+        In the result `dim` is moved to the front. mask: the second input, a mask of this call, if there is one.
+        """
         places = shown_places(x, self.causal, self.hidden, mask[0] if mask else None)
         return None if places is None else places.movedim(self.dim, 0)
 

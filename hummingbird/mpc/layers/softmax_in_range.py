@@ -91,17 +91,17 @@ class SoftmaxSizes(NamedTuple):
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """Bounds of a value less its row's mean that the table of exp serves.
+    """Return the bounds of a value less its row's mean for which the table of exp is made.
 
-    They are those of `rows`; if their middle is too low for the table, the upper bound is larger.
+    They are the bounds of `rows`; but if their middle is too low for the table, the upper one is larger.
     """
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
 
 def most_sum(rows: Rows) -> float:
-    """The largest mean of e^(x - mean) that a row in this range can have: `rows.sum` if it is given.
+    """Return the largest mean of e^(x - mean) that a row in this range can have: `rows.sum` if it is given.
 
-    Otherwise it is that of a row that has only the values `least` and `most`, since e^x is convex.
+    Otherwise this is the mean of a row that has only the values `least` and `most`, since e^x is convex.
     """
     if rows.sum is not None:
         return rows.sum

@@ -161,9 +161,10 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Find the steps with weights that read values of the magnitudes of the net's inputs; return their indices.
+    """Find the steps with weights that read the net's inputs, or values of their magnitudes; return the indices.
 
-    No weights have multiplied such values before, and no norm, sigmoid or the like has brought them to another range.
+    On the way to such a step no weights have multiplied the values, and no norm, sigmoid or the like has brought them
+    to another range.
     """
     raw: list[bool] = []
     for step in steps:

@@ -328,7 +328,7 @@ class PrivateNet(nn.Module):
         public: Sequence[Tensor] = (),
         ahead: MutableMapping[tuple[int, ...], Supply] | None = None,
     ) -> list[Work]:
-        """The slices of a shared batch, to be run in this order; the dealer starts to make their material.
+        """Cut a shared batch into slices, returned in the order of the run; the dealer starts to make their material.
 
         public: the public inputs, which the parties have compared.
         ahead: material made in advance, by the slice's shape; a slice takes its material out. The same at all parties.
@@ -345,9 +345,9 @@ class PrivateNet(nn.Module):
         return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
 
     def material(self, session: Session, shape: tuple[int, ...], most: int) -> Supply | None:
-        """The material of a slice of this shape; the dealer starts to make it.
+        """Reserve the material of a slice of this shape, which the dealer starts to make, and return it as a supply.
 
-        most: bytes. Returns None if the shares take more, or if no such slice has run yet.
+        Returns None if its shares take more than `most` bytes, or if no such slice has run yet.
         """
         requests = self._requests.get((shape, session.parties))
         if requests is None or sum(request.share_bytes for request in requests) > most:
