@@ -229,7 +229,10 @@ def _mul_(self: Any, y: Any) -> Any:
 
 
 def _div(self: Any, y: Any) -> Any:
-    """Quotient by a public number or tensor: exact to a unit for an integer up to 2^28, else a product with 1 / y."""
+    """Divide by a public number or tensor y.
+
+    If y is an integer up to 2^28, the quotient is exact to one unit; otherwise x is multiplied by 1 / y.
+    """
     y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
         raise InputError(

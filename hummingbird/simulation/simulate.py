@@ -278,7 +278,7 @@ class InputRange:
         self.most, self.warned = most, False
 
     def see(self, x: Tensor) -> None:
-        """Warn if a value of these inputs is beyond the largest |x|, unless a warning was given before. That bound is
+        """Warn if a value of these inputs is beyond the largest |x|, unless a warning was given before. The bound is
         rounded to x's type, so that in half precision too x may reach it.
         """
         if self.most is None or self.warned or not x.numel():

@@ -232,7 +232,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return, for each input, the proportion of its answers that equal the labels; None without labels."""
+        """Return, for each input, the proportion of answers that equal the labels (by `decided`); None without any."""
         return self.decided.right(outputs)
 
 

@@ -279,7 +279,7 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """Compute, for each of a group's choices of windows [k:m), the square of the score's loss by it.
+        """Compute the square of the loss of score by each of a group's choices of windows [k:m).
 
         The square is the sum of two: of the loss by the lower end m, measured with all upper bits, and of the loss by
         the upper end k, measured with all lower bits. For windows without bits, or if the net cannot run an end alone,

@@ -164,7 +164,7 @@ def check_margin(margin: object) -> None:
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
     """Return the window [k:0) of a layer in HummingBird-eco, the mode without a budget, in which no sign is wrong.
 
-    The window holds all values |x| < 2^(k-1) - 1. spare: bits that k has beyond those for the largest |x| seen.
+    The window holds all values |x| < 2^(k-1) - 1. spare: how many bits k has more than the largest |x| seen needs.
     """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")

@@ -141,7 +141,7 @@ class PolynomialTable:
 
     @property
     def m(self) -> int:
-        """How many low bits of z are left below those that choose a piece."""
+        """How many bits of z are below its upper w bits, which choose a piece."""
         return self.k - self.w
 
     @property

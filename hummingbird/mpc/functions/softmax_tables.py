@@ -60,7 +60,8 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
     """Choose the tables of a softmax over rows of `length` values; None if no tables serve rows of this length.
 
     missed: bound on the error of the row's maximum, which the softmax subtracts first.
-    opened: whether the parties open the row's sum, of which they need the logarithm: it then needs more right bits.
+    opened: whether the parties open the row's sum of exponentials, to look up its logarithm: more bits of the sum must
+        then be right.
     """
     if length > LONGEST:
         return None

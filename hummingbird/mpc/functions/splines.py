@@ -27,8 +27,9 @@ class Fit(NamedTuple):
     """The spline value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]).
 
     knots: multiples of 2^-16, float64.
-    value: at the first knot, in units of 2^-(16 + fraction).
-    slopes: one more than knots, in units of 2^-fraction.
+    value: the spline's value at the first knot, in units of 2^-(16 + fraction).
+    slopes: the slopes before the first knot, from each knot to the next, and after the last knot, in units of
+        2^-fraction.
     error: the largest error between the knots.
     """
 
@@ -142,7 +143,7 @@ _ABSOLUTE = 2.0**-11
 
 @functools.cache
 def exponential(length: int) -> Fit:
-    """Fit the spline of e^x for x <= 0 and rows of `length` values; far to the left it is constant.
+    """Fit the spline of e^x for x <= 0, for a softmax over rows of `length` values; it is constant far to the left.
 
     The error is at most 2^-9 max(e^x, 1 / length).
     """

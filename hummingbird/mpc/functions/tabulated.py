@@ -71,7 +71,7 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """Comparison for x - e and x + e, where the layer clamps x to [-e, e]: they may be one bit larger than x."""
+        """The comparison of x - e and x + e, by which the layer clamps x to [-e, e]; both can be one bit larger."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)

@@ -216,7 +216,7 @@ class Smooth(_Fitted):
 
 
 class EvenSmooth(Smooth):
-    """x / 2 plus a spline of |x| = 2 relu(x) - x whose last slope is 1/2: SiLU and GELU.
+    """SiLU or GELU, as x / 2 plus a spline of |x|, where |x| = 2 relu(x) - x and the spline's last slope is 1/2.
 
     First x is compared with 0, then |x| with each knot: this takes the rounds of one ReLU more than `Smooth`. Results
     have scale 2^17, which holds x / 2 exactly.

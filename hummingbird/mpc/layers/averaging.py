@@ -107,8 +107,8 @@ class _Averaging(Layer):
 
     The reciprocal uses up 26 of the input's integer bits. If the input has fewer, or too high a scale, the layer lifts
     the sums first (`lifts_sums`), in one round. It then opens, of each sum, 16 bits of fraction, the bits of the
-    input's bound, and log2 of the largest number of elements that a sum may have. This number is 2^18, or less, down to
-    2^16, if the input has too few integer bits for the sum.
+    input's bound, and log2 of the largest number of elements that a sum may have. This number is 2^18, or down to 2^16
+    if the input has too few integer bits for larger sums.
     """
 
     input_limit = 24
@@ -177,7 +177,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """Factors by which rounding changes the reciprocals: `reciprocals` divided by the exact ones, float64."""
+        """Factors by which rounding changes the reciprocals: each rounded one divided by the exact one, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ def fits(constant: Tensor, scale: int) -> None:
 class AddConstant(Layer):
     """x + c for a real c (number or tensor that broadcasts), or c - x with sign=-1.
 
-    owner: None for a public constant. `PrivateNet.set_up` shares a private one once, at the scale that the plan gives
-        to x.
+    owner: None for a public constant. `PrivateNet.set_up` shares a private constant once, at the scale that the plan
+        gives to x.
     Raises InputError for a constant that may leave the ring.
     """
 

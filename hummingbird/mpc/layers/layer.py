@@ -1,7 +1,7 @@
 """Base class of private layers: modules on shares that know their scales, their range and their price.
 
-A layer takes the session and `Shared` values (mpc/session/sharing.py), and returns `Shared` values. Values at rest have
-16 bits of fraction. The result of a linear layer has the weights' bits of fraction in addition; the next comparison
+A layer takes the session and `Shared` values (mpc/session/sharing.py), and returns `Shared` values. These have
+16 bits of fraction, but the result of a linear layer has the weights' bits of fraction in addition; the next comparison
 cuts them off in its opening, at no extra cost. Where a layer cannot take the scale of an input, the planner inserts a
 rescaling (mpc/plan/rounding_plan.py). The planner also ensures that every value fits the ring.
 
@@ -69,8 +69,8 @@ def held(bound: int) -> int:
     """Count the integer bits that a value with bound 2^bound takes: its magnitude, and MARGIN for sign and openings.
 
     A value whose bound is below 2^FLOOR takes one more bit, as it may reach and exceed the bound: a clamped value
-    reaches it, rounding errors and undecided comparisons exceed it (the latter by EXCESS of the bound), and a product
-    of such values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
+    reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the bound; and a product of such
+    values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
     """
     return bound + MARGIN + (bound < FLOOR)
 

@@ -117,7 +117,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
     least, count = places(length, eps)
     bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
-    # Integers without bits of fraction: 16 bits fewer than a value at rest has.
+    # Integers without bits of fraction: 16 bits fewer than a value of scale 2^16 has.
     most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
     up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
     up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)

@@ -43,7 +43,7 @@ _NEW_SCALES = WEIGHTS.keys() | set(
 LEAST = 7  # columns whose largest weight is 2^-7 or more stay as they are: rounding errs by 2^-14 of it
 ENOUGH = 5  # others are doubled to more than 2^-5 if six doublings suffice for all, otherwise to 1/2 or more
 OFFSET = 2  # a bias above 2^2 cancels products of that size: columns then need as many more bits
-FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have in addition to those at rest
+FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have in addition to 16, the usual number
 MOST = 12  # doublings: halved inputs of 22 bits of fraction then keep 2^-10, enough where inputs are of order 1
 EVEN = 11  # doublings at which, for weight 1 and input 2^20, the rounding of both changes the product equally
 LARGE = 7  # weights above 2^7 may multiply inputs below 2^-6, and with them the rounding of these inputs
@@ -138,7 +138,7 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """Warn of every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7: return the texts.
+    """Return a warning for every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7.
 
     Such weights suggest inputs far below 1, but weights alone do not prove it.
     """

@@ -87,8 +87,8 @@ class PlanStep:
 class PlannedCost(NamedTuple):
     """The price of a step, as `hummingbird estimate` prints it.
 
-    window, variant: the comparison's window, and how it decides signs; "" without a comparison.
-    elements: of the result.
+    window, variant: the window of the step's comparison, and how it decides signs; "" without a comparison.
+    elements: the number of elements of the result.
     range: the layer is right if the values that it compares, or else its results, stay below 2^range.
     """
 

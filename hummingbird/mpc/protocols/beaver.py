@@ -248,10 +248,10 @@ class RowProducts(Request[RowShares]):
 
 
 class OpenedRows:
-    """Rows of private values, opened once behind a mask, for the sums of their squares and for one product per row.
+    """Rows of private values x, opened once behind a mask, for the sums of their squares and for one product per row.
 
     x: int64 (..., length).
-    bits: the product is mod 2^bits.
+    bits: the product of a row with its factor y is mod 2^bits.
     Let e = x + a be opened, and s, the sum of a^2 over a row, and c = a b be dealt. The sum of x^2 over a row is s plus
     the sum of e^2 - 2 e a. And x y = c + e y - a d, with d = y + b opened.
     Cost: `rows_price`. One round opens x, 64 bits per value; another opens y, `bits` bits per row.

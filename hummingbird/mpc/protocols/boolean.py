@@ -62,7 +62,10 @@ class And(Request[AndShares]):
 
 
 def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
-    """x & y for uint8 (planes, ceil(count/8)): 2 bits per element and plane, 1 round."""
+    """Compute xor shares of x & y from xor shares of x and y, each uint8 (planes, ceil(count/8)).
+
+    Cost: 2 bits per element and plane, 1 round.
+    """
     a, b, c = session.correlation(And(x.shape[0], count))
     u, v = open_bits(session, x ^ a, y ^ b)
     out = c ^ (u & b) ^ (a & v)
@@ -117,8 +120,9 @@ class AndPair(Request[AndPairShares]):
 
 
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """x & y, and z & (the last planes of x, as many as z has). The common operand x is opened once.
+    """Compute xor shares of x & y, and of z & (the last planes of x, as many as z has), from xor shares of x, y and z.
 
+    The common operand x is opened once.
     x, y, z: uint8 (planes, ceil(count/8)), z with at most as many planes. Cost: 3 bits per element and plane if z has
         all planes, 1 round.
     """

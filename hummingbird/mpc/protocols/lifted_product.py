@@ -283,8 +283,9 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
 def multiplied(
     shares: LiftedShares, left: Opening, mask: Mask, right: Opening, factor: int, first: bool, cut: int = 0
 ) -> Tensor:
-    """Compute a share of the product z v / 2^cut from the openings of both.
+    """Compute a share of z v / 2^cut, where z and v have been opened behind masks.
 
+    shares: this party's shares that were dealt for the product.
     left, right: the openings of z and of v.
     mask: the mask to subtract for z.
     factor: how many bits v was opened in.

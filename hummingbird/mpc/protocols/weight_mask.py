@@ -120,9 +120,9 @@ class FixedWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Share of op(x, W, **options) mod 2^bits from a share of x, int64.
+        """Compute a share of op(x, W, **options) mod 2^bits, where W is this weight, from a share of x, int64.
 
-        view: shape of W in this product. Cost: `product_price`, `bits` bits per element of x, 1 round.
+        view: the shape that W takes in this product. Cost: `product_price`, `bits` bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         view = self.shape if view is None else view
@@ -164,7 +164,7 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
     """Open each weight minus its mask, for all weights at once. All parties pass the same weights in the same order.
 
-    Raises DealerError, before any of this is sent, if a store is known to have hidden other weights behind these masks.
+    Raises DealerError, before anything is sent, if a store is known to have hidden other weights behind these masks.
     """
     digest = _digest([weight for weight in weights if weight.owner == session.rank])
     summands = [weight.cover(session) for weight in weights]
