@@ -148,9 +148,11 @@ def _ring_element(size: Any, ring_size: int = 2**64, generator: Stream | None = 
 
 
 def _kbit(size: Any, bitlength: int | None = None, generator: Stream | None = None, **kwargs: Any) -> Tensor:
-    """Draw uniform words of `bitlength` bits (None: 64, the whole ring) from a stream of prg.py.
+    """Draw a tensor of uniform words of `bitlength` bits (None: 64, the whole ring) from a stream of prg.py.
 
-    CrypTen's two functions that generate random ring elements are replaced by this one.
+    Replaces the two functions by which CrypTen generates random ring elements.
+    size: the tensor's shape, or its length.
+    generator: the stream; None: this party's own.
     """
     stream = generator or crypten.generators["local"][None]
     shape = (size,) if isinstance(size, int) else tuple(size)

@@ -155,9 +155,10 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """Make an entry in the meter for an opening that the user's program asks for outside of all layers.
+        """Return a context that counts an opening in the meter, unless a layer is at work, whose own entry counts it.
 
-        cost_of: gives the predicted cost of an opening of so many bytes.
+        Such an opening is one that the user's program asks for outside of all layers.
+        cost_of: returns the predicted cost of an opening from its number of bytes.
         """
         if meter.current_layer():
             return contextlib.nullcontext()

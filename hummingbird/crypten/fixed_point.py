@@ -81,7 +81,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _encode(self: Any, x: Any, device: Any = None) -> Any:
-    """Ring elements round(x * 2^bits). Without bits of fraction, any int64 is a ring element already."""
+    """Encode public numbers x as ring elements round(x * 2^bits), where `bits` are the encoder's bits of fraction.
+
+    If the encoder has none, any int64 is a ring element already. A shared x is returned as it is.
+    """
     if hasattr(x, "get_plain_text"):
         return x
     code = _encoded(_plain(x), scale_of_encoder(self))
@@ -226,7 +229,10 @@ def _mul_(self: Any, y: Any) -> Any:
 
 
 def _div(self: Any, y: Any) -> Any:
-    """Quotient by a public number or tensor: exact to a unit for an integer up to 2^28, else a product with 1 / y."""
+    """Divide by a public number or tensor y.
+
+    If y is an integer up to 2^28, the quotient is exact to one unit; otherwise x is multiplied by 1 / y.
+    """
     y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
         raise InputError(
@@ -297,7 +303,12 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """Copy another tensor's values, into this tensor's memory if its scale holds them, so that views change too."""
+    """Copy another tensor's values into this tensor, in place.
+
+    If the other tensor has no more bits of fraction than this one, the values go into this tensor's memory, so that its
+    views change too. Otherwise this tensor takes over a copy of the other one, with its scale; InputError if the shapes
+    differ.
+    """
     if scale_of(other) <= scale_of(self):
         self.share.copy_(raised(other, scale_of(self)).share)
     elif self.share.shape != other.share.shape:

@@ -41,7 +41,13 @@ _to_ptype = MPCTensor._to_ptype
 
 
 def _to(self: Any, kind: Any, precision: int | None = None, bits: int | None = None) -> Any:
-    """CrypTen's conversion between additive and xor shares, at a scale that holds the value."""
+    """Convert a CrypTen tensor between additive and xor shares.
+
+    kind: the form of the result's shares, one of CrypTen's `ptype`.
+    precision: bits of fraction of an additive result; None: as many as x has, at least 16. InputError for fewer than x
+        has.
+    bits: how many low bits of xor shares are converted; None: all.
+    """
     if kind == self.ptype:
         return self.clone()
     if kind == ptype.binary:
@@ -66,7 +72,7 @@ def _negative(self: Any) -> Any:
 
 
 def _equals_zero(self: Any) -> Any:
-    """Test whether x is 0, for two parties: it is where one party's share is the negative of the other's."""
+    """Test which elements of x are 0, for two parties: those of which one share is the negative of the other."""
     mine = MPCTensor(self.share, src=0, ptype=ptype.binary)
     theirs = MPCTensor(-self.share, src=1, ptype=ptype.binary)
     mine._tensor = mine._tensor.eq(theirs._tensor)
@@ -232,7 +238,10 @@ def _exponential(self: Any) -> Any:
 
 
 def _inverse(self: Any, input_in_01: bool = False) -> Any:
-    """1 / x by Newton's iteration y (2 - x y), which keeps y's precision; CrypTen's 2 y - y^2 x loses it in y^2."""
+    """Compute 1 / x by Newton's iteration y (2 - x y), which keeps y's precision.
+
+    CrypTen's form 2 y - y^2 x loses it in y^2. input_in_01: whether all x lie between 0 and 1.
+    """
     options = crypten.cfg.functions
     if options.reciprocal_method != "NR":
         return _reciprocal(self, input_in_01=input_in_01)
@@ -278,7 +287,10 @@ def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
 
 
 def _erf(self: Any) -> Any:
-    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), x clamped to +-4: errs by 4e-4 at most. CrypTen's diverges at 2."""
+    """Approximate erf(x) by tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), with x clamped to +-4.
+
+    The error is at most 4e-4. CrypTen's own series diverges at 2.
+    """
     x = self.hardtanh(-4, 4)
     return (x * (x.square() * (11 / 123) + 1) * (2 / math.sqrt(math.pi))).tanh()
 
@@ -287,7 +299,7 @@ def _erf(self: Any) -> Any:
 
 
 def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
-    """torch's take; with a dimension, the slices at these indices."""
+    """Take elements as torch's take does; with a dimension, take the slices at these indices along it."""
     result = self.shallow_copy()
     if dimension is None or self.dim() == 0:
         result._tensor = self._tensor.take(index.long())

@@ -20,11 +20,11 @@ from hummingbird.mpc.protocols.law import UNIT, Law
 
 
 class Compare:
-    """Simulates comparisons of real tensors v with 0 as a protocol computes them: the results are `bit` and z.
+    """Simulates comparisons of real tensors v with 0 as a protocol computes them: each gives a bit and a value z.
 
-    bit is 1 where the protocol decides that v is not negative. z is v after the protocol's roundings; the product bit *
-    z is the ReLU. seed: of the keys of the random numbers; None: take each key from torch's own generator (the CPU's).
-    clamp: in training, move values into the range that the window surely holds.
+    The bit is 1 where the protocol decides that v is not negative. z is v after the protocol's roundings; the product
+    bit * z is the ReLU. seed: from which the keys of the random numbers follow; None: take each key from torch's own
+    generator (the CPU's). clamp: in training, move values into the range that the window surely holds.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
@@ -40,10 +40,10 @@ class Compare:
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """Return a function that ranks, which divide the passes over a net, call with the number of a pass before it.
+        """Return a function that sets the random numbers of a pass over a net, for ranks that divide the passes.
 
-        So each rank draws for pass 0, 1, ... the keys that a single process would draw. run_one: runs any pass; with
-        several ranks it is called once, to count the keys of a pass.
+        A rank calls it before each pass with the number of the pass, 0, 1, ..., and so draws the keys that a single
+        process would draw. run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
         """
         if ranks.size() == 1:
             return lambda number: None

@@ -74,10 +74,10 @@ class FoldedNet:
     def advance(
         self, state: FoldedState, instead: Mapping[str, Callable[..., Any]], stop: str | None = None
     ) -> FoldedState:
-        """Run from a state up to the step named `stop`, or to the end; returns the new state,
-        and the old one stays valid.
+        """Run from a state up to the step named `stop`, or to the end. Returns the new state; the old one stays valid.
 
-        instead: name of a comparing step -> function that replaces it, of the tensor and the weight of a PReLU.
+        instead: functions, by name of a comparing step, that replace these steps. A function takes what the step takes,
+            and for a PReLU also its weight.
         """
 
         def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:

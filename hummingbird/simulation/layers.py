@@ -30,7 +30,7 @@ Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU
 
 
 class Simulated(Reals):
-    """Real numbers on which private layers' formulas are computed, with comparisons that decide as on shares."""
+    """Arithmetic by which private layers' formulas are computed on real numbers; comparisons decide as on shares."""
 
     def __init__(self, comparison: Comparison, scale: int, parties: int, decide: Compare) -> None:
         self.scale, self.parties, self.decide = scale, parties, decide
@@ -72,9 +72,9 @@ class Simulated(Reals):
 
 
 class RingUnits(Reals):
-    """Integers, int64 in units of 2^-16, on which private layers' formulas are computed; windows have m = 0.
+    """Arithmetic by which private layers' formulas are computed on integers: int64, in units of 2^-16.
 
-    Comparisons then decide without randomness.
+    All windows have m = 0, so that comparisons decide without randomness.
     """
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
@@ -97,8 +97,8 @@ class RingUnits(Reals):
 def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
     """Make the simulated layer of a private layer.
 
-    step: the layer's step; None if one call of the net has several steps. scale: of the layer's input. decide:
-    simulates the comparisons.
+    step: the net's step of the same name; None if there is none, as one call of the net became several layers. scale:
+        bits of fraction of the layer's input. decide: simulates the comparisons.
     """
     if isinstance(layer, Norm):
         norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
@@ -118,10 +118,11 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
 def on_live(
     twins: Mapping[str, Twin], plan: Sequence[PlanStep], passed: Mapping[str, Sequence[str]]
 ) -> dict[str, Twin]:
-    """Adapt simulated layers to a net itself, whose order of layers and values differ from its private form's.
+    """Adapt simulated layers, made for the private form of a net, to the net itself; return them by name.
 
-    In the net values still have the means that the private form's weights take away before norms. A ReLU that was
-    exchanged with max poolings (passed: pooling -> ReLUs) is computed behind the last of these poolings.
+    The two differ in values: in the net values still have the means that the private form's weights take away before
+    norms. They differ in order, too: a ReLU that was exchanged with max poolings (passed: pooling -> ReLUs) is computed
+    behind the last of these poolings.
     """
     found = dict(twins)
     last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}

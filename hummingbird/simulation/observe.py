@@ -29,14 +29,14 @@ from hummingbird.simulation.windows import Windows, check_protocol, twins
 
 
 class _Watched(Compare):
-    """Simulates comparisons, and notes the largest |v| that was compared."""
+    """Simulates comparisons as `Compare` does, and notes the largest |v| that was compared."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, clamp=False)
         self.largest = -1.0  # none so far
 
     def see(self, v: Tensor) -> None:
-        """Update the largest |v| by these values; NaN counts as the largest."""
+        """Note these values: the largest |v| so far becomes theirs if it is larger. NaN counts as the largest."""
         if v.numel():
             seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
             self.largest = seen if math.isnan(seen) else max(self.largest, seen)

@@ -61,10 +61,10 @@ def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
 
 
 def after(step: Step) -> After | None:
-    """Return a function that corrects a step's result for rounded constants; None if nothing is rounded.
+    """Return a function that corrects a step's exact result, as private inference rounds the step's constants.
 
-    For a mean the function multiplies by the rounded reciprocal over the true one; for a resizing it computes the
-    result with rounded weights.
+    For a mean the function multiplies by the rounded reciprocal over the exact one; for a resizing it computes the
+    result with rounded weights. Returns None if the step has no rounded constants.
     """
     if step.op not in (*_MEANS, "resize"):
         return None

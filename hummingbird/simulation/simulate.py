@@ -278,7 +278,7 @@ class InputRange:
         self.most, self.warned = most, False
 
     def see(self, x: Tensor) -> None:
-        """Warn if a value of these inputs is beyond the largest |x|, unless a warning was given before. That bound is
+        """Warn if a value of these inputs is beyond the largest |x|, unless a warning was given before. The bound is
         rounded to x's type, so that in half precision too x may reach it.
         """
         if self.most is None or self.warned or not x.numel():
@@ -356,9 +356,10 @@ class FastSimulator(nn.Module):
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """Return a function that ranks, which divide batches among them, call with a batch's number before they run it.
+        """Return a function that sets the random numbers of a batch; ranks that divide batches call it before each one.
 
-        Each then draws the random numbers of a single process (`Compare.passes`). image: any one, (1, ...).
+        They call it with the batch's number, and so draw the random numbers that a single process would
+        (`Compare.passes`). image: any one image, (1, ...).
         """
         return self._compare.passes(lambda: self(image))
 
@@ -377,7 +378,10 @@ class FastSimulator(nn.Module):
         return folded.result(folded.finish(folded.start(x, *given.public), self._layers), x.shape)
 
     def _single(self, x: Tensor) -> bool:
-        """Return whether input, parameters and buffers are float32, as in the folded net."""
+        """Return whether the input and the net compute in float32, as the folded net does.
+
+        That is: the input, parameters and buffers are float32 where they are floating point, and autocast is off.
+        """
         floats = (t for t in (x, *self.net.parameters(), *self.net.buffers()) if t.is_floating_point())
         return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
 

@@ -37,10 +37,10 @@ _UNIT = 1e-3  # largest difference between the length of an embedding and 1
 
 
 class Judged(NamedTuple):
-    """The judgement of each input of a batch, two tensors float64 (B,).
+    """How well each input of a batch is answered with windows: two tensors float64 (B,).
 
-    kept: the proportion of its decisions that are kept. moved: the change of its finer score, which changes before any
-    decision does.
+    kept: the proportion of an input's decisions that are as they should be. moved: the change of its finer score, which
+        changes before any decision does.
     """
 
     kept: Tensor
@@ -66,8 +66,9 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge the outputs of a batch of inputs; returns a `Judged`. expected: the batch's rows of `references`, the
-        right values.
+        """Judge a batch: return, for each input, 1 if it is within `NEAR` of the right values, else 0, and how far off.
+
+        The distance is mapped to [0, 1]. expected: the batch's rows of `references`, the right values.
         """
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
@@ -93,7 +94,7 @@ class Values:
 
 
 class Direction(Values):
-    """Judges embeddings: vectors of which only the direction counts, by the distance of their unit vectors."""
+    """Judges embeddings, vectors of which only the direction counts, by the distance between their unit vectors."""
 
     kind = "embedding"
 
@@ -133,7 +134,7 @@ class Classes:
         )
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
-        """Judge the outputs of a batch of inputs; returns a `Judged`.
+        """Judge a batch: return, for each input, the proportion of right classes and the mean change of certainty.
 
         target, expected: the batch's rows of `references`: right classes, and certainties p.
         """
@@ -166,11 +167,12 @@ class ThresholdScore:
         return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
-        """Judge the outputs of a batch; returns a `Judged`, whose finer score is the larger change, of the certainty or
-        of the distance.
+        """Judge a batch: return, for each input, the proportion of right scores and the change of the finer score.
 
+        A score is right on its side of the threshold and near the exact net's. The finer score changes as the certainty
+        does, or by the distance if that is more.
         target, expected, exact: the batch's rows of `references`: the right sides of the threshold, the exact net's
-        certainties of them, and its outputs.
+            certainties of them, and its outputs.
         """
         near = self.values.judge(outputs, exact)
         moved = _each((self._certainty(outputs, target) - expected).abs())
@@ -203,8 +205,9 @@ class Numbers:
         return "whole numbers, equal or not"
 
     def judge(self, outputs: Tensor, target: Tensor) -> Judged:
-        """Judge the outputs of a batch of inputs; returns a `Judged`. target: the batch's rows of `references`, the
-        right numbers.
+        """Judge a batch: return, for each input, the proportion of right numbers, and the proportion of others.
+
+        target: the batch's rows of `references`, the right numbers.
         """
         kept = _each(outputs == target)
         return Judged(kept, 1 - kept)
@@ -215,9 +218,10 @@ class Numbers:
 
 
 class Alike(Values):
-    """Judges by distances a net that decides the same for all inputs, because any windows might keep such decisions.
+    """Judges a net that gives the same answer for all inputs, by distances of its outputs from the exact net's.
 
-    decided: the judge by decisions that is replaced; it only compares them with labels (`right`).
+    Any windows might keep such answers. decided: the judge by answers that is replaced; it only compares answers with
+    labels (`right`).
     """
 
     def __init__(self, outputs: Tensor, decided: Classes | ThresholdScore | Numbers) -> None:
@@ -228,7 +232,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return the proportion of each input's answers that equal the labels, by decisions; None without labels."""
+        """Return, for each input, the proportion of answers that equal the labels (by `decided`); None without any."""
         return self.decided.right(outputs)
 
 
@@ -236,12 +240,12 @@ Single = Values | Classes | ThresholdScore | Numbers
 
 
 class Answers:
-    """Judges the outputs of a net with windows, which has one result or several, against the exact net's or labels.
+    """Judges the outputs that a net gives with windows, against the outputs of the exact net or against labels.
 
-    outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: name, and shape
-    for one input, of each result. labels: (N, ...), for the first result whose shape they fit; None: no labels.
-    accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS` (module head); None:
-    determined by labels and outputs.
+    outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: the name of each
+        result, and its shape for one input. labels: (N, ...), for the first result whose shape they fit; None: no
+        labels. accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS` (module head);
+        None: determined by labels and outputs.
     Raises InputError for labels that fit no result, and with `accurate` if all answers are the same.
     """
 
@@ -277,7 +281,11 @@ class Answers:
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Judge the outputs of a batch; returns a `Judged`. references: the batch's rows of `self.references`."""
+        """Judge a batch: return, for each input, the proportion of decisions kept and the change of the finer score.
+
+        If the net has several results, the worst of each input's results counts. references: the batch's rows of
+        `self.references`.
+        """
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
             own, left = left[: len(part.references)], left[len(part.references) :]
@@ -301,8 +309,8 @@ class Answers:
     def distance(self, outputs: Tensor) -> float:
         """Return how far these outputs for all inputs are from the exact net's, as a root mean square over the inputs.
 
-        A distance is in units of the outputs' spread (module head). Of a net with several results it is the largest of
-        theirs.
+        A distance is in units of the outputs' spread (module head). If the net has several results, the largest of
+        their distances counts.
         """
         trios = zip(self.distances, self._parted(outputs), self._exact, strict=True)
         return max(float(values.distance(part, exact).square().mean().sqrt()) for values, part, exact in trios)
@@ -392,10 +400,10 @@ def _classes(labels: Tensor, count: int) -> Tensor:
 
 
 def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, accurate: bool, alone: bool) -> Single:
-    """Make the object that judges one result of the net.
+    """Make the object that judges one result of the net: by classes, a threshold, numbers, values or directions.
 
-    outputs: the exact net's, for all inputs. fit: the result's kind and labels from `_fit`, None without labels. alone:
-    whether the net has no other result.
+    outputs: the exact net's, for all inputs. fit: the result's kind and labels from `_fit`, None without labels. kind:
+        the kind that the user asks for, or None. alone: whether the net has no other result.
     """
     labels, made = (None, kind or _kind(outputs, alone)) if fit is None else (fit[1], kind or fit[0])
     numbers = kind is None and not outputs.is_floating_point() and (labels is None or not labels.is_floating_point())

@@ -279,7 +279,7 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """Compute, for each of a group's choices of windows [k:m), the square of the score's loss by it.
+        """Compute the square of the loss of score by each of a group's choices of windows [k:m).
 
         The square is the sum of two: of the loss by the lower end m, measured with all upper bits, and of the loss by
         the upper end k, measured with all lower bits. For windows without bits, or if the net cannot run an end alone,
@@ -302,9 +302,9 @@ class Budgeted:
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
         """Measure the losses of a group's windows [k:m) for each m; k is that of level 0, which holds all values seen.
 
-        Measuring begins at the middle m. Dropping one bit less at least halves the loss, as values are pruned half as
-        often, and are half as large: so smaller m than one with a small loss are not measured, but get half the loss of
-        the m above. Larger m than one with a large loss get that loss without a measurement.
+        Measuring begins at the middle m. A window that drops one bit less has at most half the loss, as it prunes
+        values half as often, and half as large ones. So once a loss is small, smaller m are not measured: each gets
+        half the loss of the m above. Once a loss is large, larger m get it without a measurement.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]

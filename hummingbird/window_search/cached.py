@@ -178,9 +178,9 @@ class CachedEvaluator:
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Return, for each seed, the number of a batch's wrong answers and the sum of its changes of the finer score.
+        """Return, for each seed, the number of wrong answers in a batch, and the sum of the changes of finer scores.
 
-        The result is float64 (runs, 2). number: of the batch.
+        The result is float64 (runs, 2). number: the number of the batch.
         """
         judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
         wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
@@ -188,7 +188,10 @@ class CachedEvaluator:
         return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
     def _judged(self, outputs: Tensor, number: int) -> Judged:
-        """Judge the net's outputs for each image of batch `number`."""
+        """Compare the net's outputs for batch `number` with the labels, or with the exact net's outputs.
+
+        Returns for each image the proportion of right decisions, and the change of the finer score (`Judged`).
+        """
         return self.answers.judge(outputs, self._references[number])
 
     def _assignment(self, config: BitConfig) -> Assignment:
@@ -228,10 +231,10 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
-        """Run batch `number` from the nearest kept values up to comparing layer number `cut`;
-        returns the net's outputs.
+        """Return the net's outputs for batch `number`, by running it from comparing layer number `cut` to the end.
 
-        The values before that layer are then kept, as far as memory allows.
+        The values before this layer are kept for the next call, as far as memory allows; if they are not kept yet, they
+        are computed from the nearest kept values before them.
         """
         stack = self._stacks[number]
         while stack and stack[-1].cut > cut:

@@ -28,7 +28,10 @@ class Score(NamedTuple):
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """Interface of an object that scores windows. Scores depend on the windows alone: randomness comes from a seed."""
+    """Interface of an object that scores windows.
+
+    A score depends on the windows alone: randomness comes from a seed.
+    """
 
     def coarse(self, config: BitConfig) -> float:
         """Return a quick score, such as `Score.fine` on a few images, by which a search ranks windows.
@@ -37,9 +40,10 @@ class Evaluator(Protocol):
         """
 
     def full(self, config: BitConfig, floor: float) -> Score:
-        """Return the score of windows on all images, by which a search decides between them.
+        """Return the score of windows on all images, by which a search decides between windows.
 
-        If the proportion of right answers is below `floor`, any number below `floor` may be returned for it.
+        A search need not know how far the proportion of right answers is below `floor`: any number below may be
+        returned.
         """
 
 

@@ -29,10 +29,12 @@ _NUMBERS = {"coarse": 1, "full": 2}  # length of an answer
 
 
 class Journal:
-    """The answers of an evaluator in a file: a search gets those in the file first; new ones are computed and appended.
+    """A file of an evaluator's answers, from which an interrupted search goes on.
 
-    path: of the file; None: nothing is kept. fingerprint: identifies the problem. before: seconds spent on the search
-    before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to another problem.
+    A search takes its answers from the file first; then each new answer is computed, and appended to the file.
+    path: the file; None: nothing is kept. fingerprint: identifies the problem. before: seconds spent on the search
+        before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to another
+        problem.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
@@ -83,9 +85,10 @@ class Journal:
         return earlier + time.perf_counter() - self._started
 
     def ask(self, question: Mapping[str, Any], evaluate: Callable[[], list[float]]) -> list[float]:
-        """Return the next answer: from the file while it has one, else from `evaluate`; then it is written to the file.
+        """Return the answer to the next question: from the file while it has one, else from `evaluate`.
 
-        question: of the answer, recorded with it.
+        An answer from `evaluate` is appended to the file, with the question. Raises ConfigError if the file's answer is
+        to another question.
         """
         if self.replayed < len(self._answers):
             answer = self._answers[self.replayed]

@@ -95,16 +95,20 @@ class SearchedNet:
         return price
 
     def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
-        """Compute the bits that all parties and the dealer send for an image, by step, with the aim of fewest bytes."""
+        """Compute, for each step by name, the bits that all parties and the dealer send for one image.
+
+        Tables are cut for the fewest bytes (the aim "throughput").
+        """
         costs = PrivateNet(self._windows.plan(config, TableChoice.of("throughput")), self._windows.steps, {}, "").costs(
             (1, *self.image_shape), parties
         )
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
-        """Compute the price of every comparing layer if all have this window, by name, for batches of `images` images.
+        """Compute the price of every comparing layer, by name, in a net where all these layers have the same window.
 
-        Scales and valid bits of shares are those of a plan with exact comparisons.
+        The price is that of a batch of `images` images. The shares' scales and valid bits are those of a plan with
+        exact comparisons.
         """
         plan = self._windows.plan(BitConfig(EXACT))
         config = self._windows.order.windows(BitConfig(window))

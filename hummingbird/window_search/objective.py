@@ -128,7 +128,8 @@ def predicted_seconds(
 ) -> Objective:
     """Make the objective of seconds on the network for a batch of images.
 
-    bandwidth: bits per second. rtt: round-trip time in seconds. images: in the batch. prices: as for `online_bytes`.
+    bandwidth: bits per second. rtt: round-trip time in seconds. images: how many form the batch. prices: as for
+        `online_bytes`.
     """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)

@@ -162,7 +162,7 @@ def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, P
 
 
 def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers: str | None, where: str) -> None:
-    """Raise InputError, naming the argument, for images that the net cannot take, and for labels that do not fit it."""
+    """Raise InputError, naming the argument, for images that the net cannot take, and for labels that do not fit."""
     if tuple(images.shape[1:]) != searched.image_shape:
         what = f"images of shape {tuple(images.shape[1:])}, those of the loader have {searched.image_shape}"
         raise InputError(what, where=where, hint="images prepared in the same way")
@@ -175,10 +175,10 @@ def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers
 
 
 def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, BitConfig]]:
-    """Yield name and windows of each row of the result's table: exact, eco, the best uniform window, and the result.
+    """Yield the name and the windows for each row of the result's table.
 
-    Eco (windows that hold all values seen) is left out if the shares have too few bits for it. bits: the windows found.
-    budget: their name, the budget's text.
+    These are: exact; eco (windows that hold all values seen), unless the shares have too few bits for it; the best
+    uniform window; and the windows found. bits: the windows found. budget: the budget as text, which is their name.
     """
     yield "exact", BitConfig()
     if budget != "eco":

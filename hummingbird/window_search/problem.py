@@ -105,9 +105,9 @@ class Group:
         return sorted((level, tops) for tops, level in found.items())
 
     def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
-        """Return a window [k:m) for each layer, widened upwards to at least `least` bits.
+        """Return a window [k:m) for each layer of the group, widened upwards to at least `least` bits.
 
-        None if a layer's shares have fewer bits above m. tops: k of every layer.
+        Returns None if a layer's shares are too short for its window. tops: k of every layer.
         """
         wide = [max(top, m + least) for top in tops]
         if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):
@@ -115,11 +115,11 @@ class Group:
         return tuple(BitWindow(top, m) for top in wide)
 
     def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[GroupWindows]:
-        """Return all windows of the group that are worth a trial, each at its lowest level only
-        (`ComparingLayer.upper`).
+        """Return all windows of the group that are worth a trial, each at its lowest level (`ComparingLayer.upper`).
 
-        They are the windows without bits, and all m that leave the widest window at least `least` bits; with `widths`,
-        only those whose widest window has one of these widths. reach: how many bits k may go below the range seen.
+        They are the windows without bits, and those for all m that leave the widest one at least `least` bits; with
+        `widths`, only those whose widest window has one of these widths. reach: how many bits k may go below the range
+        seen.
         """
         found = [GroupWindows((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
@@ -187,9 +187,9 @@ def group_layers(layers: Sequence[ComparingLayer], by: str | Mapping[str, Sequen
     """Divide `layers`, which are in the order of execution, into groups, in the order of their first layers.
 
     by: "layer", "block", "stage", or patterns by group name, in which * stands for any text: {"early": ["relu1",
-    "layer1.*"], "late": ["layer[234].*"]}. A block is the layers of one parent module, a stage those of one outermost
-    module; layers of the net itself, without a parent, form the group `stem` of both. Raises ConfigError for a pattern
-    that matches nothing, and for a layer in no group or in several.
+        "layer1.*"], "late": ["layer[234].*"]}. A block is the layers of one parent module, a stage those of one
+        outermost module; in both cases layers of the net itself, without a parent, form the group `stem`. Raises
+        ConfigError for a pattern that matches nothing, and for a layer in no group or in several.
     """
     if not isinstance(by, (str, Mapping)) or (isinstance(by, str) and by not in _BY_NAME):
         raise ConfigError(f"unknown grouping {by!r}", where="by", hint=f"{', '.join(_BY_NAME)}, or patterns by name")

@@ -65,7 +65,8 @@ class Rounding:
     def _worth_it(self, group: Group) -> list[int]:
         """Return the list of values of q (dropped fraction bits) that are worth a trial for a group, 0 first.
 
-        With each the parties send fewer bits in all than with those before, and no price is higher.
+        With each of them the parties and the dealer send fewer bits in all than with the smaller ones in the list, and
+        the group's price in the objective is no higher than with q = 0.
         """
         plain = [self._plain[layer.name] for layer in group.layers]
         widths = [window.k - self.objective.least_width for window in plain if window.w]

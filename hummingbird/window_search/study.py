@@ -182,7 +182,7 @@ class Study:
         in the form of the example, (N, ...) each, or one tensor in place of the example's private one.
     answers: how answers are judged, one of answers.py's `KINDS`; None: determined by labels and outputs, see
         `str(study.answers)`.
-    criterion: choose windows by "agreement" with the exact net or by "accuracy"; only the latter needs labels.
+    criterion: choose windows by "agreement" with the exact net or by "accuracy", which needs labels.
     by: how layers are grouped, as for `group_layers`.
     protocol, parties: those of private inference.
     seed, runs: seed of the protocol's random numbers, and number of seeds in a full score.
@@ -377,7 +377,7 @@ class Study:
     def _seen(largest: int, k: int) -> dict[str, float | None]:
         """Return, for the provenance, the largest |x| of a layer, and margin_bits = log2(2^(k-1) / largest).
 
-        Values wrap if margin_bits is below 0. It is None for a window without bits, and if all values are 0.
+        Values wrap if margin_bits is below 0. margin_bits is None for a window without bits, and if all values are 0.
         """
         margin = k - 1 - math.log2(largest) if k and largest else None
         return {"largest": largest, "margin_bits": margin if margin is None else round(margin, 3)}

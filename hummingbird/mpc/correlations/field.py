@@ -20,9 +20,10 @@ from hummingbird.prg import Stream
 class Field:
     """One tensor of a correlation: shared additively in Z_2^64 (`ring`), or by xor of words, packed bits or 0/1 words.
 
-    A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A field that is
-    `left` is not drawn as a tensor: the kernels (kernels/) that read it draw or unpack it themselves. A ring field
-    among these has exactly `width` bits per element if the seed's cipher can pack them (`Stream.packs`).
+    A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A field with the
+    attribute `left` is not drawn as a tensor: it is left to the kernels (kernels/) that read it, which draw or unpack
+    it themselves. If it is a ring field, it has exactly `width` bits per element if the seed's cipher can pack them
+    (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -104,7 +105,7 @@ class Field:
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
         """Compute the receiver's share of `value`, in the form in which it is sent (`layout`).
 
-        shares: those of the other parties.
+        shares: the shares of all other parties, which are overwritten.
         """
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
         for share in shares:  # into the share's own memory, which is not read again

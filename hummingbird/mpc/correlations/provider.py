@@ -24,7 +24,7 @@ class WordTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class WordTriple(Request[WordTripleShares]):
-    """Uniform words a and b, and c = a & b, all xor-shared."""
+    """Request for uniform words a and b, and for c = a & b, all xor-shared."""
 
     kind = "binary"
     size0: tuple[int, ...] = shape()
@@ -54,7 +54,7 @@ class SharedBitShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedBit(Request[SharedBitShares]):
-    """One random bit per element, with xor shares and additive shares."""
+    """Request for one random bit per element, with xor shares and additive shares."""
 
     kind = "b2a"
     shape: tuple[int, ...] = shape()
@@ -83,8 +83,9 @@ class WrapShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Wraps(Request[WrapShares]):
-    """Uniform r, and how often the signed sum of the parties' shares of r leaves [-2^63, 2^63), counted with sign
-    (Knott et al., appendix C).
+    """Request for a uniform r, and for how often the signed sum of the parties' shares of r leaves [-2^63, 2^63).
+
+    The number of times is counted with its sign (Knott et al., appendix C).
     """
 
     kind = "wraps"

@@ -38,6 +38,9 @@ class ReceiverRotation:
 
 
 def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> list[Request[Any]]:
-    """Choose those of a run's requests, given in order from the first one, whose corrections go to party `rank`."""
+    """Choose the requests of a run whose corrections go to party `rank`; return them in order.
+
+    requests: all requests of the run, from the first one on.
+    """
     turns = ReceiverRotation(parties).take(requests)
     return [request for request, turn in zip(requests, turns, strict=True) if turn.receiver == rank]

@@ -46,10 +46,11 @@ Draw = Callable[
 
 @dataclass(frozen=True)
 class Request(ABC, Generic[Shares]):
-    """One piece of correlated randomness. The fields of a subclass are its parameters (`parameters`), JSON values only.
+    """A request for one piece of correlated randomness; each subclass is one kind.
 
-    The parameters of an instance are within their limits: the constructor raises DealerError for others.
-    `Shares`: the named tuple of tensors that a party gets (`Session.correlation`).
+    The fields of a subclass are the kind's parameters (`parameters`), JSON values only, and within their limits: the
+    constructor raises DealerError for others. `Shares`: the named tuple of tensors that a party gets for the request
+    (`Session.correlation`).
     """
 
     kind: ClassVar[str]  # the name in messages; a class that sets it is registered
@@ -176,9 +177,10 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
-    """Draw a free field's share: from the stream of its request, or for a field with a key, from the key's own stream.
+    """Draw a free field's share, from the stream of the request.
 
-    So all requests with this key get the same share.
+    A field with a key is drawn from a stream that follows from the seed and the key: all requests with this key get the
+    same share.
     """
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 

@@ -105,10 +105,10 @@ def _stdin_closed() -> bool:
 
 
 def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, subprocess.Popen[bytes]]:
-    """Start a dealer process on this host for `sessions` sessions of `parties` parties; its address and the process.
+    """Start a dealer process on this host for `sessions` sessions of `parties` parties.
 
-    The dealer listens on a unix socket in a new directory that only this user can enter. It ends with its last session
-    or with this process, whichever ends first.
+    Returns the dealer's address and the process. The dealer listens on a unix socket in a new directory that only this
+    user can enter. It ends with its last session or with this process, whichever ends first.
     timeout: seconds. Raises DealerError if the dealer ends before it listens, or does not listen within `timeout`.
     """
     _forget_ended()

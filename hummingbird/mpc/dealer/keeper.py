@@ -36,7 +36,7 @@ class Keeper:
     """Object that deals sets of material into one folder. It makes the folder if there is none, and locks it.
 
     root: the folder.
-    what: the arguments of `deal`: batch, shape, slots, parties, facts, lanes, cipher.
+    what: what each set is dealt for: the arguments batch, shape, slots, parties, facts, lanes and cipher of `deal`.
     Raises InputError if the folder is kept for other arguments, or holds other files; DealerError if another keeper is
     at work, or if the description is damaged.
     """
@@ -84,7 +84,7 @@ class Keeper:
         return size_of([], self._what["batch"], self.kept.slots, self.kept.parties, self.kept.lanes)
 
     def unused(self) -> int:
-        """How many slots no party has used, in the lane that has fewest."""
+        """How many slots of the folder no party has used, in the lane in which they are fewest."""
         left = [0] * self.kept.lanes
         for number in numbers(self.root):
             for lane in range(self.kept.lanes):
@@ -135,9 +135,10 @@ def keep(
     full: float = 5.0,
     ready: Callable[[bool], object] = lambda yes: None,
 ) -> None:
-    """Deal sets while fewer than `slots` slots are unused, without end.
+    """Deal sets without end, whenever fewer than `slots` slots are unused.
 
-    progress: called with the number of images dealt, and with 0 before each count; an exception from it ends the loop.
+    progress: called with the number of images dealt, and with 0 before each count of unused slots; an exception from it
+        ends the loop.
     say: called with a message for each set, and when the loop waits because the disk is full.
     full: seconds between attempts while the disk is full.
     ready: called with whether the keeper can deal.

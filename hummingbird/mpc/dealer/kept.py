@@ -65,12 +65,15 @@ class Kept:
     hummingbird_version: str = records.constant(VERSION)
 
     def line(self) -> bytes:
-        """The content of `kept.json`."""
+        """The description as the one line of text that `kept.json` contains."""
         return records.write(self).encode() + b"\n"
 
     @classmethod
     def read(cls, text: bytes, where: Path) -> Kept:
-        """The description in a file's text. Raises DealerError if it is damaged, or of another release."""
+        """Read the description from a file's text. Raises DealerError if it is damaged, or of another release.
+
+        where: the file, for the error.
+        """
         hint = "delete this folder, and keep another one"
         how: Any = {"name": "description of a kept store", "where": str(where), "hint": hint, "error": DealerError}
         fields = records.of(records.parse(text, **how), records.mapping(records.anything(), 64), **how)

@@ -97,7 +97,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for, in the sets that the parties agreed on and in the next sets."""
+        """How many slices there is material for, in the sets that the parties agreed on and in the sets after those."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
@@ -186,9 +186,9 @@ class KeptStore:
         return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
 
     def _tell(self, word: list[int]) -> dict[int, list[int]]:
-        """Exchange a message of `_WORDS` numbers with every party; return all messages by rank.
+        """Exchange a message of `_WORDS` numbers with every party; return the messages of all parties by rank.
 
-        Cost: 1 round, during which other computations run.
+        Cost: 1 round, during which other computations run. word: this party's message.
         """
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):

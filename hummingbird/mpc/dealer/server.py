@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Used:
-    """Set of the used numbers of a party's turns: sorted spans [start, end) that neither overlap nor touch."""
+    """Set of the numbers of a party's turns that are used: sorted spans [start, end) that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -84,7 +84,7 @@ class Used:
 
 @dataclass
 class _Member:
-    """A party that has joined."""
+    """A party that has joined a session of the dealer."""
 
     rank: int
     seed: bytes = field(repr=False)
@@ -106,12 +106,12 @@ class _Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a party is being served, or waits for the others."""
+        """Whether the dealer is serving a party of this session, or a party's call waits for the others to join."""
         return any(member.busy for member in self.members.values())
 
     @property
     def served(self) -> bool:
-        """Whether a party is being served."""
+        """Whether the dealer is serving a party of this session, instead of letting it wait for the others to join."""
         return any(member.served for member in self.members.values())
 
     @property
@@ -125,8 +125,8 @@ class DealerService:
 
     The methods raise OverloadError if the quota of a session's name is used up (`admission.Quota`): the name of the
     party that began the session.
-    parties: refuse sessions of another number of parties.
-    idle_seconds: drop sessions that are unused for longer.
+    parties: the number of parties that a session must have; None: any.
+    idle_seconds: how long a session may be unused before it is dropped.
     device: where corrections are computed if the seeds and kernels allow it, as in sessions of parties on GPUs.
     """
 
@@ -402,9 +402,9 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class CorrectRequest(SessionRequest):
-    """A request for the corrections of several correlations, which all go to this party.
+    """A party's request for the corrections of several of its correlations, in order.
 
-    first: number of the party's first turn. wait: seconds to wait for the other parties.
+    first: number of the first one's turn among those of this party. wait: seconds to wait for the other parties.
     """
 
     first: int = record_field(records.whole(0, _MAX_INDEX - 1))

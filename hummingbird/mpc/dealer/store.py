@@ -38,7 +38,7 @@ _REGIONS = 3  # regions mapped at a time: two slices in use, and the next one
 class StoreDealer:
     """Party `rank`'s part of a lane of a store, locked for this process, in place of a `DealerClient`.
 
-    path: the party's folder, the folder that holds it, or either with {rank}.
+    path: the party's folder, or the folder that holds party-RANK; {rank} in the path stands for the rank.
     lane, lanes: this lane's number, and how many lanes the party has; the store must have been dealt for as many.
     device: where the shares are needed; they are made on the CPU.
     timeout: seconds that a request waits for the background thread, plus one second per megabyte.
@@ -112,7 +112,7 @@ class StoreDealer:
 
     @property
     def next_slot(self) -> int:
-        """The first slot that this party has not used or skipped."""
+        """The number of the first slot that this party has neither used nor skipped."""
         return self._next
 
     def skip_to(self, slot: int) -> None:
@@ -140,12 +140,12 @@ class StoreDealer:
             )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Record which private weights this store's masks for weights hide.
+        """Record that this store's masks for weights hide the private weights with this digest.
 
-        Raises DealerError for other weights, in this run or in a later one.
-
-        digest: of the secret. It is not stored, since a guess of the secret could be tested with it. The ledger holds
-            only its hash under a key from the store's seed, and the error shows neither.
+        Raises DealerError if the masks hide other weights already, in this run or in an earlier one.
+        name: the name of the set of weights in the ledger.
+        digest: the weights' digest. It is not stored, since a guess of the weights could be tested with it. The ledger
+            holds only its hash under a key from the store's seed, and the error shows neither.
         """
         key = derive(self._seed, "store", "bound")
         self._ledger.bind(name, hashlib.blake2b(digest, key=key, digest_size=32).digest())
@@ -156,7 +156,10 @@ class StoreDealer:
         return f"store {self.folder}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Material of the setup, in its order, the same in every run. Raises DealerError for any other request."""
+        """Return the next material of the setup; every run gets the same. Raises DealerError for any other request.
+
+        The setup's requests come in the order in which they were dealt, and again from the first one after the last.
+        """
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0
         if not setup or str(request) != str(setup[place]):
@@ -198,7 +201,10 @@ class StoreDealer:
         return made
 
     def work_ahead(self, slots: int = 1) -> None:
-        """Begin to make the material of the next `slots` slots, or of those that are left, before they are reserved."""
+        """Begin to make the material of the next slots before they are reserved.
+
+        slots: how many; all that are left if they are fewer.
+        """
         while len(self._upcoming) < min(slots, self.slots_left):
             turns = self.header.turns(1 + self._next + len(self._upcoming))
             self._upcoming.append(self._supplies.reserve(turns, self.header.batch, self._make))
@@ -293,7 +299,10 @@ class DealtSlice:
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:
-    """Those of a net's facts on which its requests depend. They do not tell which party owns the weights."""
+    """Return the facts, by name, that determine a net's requests to a dealer.
+
+    facts: all facts of the net. The result says whether weights are private, but not which party owns them.
+    """
     return {
         "architecture": facts["architecture"],
         "bits": facts["bits"],
@@ -307,9 +316,10 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
 def check_net(
     dealt: dict[str, str], shape: Sequence[int], facts: dict[str, str], shapes: Sequence[tuple[int, ...]], where: str
 ) -> None:
-    """Raise DealerError unless a net with these facts, on slices of these shapes, makes the store's requests.
+    """Raise DealerError unless a net makes the requests for which a store was dealt.
 
-    dealt: the store's facts (`material_facts`). shape: of the store's slices. where: the store, for the error.
+    dealt: the store's facts (`material_facts`). shape: the shape of the store's slices. facts, shapes: the net's facts,
+        and the shapes of its slices. where: the store's name in the error.
     """
     hint = "deal a store for this net, these bits and this shape"
     for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain more

@@ -32,7 +32,7 @@ Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
 class _Work:
-    """Supply's state in the background thread: its requests, which of them are made, and which are taken."""
+    """The state of one supply in the background thread: how much of its material is made, and how much is taken."""
 
     def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
         self.turns, self.requests, self.make = list(turns), list(requests), make
@@ -52,10 +52,12 @@ class _Work:
 class Supplies:
     """The background thread that makes material, and its queue: `reserve(turns, requests)` returns a `Supply`.
 
-    make: yields the material of consecutive requests, from their turns and the requests. It runs in the thread, never
-        twice at a time. Its first error ends the thread, and is raised by the next call that waits for material.
+    make: makes the material of consecutive requests, given the requests and their turns, and yields it piece by piece.
+        It runs in the thread, never twice at a time. Its first error ends the thread, and is raised by the next call
+        that waits for material.
     where: the name shown in errors.
-    patience: from the bytes of the shares that are being made, how many seconds a call waits while nothing gets done.
+    patience: gives the longest wait, in seconds, of a call during which no material gets ready, from the bytes of the
+        shares that are being made.
     cancel: called by `close` to end a `make` that waits.
     buffer_bytes: bound on the bytes of shares that are made and not handed out.
     call_bytes: bound on the bytes of shares that one call of `make` makes.
@@ -136,7 +138,11 @@ class Supplies:
                 material.ready.wait()
 
     def _wait(self, work: _Work, count: int = 1) -> None:
-        """Wait until `count` requests of a supply are made and not yet taken."""
+        """Wait until the material of `count` more requests of a supply is ready to be taken.
+
+        Raises the thread's error, and DealerError if the thread is at its end or makes nothing for too long
+        (`patience`).
+        """
         steps, limit = self._steps, self._patience(self._call + work.sizes[work.taken])
         deadline = time.monotonic() + limit
         while len(work.ready) < count:

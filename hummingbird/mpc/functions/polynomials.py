@@ -33,7 +33,7 @@ _PLACES = 65  # points of a piece at which errors are measured: up to degree 4 w
 
 @dataclass(frozen=True)
 class Function:
-    """A smooth function of real numbers. slope: its largest steepness."""
+    """A smooth function of real numbers. slope: the largest magnitude of its derivative."""
 
     of: Callable[[Tensor], Tensor]
     slope: float
@@ -43,8 +43,8 @@ class Function:
 class Activation(Function):
     """A function that is almost constant, or almost linear, far from 0.
 
-    end: left of -end the function is within 2^-14 of 0 or -1; right of `end` it is within 2^-14 of 1, or of x if it
-        rises.
+    end: how far from 0. Left of -end the function is within 2^-14 of 0 or -1; right of `end` it is within 2^-14 of 1,
+        or of x if `rises`.
     rises: whether the function is close to x for large x; otherwise it is close to a constant there.
     """
 
@@ -141,7 +141,7 @@ class PolynomialTable:
 
     @property
     def m(self) -> int:
-        """How many low bits of z are left below those that choose a piece."""
+        """How many bits of z are below its upper w bits, which choose a piece."""
         return self.k - self.w
 
     @property
@@ -194,9 +194,10 @@ def pieces(table: PolynomialTable) -> Tensor:
 
 @functools.cache
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
-    """Bound of the error of the pieces, with rounded coefficients, over all |x| <= most that a piece may evaluate.
+    """Return a bound of the error that the pieces, with rounded coefficients, have for |x| <= most.
 
-    least: None for a bound of the error itself; otherwise it is divided by max(|f(x)|, least).
+    A piece counts wherever rounding may choose it, also a little beyond its ends. least: None for a bound of the error
+    itself; otherwise the error is divided by max(|f(x)|, least).
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1

@@ -105,7 +105,10 @@ class Curve(NamedTuple):
 
 
 def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
-    """The curve of a function between `ends`, with an error of at most TOLERANCE and nearly the fewest knots."""
+    """Find the curve of a function between `ends`, with an error of at most TOLERANCE and nearly the fewest knots.
+
+    rises: whether the curve continues with slope 1/2 to the right, instead of 0 (`Curve`).
+    """
     x = torch.linspace(*ends, 4001, dtype=torch.float64, device="cpu")
     # Pieces have equal errors if their widths are proportional to |f'''|^(-1/3).
     density = (_derivative(function, x, 3).abs() + 1e-9) ** (1 / 3)
@@ -122,9 +125,9 @@ def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
 
 
 def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """Choose `count` + 1 knots between the first and the last x, rounded to multiples of 2^-16.
+    """Choose `count` + 1 knots from the first to the last x, rounded to multiples of 2^-16.
 
-    places: an increasing number for each x; the numbers at the knots have equal distances.
+    places: a number for each x, increasing; interpolated, it grows by the same amount from each knot to the next.
     """
     wanted = torch.linspace(0.0, float(places[-1]), count + 1, dtype=torch.float64, device="cpu")
     index = torch.searchsorted(places, wanted).clamp(1, len(x) - 1)
@@ -193,13 +196,16 @@ _EVEN: dict[str, tuple[Function, float]] = {
 
 @functools.cache
 def squashing(name: str) -> Curve:
-    """The curve of "sigmoid" or "tanh"."""
+    """The curve of a function that is constant far from 0. name: "sigmoid" or "tanh"."""
     function, end = _SQUASHING[name]
     return fit(function, (-end, end), rises=False)
 
 
 @functools.cache
 def even(name: str) -> Curve:
-    """The curve, in |x|, of SiLU or GELU minus x / 2."""
+    """Return the curve of the function SiLU(x) - x / 2 or GELU(x) - x / 2, for x >= 0; the function is even.
+
+    name: "silu", "gelu-none" or "gelu-tanh".
+    """
     function, end = _EVEN[name]
     return fit(lambda x: function(x) - x / 2, (0.0, end), rises=True)

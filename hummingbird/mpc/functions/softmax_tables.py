@@ -38,14 +38,14 @@ _SIZE = 2  # e^x < 2^_SIZE
 
 
 class Tables(NamedTuple):
-    """The tables by which a softmax over rows of one length computes e^x and 1/sum.
+    """The tables by which a softmax over rows of one length computes e^x and 1/sum, where `sum` is a row's sum of e^x.
 
     exp: the table of e^x.
     bits: how many low bits of the shares of e^x are right.
-    reciprocal: the table of 1/x, at which the sum of a row is looked up.
-    middle: the number subtracted from the sum before it is looked up.
-    lifted: how many low bits of the shares of 1/sum are right. The product of both reads the same number of low bits of
-        the shares of e^x, after these are cut to 16 bits of fraction.
+    reciprocal: the table of 1/sum.
+    middle: the number that is subtracted from the sum before it is looked up in `reciprocal`.
+    lifted: how many low bits of the shares of 1/sum are right. The product of e^x and 1/sum reads the same number of
+        low bits of the shares of e^x, after these are cut to 16 bits of fraction.
     """
 
     exp: PolynomialTable
@@ -57,10 +57,11 @@ class Tables(NamedTuple):
 
 @functools.cache
 def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
-    """Choose the tables for rows of `length` values; None if no tables serve rows of this length.
+    """Choose the tables of a softmax over rows of `length` values; None if no tables serve rows of this length.
 
-    missed: bound on the error of the maximum.
-    opened: whether the parties open the sum, for its logarithm: the sum then needs more right bits.
+    missed: bound on the error of the row's maximum, which the softmax subtracts first.
+    opened: whether the parties open the row's sum of exponentials, to look up its logarithm: more bits of the sum must
+        then be right.
     """
     if length > LONGEST:
         return None
@@ -80,8 +81,8 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
 def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
     """Find the table of 1/x for x in [1 - 2^-8, most] with `bits` right bits; None if no table fits.
 
-    The second number returned is SPAN in the name "reciprocal-SPAN" of its function.
-    scale: bits of fraction of results.
+    Returns the table and the number SPAN in the name "reciprocal-SPAN" of its function. scale: bits of fraction of
+    results.
     """
     for span in SPANS:
         middle = reciprocal_at(span)

@@ -27,8 +27,9 @@ class Fit(NamedTuple):
     """The spline value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]).
 
     knots: multiples of 2^-16, float64.
-    value: at the first knot, in units of 2^-(16 + fraction).
-    slopes: one more than knots, in units of 2^-fraction.
+    value: the spline's value at the first knot, in units of 2^-(16 + fraction).
+    slopes: the slopes before the first knot, from each knot to the next, and after the last knot, in units of
+        2^-fraction.
     error: the largest error between the knots.
     """
 
@@ -109,7 +110,10 @@ def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
 
 
 def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
-    """Indices of knots, chosen greedily: every chord is as long as its error stays within `allowed`."""
+    """Choose knots among x, greedily: each line from knot to knot is as long as its error stays within `allowed`.
+
+    Returns the indices of the knots. y: the function's values at x. allowed: the largest error at each x.
+    """
     index = [0]
     while index[-1] < len(x) - 1:
         start, reach, too_far = index[-1], index[-1] + 1, len(x)
@@ -125,7 +129,7 @@ def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
 
 @functools.cache
 def hard_sigmoid() -> Fit:
-    """min(max(x / 6 + 1 / 2, 0), 1), exact up to the rounding of 1 / 6."""
+    """Return the spline of min(max(x / 6 + 1 / 2, 0), 1), which is exact up to the rounding of 1 / 6."""
     return fit(torch.nn.functional.hardsigmoid, torch.tensor([-3.0, 3.0], dtype=torch.float64), (0.0, 0.0))
 
 
@@ -139,7 +143,10 @@ _ABSOLUTE = 2.0**-11
 
 @functools.cache
 def exponential(length: int) -> Fit:
-    """e^x for x <= 0, with an error of 2^-9 max(e^x, 1 / length); constant far to the left."""
+    """Fit the spline of e^x for x <= 0, for a softmax over rows of `length` values; it is constant far to the left.
+
+    The error is at most 2^-9 max(e^x, 1 / length).
+    """
     start = -math.log(length) - 7.0  # values further left add less than e^-7 < 2^-10 to a sum of `length`
     x = torch.linspace(start, 0.0, 4001, dtype=torch.float64)
     return fit(torch.exp, x, (0.0, 1.0), _RELATIVE * torch.exp(x).clamp(min=1 / length))
@@ -147,14 +154,14 @@ def exponential(length: int) -> Fit:
 
 @functools.cache
 def reciprocal(length: int) -> Fit:
-    """1/x on [1, length], with relative error 2^-9."""
+    """Fit the spline of 1/x on [1, length], with relative error 2^-9."""
     x = torch.linspace(0.0, math.log(max(2, length)), 4001, dtype=torch.float64).exp()
     return fit(torch.reciprocal, x, (-1.0, 0.0), _RELATIVE / x, RECIPROCAL_FRACTION)
 
 
 @functools.cache
 def logarithm(length: int) -> Fit:
-    """log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
+    """Fit the spline of log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
     length = max(2, length)
     x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
     return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

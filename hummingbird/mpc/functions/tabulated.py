@@ -56,10 +56,11 @@ def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
 
 
 class Tabulated(Comparing):
-    """A function of `polynomials.ACTIVATIONS`, applied to each value.
+    """Layer that applies a function of `polynomials.ACTIVATIONS` to each value, by a table that reads k bits of it.
 
-    Cost without a clamp: 1 round, k + 1 bits minus the bits of fraction cut. With a clamp: two comparisons, 19 or 20
-    bits in 1 round, and an opening of about as many bits in 2 or 3. `LayerTable.table.error` bounds the error.
+    Cost without a clamp: 1 round, and k + 1 bits for each value, less the bits of fraction cut. With a clamp: two
+    comparisons, 19 or 20 bits in 1 round, and an opening of about as many bits in 2 or 3 rounds.
+    `LayerTable.table.error` bounds the error.
     """
 
     whole_ring = True  # results of comparisons are added to the result
@@ -70,7 +71,7 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """Comparison for x - e and x + e, where the layer clamps x to [-e, e]: they may be one bit larger than x."""
+        """The comparison of x - e and x + e, by which the layer clamps x to [-e, e]; both can be one bit larger."""
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
@@ -139,7 +140,7 @@ class Tabulated(Comparing):
         return min(bounds[0], max(1, known)) if self.function.rises else 1
 
     def constants(self) -> tuple[int, ...]:
-        """The numbers of the table, whose choice depends on floating point."""
+        """The numbers of the table, which all parties must have alike: their choice depends on floating point."""
         if self.comparison.drops:
             return ()
         table, bits, clamped = self.look_up(self.scales[0])

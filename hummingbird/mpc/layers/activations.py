@@ -118,16 +118,16 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU; a product if necessary.
+    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, and maybe a product.
 
-    With y = relu(x + 3) and z = relu(x - 3) it is (y^2 - 3 y - z^2 - 9 z) / 6 + z. Where the comparison has squares,
-    this takes one opening, of values with 12 bits of fraction, so that a square, a sixth and a layer of weights fit the
-    ring. The dividend lies in [0, 18], and the factor 1/6 errs by 2^-17: results err by 2^-13 for that, and by the
-    rounding of values.
+    Let y = relu(x + 3) and z = relu(x - 3). If the comparison also gives squares (`Comparison.gives_squares`), the
+    layer computes (y^2 - 3 y - z^2 - 9 z) / 6 + z from one opening. The opened values have 12 bits of fraction, so that
+    a square, a sixth and a layer of weights fit the ring. The dividend lies in [0, 18], and the factor 1/6 errs by
+    2^-17: results err by 2^-13 from this factor, and by the rounding of values.
 
-    Otherwise, with c = min(max(x, -3), 3), it is c (c + 3) / 6 + z. c (c + 3) lies in [0, 18] for every x, so the
-    product at scale 2^56 stays below 2^58, and is cut to 2^16 at once. Square and truncation cost 64 bits and a round
-    each.
+    Otherwise the layer computes c (c + 3) / 6 + z with c = min(max(x, -3), 3). c (c + 3) lies in [0, 18] for every x,
+    so the product at scale 2^56 stays below 2^58, and is cut to 2^16 at once. The square and its truncation cost 64
+    bits and a round each.
     """
 
     whole_ring = True
@@ -216,7 +216,7 @@ class Smooth(_Fitted):
 
 
 class EvenSmooth(Smooth):
-    """x / 2 plus a spline of |x| = 2 relu(x) - x whose last slope is 1/2: SiLU and GELU.
+    """SiLU or GELU, as x / 2 plus a spline of |x|, where |x| = 2 relu(x) - x and the spline's last slope is 1/2.
 
     First x is compared with 0, then |x| with each knot: this takes the rounds of one ReLU more than `Smooth`. Results
     have scale 2^17, which holds x / 2 exactly.
@@ -231,7 +231,7 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """Make the comparison for |x|, which is as wide as the comparison of x at `scale`.
+        """Make the comparison of |x| with knots; it is as wide as the comparison of x at `scale`.
 
         Its input has scale 2^16, and shares that are right in all 64 bits.
         """

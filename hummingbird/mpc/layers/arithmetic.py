@@ -38,7 +38,8 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 class Arithmetic(ABC):
     """The operations with which layers' formulas compute, for one kind of numbers: real numbers, shares, or prices.
 
-    Values at rest have 16 bits of fraction; the values that are compared have `scale` bits of fraction.
+    A value has 16 bits of fraction where nothing else is said; the values that are compared have `scale` bits of
+    fraction.
     """
 
     scale: int = SCALE
@@ -61,10 +62,11 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
-        """Compute relu(x - t) and its square for every public knot t.
+        """Compute y = relu(x - t) and y^2 for every public knot t, for comparisons with `Comparison.gives_squares`.
 
-        The first results have `fraction` <= 16 bits of fraction, the squares twice as many. For comparisons that have
-        squares (`Comparison.gives_squares`). The first are coarser than in `above`, so that the squares fit the ring.
+        x: with `scale` bits of fraction, like the argument of `above`.
+        fraction: bits of fraction of y, 16 at most; y^2 has twice as many. `above` gives y with 16: y is coarser here,
+            so that y^2 fits the ring.
         """
 
     def maximum(self, x: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
-        """Turn public int64 numbers into values that can be added to values at rest: 1 stands for their unit, 2^-16."""
+        """Turn public int64 numbers of units, 2^-16 each, into numbers that can be added to values of scale 2^16."""
 
     @abstractmethod
     def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
@@ -125,9 +127,10 @@ class Arithmetic(ABC):
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """In a simulation, which sees values: warn of values outside of [least, most).
+        """Warn, in a simulation, of values outside of [least, most); on shares, where no value is seen, do nothing.
 
-        most, least: in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is wrong.
+        most, least: bounds, in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is
+            wrong.
         what: the name of the values in the warning.
         """
 

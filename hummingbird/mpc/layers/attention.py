@@ -23,12 +23,13 @@ class MatMul(Layer):
     """torch.matmul of two private values. 1 round; each element costs the bits that later layers read of the result.
 
     rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, operands of any scale
-        are cut to 16 bits of fraction as they are opened, or to fewer next to a softmax of rows in a known range
-        (`beside`):
-        - After such a softmax, values have 12 to 16 bits of fraction, as many as fit beside the softmax's weights,
-          which keep 16. The average averages the values' rounding errors, N/2 units each, too.
-        - Before such a softmax, which rounds its input to 2^-12, both operands have 12 bits of fraction. Their rounding
-          errors, N/2 units for each element, average out over the sum.
+        are cut to 16 bits of fraction as they are opened. Next to a softmax of rows in a known range (`beside`) some
+        operands are cut further:
+        - If the first operand is the result of such a softmax, its weights keep 16 bits of fraction, and the values
+          that they average keep 12 to 16, as many as fit the ring. The values' rounding errors, N/2 units each, are
+          averaged, too.
+        - If only such softmaxes, which round their input to 2^-12, read the product, both operands keep 12 bits of
+          fraction. Their rounding errors, N/2 units for each element, average out over the sum.
     """
 
     averages = False  # set by the planner: whether the first operand's rows are weights from such a softmax
@@ -43,8 +44,8 @@ class MatMul(Layer):
     def beside(self, before: bool, behind: bool) -> None:
         """Set which neighbors of the product are softmaxes of rows in a known range.
 
-        before: the first operand is the result of one, along its last dimension.
-        behind: only such softmaxes read the product.
+        before: whether the first operand is the result of such a softmax along its last dimension.
+        behind: whether only such softmaxes read the product.
         """
         self.averages, self.compared = self.rounds and before, self.rounds and behind
 
@@ -90,7 +91,7 @@ class MatMul(Layer):
         return x, y
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
-        """The layer's result from the stack of products. x, y: shapes of the layer's inputs."""
+        """Arrange the stack of products as the layer's result. x, y: shapes of the layer's inputs."""
         return out
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:

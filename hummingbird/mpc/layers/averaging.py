@@ -40,8 +40,8 @@ class AvgPool(Layer):
 
     kernel, stride, padding: one number for each spatial dimension.
     divisor: torch's `divisor_override`.
-    A window of 2^s elements needs no multiplication and adds s bits of fraction. Sums over other sizes, and at borders
-    without counted padding, are multiplied by encoded reciprocals.
+    A window of 2^s elements needs no multiplication and adds s bits of fraction. A sum over any other number of
+    elements, as also occurs at borders without counted padding, is multiplied by an encoded reciprocal.
     """
 
     input_limit = 24
@@ -106,8 +106,9 @@ class _Averaging(Layer):
     """Base of means over a number of elements that follows from the input's shape: a sum times an encoded reciprocal.
 
     The reciprocal uses up 26 of the input's integer bits. If the input has fewer, or too high a scale, the layer lifts
-    the sums (`lifts_sums`), in one round. It then opens of each sum 16 bits of fraction, the bits of the input's bound,
-    and log2 of the largest number of elements: 2^18 at most, and 2^16 at least.
+    the sums first (`lifts_sums`), in one round. It then opens, of each sum, 16 bits of fraction, the bits of the
+    input's bound, and log2 of the largest number of elements that a sum may have. This number is 2^18, or down to 2^16
+    if the input has too few integer bits for larger sums.
     """
 
     input_limit = 24
@@ -119,14 +120,16 @@ class _Averaging(Layer):
 
     @property
     def _spread(self) -> int:
-        """log2 of the largest number of elements in a lifted sum: the input's integer bits must hold the sum."""
+        """log2 of the largest number of elements in a lifted sum; the input's integer bits must hold the sum."""
         x = self.given[0]
         return min(_MOST_PLACES, x.valid - x.scale - held(x.bound))
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
-        """Numbers of bits of a sum: bits of fraction cut before the opening, bits opened, bits of the lifted sum that
-        later layers read, and its lowest bits that are zero in every share.
+        """Compute four numbers of bits for the lift of a sum.
+
+        They are: bits of fraction cut before the opening; bits opened; bits of the lifted sum that later layers read;
+        and how many of the lifted sum's lowest bits are zero in every share.
         """
         x = self.given[0]
         up = max(0, SCALE - (x.scale - x.grain))
@@ -174,7 +177,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """Factors by which rounding changes the reciprocals: `reciprocals` divided by the exact ones, float64."""
+        """Factors by which rounding changes the reciprocals: each rounded one divided by the exact one, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:

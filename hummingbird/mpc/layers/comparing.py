@@ -176,7 +176,10 @@ class CostTensor(Arithmetic):
 
 
 class Comparing(Layer):
-    """Base of layers with a window. With a window without bits (w = 0) the layer computes `dropped`, the identity."""
+    """Base of layers with a window. If the window has no bits (w = 0) the layer computes `dropped` instead.
+
+    This is the identity, if a subclass does not say otherwise.
+    """
 
     comparison: Comparison
     input_limit = MAX_SCALE
@@ -221,7 +224,7 @@ class Comparing(Layer):
         return self.within(bounds[0])
 
     def within(self, bound: int) -> int:
-        """log2 of the largest result of a comparison of values below 2^bound."""
+        """log2 of the largest result that the layer's comparison gives for values below 2^bound."""
         return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
 
     def reads(self, later: int | None) -> int | None:

@@ -23,9 +23,10 @@ from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
 class Scale(Layer):
-    """x times a public number, whose bits of fraction the result has in addition: none for 3, two for 0.25.
+    """Layer that multiplies x by a public number, and adds the number's bits of fraction to those of x.
 
-    factor: real. Raises InputError if it is too small for fixed-point numbers.
+    The number 3 has no bits of fraction, 0.25 has two.
+    factor: the number. Raises InputError if it is too small for fixed-point numbers.
     terms: for a mean, how many values x is the sum of; the result's bound follows from it.
     """
 
@@ -102,8 +103,8 @@ def fits(constant: Tensor, scale: int) -> None:
 class AddConstant(Layer):
     """x + c for a real c (number or tensor that broadcasts), or c - x with sign=-1.
 
-    owner: None for a public constant. `PrivateNet.set_up` shares a private one once, at the scale that the plan gives
-        to x.
+    owner: None for a public constant. `PrivateNet.set_up` shares a private constant once, at the scale that the plan
+        gives to x.
     Raises InputError for a constant that may leave the ring.
     """
 
@@ -202,9 +203,9 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """Return log2 of the largest magnitude in a constant.
+    """Return log2 of a constant's largest magnitude; FLOOR, which reveals nothing, if the constant is private.
 
-    For a private constant it is FLOOR, the bound of every value of a net, which reveals nothing.
+    FLOOR is the bound that every value of a net keeps.
     """
     if owner is not None:
         return FLOOR

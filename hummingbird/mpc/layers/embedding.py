@@ -25,7 +25,8 @@ from hummingbird.mpc.session.sharing import Shared
 class _Public(Layer):
     """Base of layers whose result follows from a public value.
 
-    They take a private input as well, but do not read its value: it only fixes their position in the plan.
+    Each takes a private input as well, whose value it does not read: this input only fixes the layer's position in the
+    plan.
     """
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
@@ -41,8 +42,8 @@ class _Public(Layer):
 class SharePublic(_Public):
     """A public tensor of a call as a private value of scale 2^16. Raises InputError for values of 2^20 or more.
 
-    shown: whether the tensor is a mask of logits that a softmax hides itself: then only what it adds to the other
-        logits becomes the value (mpc/layers/hidden.py).
+    shown: whether the tensor is a mask of attention that the softmax applies itself. The value is then only what the
+        mask adds to the logits that it does not hide (mpc/layers/hidden.py).
     """
 
     def __init__(self, shown: bool = False) -> None:
@@ -60,10 +61,11 @@ class SharePublic(_Public):
 
 
 class Embedding(_Public):
-    """Rows of a table at public indices, int64 (...): private values (..., values) of scale 2^16.
+    """Layer that looks up rows of a table at public indices; a row becomes private values of scale 2^16.
 
+    The indices are int64 (...), the result is (..., values).
     weight: the real table, (rows, values).
-    owner: None for a public table.
+    owner: the party that knows the table; None for a public table.
     """
 
     table: Tensor

@@ -56,10 +56,10 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
 
 
 def _hidden_by(add: Step) -> Tensor | None:
-    """Find which logits a step that adds a constant hides.
+    """Find which logits a step hides by adding a constant to them.
 
-    Returns true where the step puts a logit 2^12 or more below its row's largest; None if it hides none, or adds no
-    constant tensor.
+    Returns a tensor that is true where the step puts a logit 2^12 or more below its row's largest; None if it hides no
+    logit, or adds no constant tensor.
     """
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():
@@ -87,9 +87,9 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 
 
 def filled(values: Tensor, places: Tensor | None) -> Tensor:
-    """Replace hidden values of rows along dimension 0 by the first value of their row that is shown.
+    """Replace each hidden value of a row by the first shown value of this row; a row lies along dimension 0.
 
-    places: true where a value is shown; None for everywhere.
+    places: true where a value is shown; None if all are.
     """
     if places is None:
         return values

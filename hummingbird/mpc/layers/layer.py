@@ -1,7 +1,7 @@
 """Base class of private layers: modules on shares that know their scales, their range and their price.
 
-A layer takes the session and `Shared` values (mpc/session/sharing.py), and returns `Shared` values. Values at rest have
-16 bits of fraction. The result of a linear layer has the weights' bits of fraction in addition; the next comparison
+A layer takes the session and `Shared` values (mpc/session/sharing.py), and returns `Shared` values. These have
+16 bits of fraction, but the result of a linear layer has the weights' bits of fraction in addition; the next comparison
 cuts them off in its opening, at no extra cost. Where a layer cannot take the scale of an input, the planner inserts a
 rescaling (mpc/plan/rounding_plan.py). The planner also ensures that every value fits the ring.
 
@@ -58,9 +58,9 @@ FINER = 12  # a net's result with a known bound keeps 16 + min(FINER, FLOOR - bo
 
 
 def room(bound: int) -> int:
-    """The most bits of fraction that a constant may have whose product with a value at rest must fit the ring.
+    """Return the most bits of fraction that a constant may have so that a product with it fits the ring.
 
-    The value has scale 2^16, and the product is below 2^bound.
+    The constant is multiplied by a value of scale 2^16, and the product is below 2^bound as a real number.
     """
     return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
 
@@ -68,9 +68,9 @@ def room(bound: int) -> int:
 def held(bound: int) -> int:
     """Count the integer bits that a value with bound 2^bound takes: its magnitude, and MARGIN for sign and openings.
 
-    A bound below 2^FLOOR takes one more bit: the value may reach the bound (a clamp does), and exceed it by rounding
-    errors or, after undecided comparisons, by EXCESS of it; a product of such values by more. A value with bound
-    2^FLOOR stays below it.
+    A value whose bound is below 2^FLOOR takes one more bit, as it may reach and exceed the bound: a clamped value
+    reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the bound; and a product of such
+    values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
     """
     return bound + MARGIN + (bound < FLOOR)
 
@@ -123,7 +123,7 @@ class Layer(nn.Module):
         return SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        """How many low bits of the result's shares are right, if `valid` bits of the inputs' shares are."""
+        """How many low bits of the result's shares are right, if those of the inputs are right in `valid` bits."""
         return min(valid, default=64)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
@@ -135,7 +135,7 @@ class Layer(nn.Module):
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """Compute `needs` for each input by itself, for layers that need different numbers of bits of their inputs."""
+        """Compute `needs` for each input by itself, for layers that need more bits of one input than of another."""
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
@@ -151,16 +151,16 @@ class Layer(nn.Module):
         return max(bounds, default=FLOOR)
 
     def reads(self, later: int | None) -> int | None:
-        """How many integer bits (with sign) this layer needs of its inputs when `later` bits of its result are needed.
+        """How many integer bits (with sign) this layer needs of its inputs, if later layers need `later` of its result.
 
-        None: all integer bits of a value within the inputs' bound.
+        None, as argument or result, stands for all integer bits of a value within its bound.
         """
         return later
 
     def weight_scale(self, later: int) -> int:
-        """How many bits of fraction the weights of earlier layers need for what this layer reads of their results.
+        """How many bits of fraction the weights of earlier layers need, for the precision that this layer needs.
 
-        later: the number for which the readers of this layer's result ask; a layer that passes values on returns it.
+        later: how many the readers of this layer's result ask for. A layer that only passes values on returns `later`.
         """
         return WEIGHT_SCALE
 

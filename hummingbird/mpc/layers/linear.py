@@ -77,10 +77,11 @@ class Linear(Layer):
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """Return the layer with weights of `scale` bits of fraction, or of more to keep 2^-10 of the largest weight.
+        """Return the same layer with its public weights rounded to `scale` bits of fraction.
 
-        Returns this layer itself if `scale` is 20 or more, or if weights are private or have doubled columns. Otherwise
-        the encoded weights are rounded a second time, halves upwards.
+        They keep more bits if `scale` bits are too few for a precision of 2^-10 of the largest weight. The encoded
+        weights are rounded a second time, halves upwards. Returns this layer itself if `scale` is 20 or more, or if its
+        weights are private or have doubled columns.
         """
         if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
             return self

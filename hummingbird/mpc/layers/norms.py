@@ -67,9 +67,10 @@ class Thresholds(NamedTuple):
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Choose the thresholds for rows of `length` values. Raises InputError if none fit.
+    """Choose the thresholds with which a norm over rows of `length` values compares sums of squares.
 
-    `least` is at most length * max(eps, 2^-20), so only rows with variance + eps below 2^-20 may have smaller sums.
+    Raises InputError if none fit. `least` is at most length * max(eps, 2^-20), so only rows with variance + eps below
+    2^-20 may have smaller sums of squares.
     """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:
@@ -116,7 +117,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
     least, count = places(length, eps)
     bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
-    # Integers without bits of fraction: 16 bits fewer than a value at rest has.
+    # Integers without bits of fraction: 16 bits fewer than a value of scale 2^16 has.
     most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
     up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
     up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
@@ -143,14 +144,16 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 
 
 class Norm(Layer):
-    """Rows normalized to mean 0 and mean square 1.
+    """Layer that normalizes rows to mean 0 and mean square 1.
 
-    attrs: those of the op "norm" (graph/ops/norms.py).
+    attrs: the attributes of the op "norm" (graph/ops/norms.py).
     rows: the range of variance + eps of every row (`BitConfig.rows`), or None.
-    With a range, a protocol with tables, and if `norms_in_range.serves`: three rounds, one opening of every value, a
-    look-up for each row, and an opening for each row. Otherwise: eight rounds and those of a comparison; one opening
-    for the mean, one opening of every value for its square and its product, and for each row 2 J comparisons, J about
-    20, and a look-up. Without tables: seven rounds and 56 more comparisons. The price follows from the formula.
+
+    With a range for which `norms_in_range.serves` holds, and a protocol with tables, it takes three rounds: every value
+    is opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
+    comparison: every value is opened once, for its square and its product, and each row takes an opening for its mean,
+    2 J comparisons, where J is about 20, and a look-up. Without tables it takes seven rounds instead of eight, and 56
+    more comparisons for each row. The price follows from the formula.
     Raises InputError for rows of more than 2^20 values.
     """
 

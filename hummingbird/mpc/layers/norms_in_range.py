@@ -80,10 +80,10 @@ class NormSizes(NamedTuple):
 
 
 def serves(rows: Rows, length: int, eps: float) -> bool:
-    """Whether `sizes` exist for rows of up to `length` values: the numbers fit the ring, and there is a table."""
+    """Whether `sizes` exist for rows of up to `length` values: whether the numbers fit the ring, and a table exists."""
     low, high = math.log2(rows.least), math.log2(rows.most)
     ends = FLATTEST <= low and high <= STEEPEST and high - low <= WIDEST and eps <= rows.most
-    # P <= 62, and `needed` of values at rest is at most 64.
+    # P <= 62, and `needed` of values of scale 2^16 is at most 64.
     top = math.log2(length) + 2 * (SCALE + 1) + high - low + 0.3 <= 62
     values = 1.5 * math.log2(length) + high / 2 + SCALE + 3 + _STEPS + 1 + MARGIN <= 64
     return ends and top and values
@@ -123,7 +123,7 @@ def sizes(length: int, center: bool, rows: Rows) -> NormSizes:
 
 
 def needed(found: NormSizes, scale: int) -> int:
-    """How many low bits of the shares of inputs, of this scale, must be right."""
+    """How many low bits of the shares of a norm's inputs must be right. scale: bits of fraction of the inputs."""
     return found.value + max(0, scale + found.spread - found.fraction)
 
 

@@ -20,9 +20,9 @@ class Multiply(Layer):
 
     rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, an operand with a
         known bound ("small") is opened in the integer bits that its bound takes, and in at most 16 bits of fraction,
-        without those that are zero in every share. Its higher bits need not be right. Any other operand is opened in as
-        many bits as later layers read of the result. The result has as many valid bits as that operand, or 64 if both
-        are small.
+        without those that are zero in every share; its higher bits need not be right. An operand that is not small is
+        opened in as many bits as later layers read of the result, and the result has as many valid bits as this
+        operand. If both operands are small, the result has 64.
     """
 
     def __init__(self, rounds: bool) -> None:
@@ -115,7 +115,10 @@ class Multiply(Layer):
 
 
 class Square(Layer):
-    """x * x from a shared square: 1 round, and for each element as many bits as later layers read of the result."""
+    """x * x, by a dealt random number and its square.
+
+    1 round; each element costs as many bits as later layers read of the result.
+    """
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return 2 * scales[0]

@@ -24,7 +24,7 @@ _BITS = 13  # of weights that few bits do not hold: for two axes together those 
 class Resize(Layer):
     """torch's interpolate (nearest, linear, bilinear, bicubic).
 
-    attrs: those of the op "resize" (graph/ops/resize.py).
+    attrs: the attributes of the op "resize" (graph/ops/resize.py).
     Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most.
     """
 

@@ -56,7 +56,7 @@ class Bounded(Comparing):
 
 
 class _OfTwo(Comparing):
-    """Base of layers that compare two private tensors at rest (broadcasting), or one with a public number."""
+    """Base of layers that compare two private tensors of scale 2^16 (broadcasting), or one with a public number."""
 
     input_limit = SCALE
     arguments = 2

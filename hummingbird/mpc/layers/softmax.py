@@ -64,7 +64,10 @@ class Softmax(Comparing):
         return Shared(out, SCALE + self.fraction)
 
     def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
-        """Which values count, with `dim` moved to the front; None for all."""
+        """Combine all masks: return a tensor that is true where a value counts; None if all values do.
+
+        In the result `dim` is moved to the front. mask: the second input, a mask of this call, if there is one.
+        """
         places = shown_places(x, self.causal, self.hidden, mask[0] if mask else None)
         return None if places is None else places.movedim(self.dim, 0)
 
@@ -199,7 +202,7 @@ class LogSoftmax(Softmax):
 
 
 class Argmax(Comparing):
-    """The index of the maximum along `dim`, the first one of equal maxima, as a value at rest: index 3 is 3.0.
+    """The index of the maximum along `dim`, the first one of equal maxima, as a value of scale 2^16: index 3 is 3.0.
 
     With n values and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and have x's order. A maximum
     tree finds the largest, M; relu(v_i - M + 1) is 1 at its index and 0 elsewhere. Only the upper bound k of the window
@@ -225,9 +228,9 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison for the integers v_i: `bits` wider than that of x, for 2^c, and one bit for differences.
+        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, made of n values x_i.
 
-        bits: c.
+        It is c bits wider than the comparison of x for the factor 2^c, and one more for differences. bits: c.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

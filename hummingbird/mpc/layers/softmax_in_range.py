@@ -91,17 +91,17 @@ class SoftmaxSizes(NamedTuple):
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """Bounds of a value less its row's mean that the table of exp serves.
+    """Return the bounds of a value less its row's mean for which the table of exp is made.
 
-    They are those of `rows`; if their middle is too low for the table, the upper bound is larger.
+    They are the bounds of `rows`; but if their middle is too low for the table, the upper one is larger.
     """
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
 
 def most_sum(rows: Rows) -> float:
-    """The largest mean of e^(x - mean) that a row in this range can have: `rows.sum` if it is given.
+    """Return the largest mean of e^(x - mean) that a row in this range can have: `rows.sum` if it is given.
 
-    Otherwise it is that of a row that has only the values `least` and `most`, since e^x is convex.
+    Otherwise this is the mean of a row that has only the values `least` and `most`, since e^x is convex.
     """
     if rows.sum is not None:
         return rows.sum
@@ -194,8 +194,8 @@ class SoftmaxInRange(Comparing):
     def left_to_reader(self) -> None:
         """Make the layer return numbers in proportion to e^x; the layer that reads them divides by their sum.
 
-        They are e^(x - mean) 2^a / n, right in `SoftmaxSizes.value` bits, for rows of n values, where 2^a is the least
-        power of two that is n or more (mpc/layers/weighted_mean.py).
+        For rows of n values these numbers are e^(x - mean) 2^a / n, right in `SoftmaxSizes.value` bits, where 2^a is
+        the least power of two that is n or more (mpc/layers/weighted_mean.py).
         """
         self.divides, self.fraction = False, FRACTION - SCALE
 
@@ -216,10 +216,10 @@ class SoftmaxInRange(Comparing):
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
     def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> Tensor:
-        """Look up E = e^(x - mean) (2^a / n) 2^-t of rows along the last dimension, with 16 bits of fraction or more.
+        """Look up E = e^(x - mean) (2^a / L) 2^-t for each row x along the last dimension.
 
-        n is the row's length, 2^a the least power of two that is n or more, t is `found.turn`. More than 16 bits of
-        fraction are those of E's table.
+        mean: the mean of the row. L: the row's length. 2^a: the least power of two that is L or more. t: `found.turn`.
+        The result has as many bits of fraction as the results of the table of E, and at least 16.
         """
         length = x.shape[-1]
         y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)

@@ -80,12 +80,12 @@ def serves(rows: Rows, bound: int) -> bool:
 
 
 class WeightedMean(Layer):
-    """Weighted means of y, (..., j, l), with the weights E, (..., i, j), that a softmax in a known range returns.
+    """Layer for weighted means of y, (..., j, l), with weights E, (..., i, j), from a softmax in a known range.
 
     A mean is the sum of E y divided by the sum of E. The layer computes it as M w, where M is 2^-a times the sum of E
     y, w is 2^a over the sum of E, and 2^a is the least power of two that is the length j or more.
     rows: the range of the softmax's rows.
-    Cost: 2 rounds. y is opened in 15 bits plus its bound, E in the bits of e^most, M in 17 bits plus both.
+    Cost: 2 rounds. y is opened in 15 bits plus its bound, E in the bits of e^most, M in 17 bits plus both of these.
     """
 
     input_limit = MAX_SCALE
@@ -98,7 +98,7 @@ class WeightedMean(Layer):
         return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
 
     def _cut(self, scale: int) -> int:
-        """How many bits of fraction are cut off the values y as they are opened."""
+        """How many bits of fraction are cut off the averaged values y as they are opened."""
         return max(0, scale - FRACTION)
 
     def out_scale(self, scales: Sequence[int]) -> int:

@@ -66,7 +66,10 @@ class PublicWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Share of op(x, W, **options) mod 2^bits from a share of x, int64. Sends nothing. view: W's shape in "mul"."""
+        """Compute a share of op(x, W, **options) mod 2^bits, where W is this weight, from a share of x, int64.
+
+        Sends nothing. view: the shape that W takes in the op "mul".
+        """
         if op == "mul":
             return ring.bilinear(op, x, self.code.view(self.shape if view is None else tuple(view)))
         if self._factor is None:

@@ -43,7 +43,7 @@ _NEW_SCALES = WEIGHTS.keys() | set(
 LEAST = 7  # columns whose largest weight is 2^-7 or more stay as they are: rounding errs by 2^-14 of it
 ENOUGH = 5  # others are doubled to more than 2^-5 if six doublings suffice for all, otherwise to 1/2 or more
 OFFSET = 2  # a bias above 2^2 cancels products of that size: columns then need as many more bits
-FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have in addition to those at rest
+FREE = 22 - SCALE  # bits of fraction that an input of `Linear` may have in addition to 16, the usual number
 MOST = 12  # doublings: halved inputs of 22 bits of fraction then keep 2^-10, enough where inputs are of order 1
 EVEN = 11  # doublings at which, for weight 1 and input 2^20, the rounding of both changes the product equally
 LARGE = 7  # weights above 2^7 may multiply inputs below 2^-6, and with them the rounding of these inputs
@@ -138,7 +138,7 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """Warn of every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7: return the texts.
+    """Return a warning for every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7.
 
     Such weights suggest inputs far below 1, but weights alone do not prove it.
     """
@@ -161,9 +161,10 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Find the steps with weights that read values of the magnitudes of the net's inputs; return their indices.
+    """Find the steps with weights that read the net's inputs, or values of their magnitudes; return the indices.
 
-    No weights have multiplied such values before, and no norm, sigmoid or the like has brought them to another range.
+    On the way to such a step no weights have multiplied the values, and no norm, sigmoid or the like has brought them
+    to another range.
     """
     raw: list[bool] = []
     for step in steps:
@@ -194,7 +195,7 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def _doublings(step: Step) -> Tensor | None:
-    """How often the weights of every column are doubled, int64; None if all columns are large enough."""
+    """How often the weights of each column are doubled, int64 by column; None if all columns are large enough."""
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
     if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
         return None  # encoding raises InputError
@@ -239,9 +240,9 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """x with every column (input channel) divided by a power of two of its own. Sends nothing.
+    """Layer that divides every column (input channel) of x by a power of two of its own. Sends nothing.
 
-    The result has the bits of fraction of the largest power in addition.
+    The result has log2 of the largest power as additional bits of fraction.
     scale: the reciprocals of the powers, one per column.
     last: whether columns are along the last dimensions, not channels.
     """

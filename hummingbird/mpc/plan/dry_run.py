@@ -60,7 +60,7 @@ class _Silence(Channel):
 
 
 def zeros(request: Request[Any]) -> Material:
-    """Make material for a request that consists of zeros, for a run that only records requests."""
+    """Make material for a request in which every share is zero, for a run that only records requests."""
     return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
 
 

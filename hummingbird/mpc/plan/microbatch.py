@@ -16,7 +16,10 @@ ELEMENT_BYTES = 200  # memory for each value: a table of 32 bytes, ten words of 
 
 
 def in_flight(device: torch.device) -> int:
-    """How many slices run interleaved (channel/interleave.py): the same at all parties, whose devices have one type."""
+    """How many slices run interleaved (channel/interleave.py) on a device.
+
+    The number depends on the type of the device, which is the same at all parties.
+    """
     return _ON_GPUS if device.type == "cuda" else _IN_FLIGHT
 
 

@@ -87,8 +87,8 @@ class PlanStep:
 class PlannedCost(NamedTuple):
     """The price of a step, as `hummingbird estimate` prints it.
 
-    window, variant: the comparison's window, and how it decides signs; "" without a comparison.
-    elements: of the result.
+    window, variant: the window of the step's comparison, and how it decides signs; "" without a comparison.
+    elements: the number of elements of the result.
     range: the layer is right if the values that it compares, or else its results, stay below 2^range.
     """
 
@@ -103,7 +103,7 @@ class PlannedCost(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One slice of a run: the shared batch x, the part of x to compute, its public inputs, and its material."""
+    """One slice of a run: the shared batch x, the part of the batch to compute, its public inputs, and its material."""
 
     x: Shared
     part: Slice
@@ -328,7 +328,7 @@ class PrivateNet(nn.Module):
         public: Sequence[Tensor] = (),
         ahead: MutableMapping[tuple[int, ...], Supply] | None = None,
     ) -> list[Work]:
-        """The slices of a shared batch, to be run in this order; the dealer starts to make their material.
+        """Cut a shared batch into slices, returned in the order of the run; the dealer starts to make their material.
 
         public: the public inputs, which the parties have compared.
         ahead: material made in advance, by the slice's shape; a slice takes its material out. The same at all parties.
@@ -345,9 +345,9 @@ class PrivateNet(nn.Module):
         return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
 
     def material(self, session: Session, shape: tuple[int, ...], most: int) -> Supply | None:
-        """The material of a slice of this shape; the dealer starts to make it.
+        """Reserve the material of a slice of this shape, which the dealer starts to make, and return it as a supply.
 
-        most: bytes. Returns None if the shares take more, or if no such slice has run yet.
+        Returns None if its shares take more than `most` bytes, or if no such slice has run yet.
         """
         requests = self._requests.get((shape, session.parties))
         if requests is None or sum(request.share_bytes for request in requests) > most:
@@ -388,7 +388,7 @@ class PrivateNet(nn.Module):
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
     def _run(self, session: Session, x: Shared, public: Sequence[Tensor]) -> Shared:
-        """One slice through all layers."""
+        """Run one slice through all layers, and return the net's result."""
         costs = self.costs(tuple(x.shape), session.parties)
 
         def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
@@ -435,7 +435,7 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Make a context that adds the layer's name to errors that name no place, as those from ring.py."""
+    """Make a context that adds the layer's name to an error that does not say where it arose, as those of ring.py."""
     try:
         yield
     except HummingbirdError as error:

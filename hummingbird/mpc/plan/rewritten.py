@@ -60,8 +60,9 @@ class Rewritten(NamedTuple):
 
 
 def _room(relu: BitWindow, pool: BitWindow) -> int:
-    """Compute the k of the window that a max pooling needs for values in a ReLU's window.
+    """Return the upper bound k of the window that a max pooling needs when it reads the values of a ReLU's input.
 
-    Returns 0 for a ReLU whose window has no bits: its values have no bound.
+    relu, pool: the windows of the ReLU and of the pooling. Returns 0 for a ReLU whose window has no bits: its values
+        have no bound.
     """
     return 0 if not relu.w else relu.k + (1 if pool.low <= relu.low + 1 else 2)

@@ -157,7 +157,7 @@ class Planner:
                 needed[ref.index] = max(needed[ref.index], own)
 
     def _bounded(self) -> list[int]:
-        """log2 of the largest magnitude of each value, if none exceeds 2^FLOOR."""
+        """Return, for each step, log2 of the largest magnitude that its result can have; FLOOR at most."""
         bounds: list[int] = []
         for step, built in zip(self._steps, self._built, strict=True):
             given = [bounds[ref.index] for ref in refs(step.inputs)]
@@ -386,7 +386,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
 
 
 def _given(plan: Sequence[PlanStep]) -> list[bool]:
-    """Find, for each step of the plan, whether its value is an input of the net, at most moved or added up."""
+    """Tell, for each step of the plan, whether its value is made of inputs of the net by moving and adding alone."""
     found: list[bool] = []
     for step in plan:
         values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]

@@ -34,7 +34,10 @@ class TripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class DealtProduct(Request[Shares]):
-    """c = op(a, b, **kwargs) in Z_2^bits. op: a name of `ring.BILINEAR`; sizes as in torch."""
+    """Base of requests for a product c = op(a, b, **kwargs) in Z_2^bits of two masks a and b.
+
+    op: a name of `ring.BILINEAR`. size0, size1: shapes of a and b, as torch's function of this name takes them.
+    """
 
     size0: tuple[int, ...] = shape()
     size1: tuple[int, ...] = shape()
@@ -56,7 +59,7 @@ class DealtProduct(Request[Shares]):
 
 @dataclass(frozen=True)
 class Triple(DealtProduct[TripleShares]):
-    """Uniform a and b, and c = op(a, b, **kwargs)."""
+    """Request for uniform a and b, and for c = op(a, b, **kwargs)."""
 
     kind = "additive"
 
@@ -79,9 +82,9 @@ def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> None:
     """Raise ValueError if a convolution's input, together with its margins, exceeds the limit of elements.
 
-    Margins are the padding. For a transposed convolution they are the difference between the padding and how far the
-    dilated kernel reaches, and the strides put gaps between the elements of the input. The size of the result does not
-    bound all this: dilation removes what padding adds.
+    A convolution's margins are its padding. Those of a transposed convolution are the difference between the dilated
+    kernel's reach and the padding, and its strides put gaps between the input's elements. The size of the result bounds
+    none of this: dilation removes what padding adds.
     """
     if not op.startswith("conv"):
         return
@@ -150,7 +153,7 @@ class SquareShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SquarePair(Request[SquareShares]):
-    """Uniform r in Z_2^bits, and r^2."""
+    """Request for a uniform r in Z_2^bits, and for r^2."""
 
     kind = "square"
     shape: tuple[int, ...] = shape()
@@ -190,7 +193,7 @@ def square_price(n: int, parties: int, bits: int = 64) -> Cost:
 
 @dataclass(frozen=True)
 class ShiftedSquare(Operation):
-    """x (x + shift) for a public number `shift` and x with 16 bits of fraction: a product for the price of a square."""
+    """Operation x (x + shift) for a public number `shift` and x with 16 bits of fraction, for the price of a square."""
 
     shift: float
 
@@ -215,9 +218,9 @@ class RowShares(NamedTuple):
 
 @dataclass(frozen=True)
 class RowProducts(Request[RowShares]):
-    """Uniform a in Z_2^64 of this shape, and uniform b in Z_2^bits for each row; the row sums of a^2, and a b.
+    """Request for a uniform a in Z_2^64 of this shape, a uniform b in Z_2^bits for each row, and numbers made of them.
 
-    A row is a vector along the last dimension.
+    These are the sum of a^2 over each row, and the product a b. A row is a vector along the last dimension.
     """
 
     kind = "rows"
@@ -245,10 +248,10 @@ class RowProducts(Request[RowShares]):
 
 
 class OpenedRows:
-    """Rows of private values, opened once behind a mask, for the sums of their squares and for one product per row.
+    """Rows of private values x, opened once behind a mask, for the sums of their squares and for one product per row.
 
     x: int64 (..., length).
-    bits: the product is mod 2^bits.
+    bits: the product of a row with its factor y is mod 2^bits.
     Let e = x + a be opened, and s, the sum of a^2 over a row, and c = a b be dealt. The sum of x^2 over a row is s plus
     the sum of e^2 - 2 e a. And x y = c + e y - a d, with d = y + b opened.
     Cost: `rows_price`. One round opens x, 64 bits per value; another opens y, `bits` bits per row.
@@ -283,9 +286,9 @@ def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
 
 @dataclass(frozen=True)
 class SquaredRows(Operation):
-    """The sum of squares of each row, and a function that multiplies x by one number per row, from one opening of x.
+    """Operation that gives the sum of each row's squares, and a function that multiplies each row by a number.
 
-    A row is a vector along the last dimension, which the sums keep with size 1.
+    Both take one opening of the rows. A row is a vector along the last dimension, which the sums keep with size 1.
     bits: how many low bits of the products later layers read.
     """
 

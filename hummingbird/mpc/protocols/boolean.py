@@ -40,7 +40,7 @@ class AndShares(NamedTuple):
 
 @dataclass(frozen=True)
 class And(Request[AndShares]):
-    """Uniform a and b, and a & b, on planes of `count` bits each."""
+    """Request for uniform a and b, and for a & b, each in planes of `count` bits."""
 
     kind = "and"
     planes: int = number()
@@ -62,7 +62,10 @@ class And(Request[AndShares]):
 
 
 def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
-    """x & y for uint8 (planes, ceil(count/8)): 2 bits per element and plane, 1 round."""
+    """Compute xor shares of x & y from xor shares of x and y, each uint8 (planes, ceil(count/8)).
+
+    Cost: 2 bits per element and plane, 1 round.
+    """
     a, b, c = session.correlation(And(x.shape[0], count))
     u, v = open_bits(session, x ^ a, y ^ b)
     out = c ^ (u & b) ^ (a & v)
@@ -86,7 +89,7 @@ class AndPairShares(NamedTuple):
 
 @dataclass(frozen=True)
 class AndPair(Request[AndPairShares]):
-    """Two ANDs with a common operand, as on one level of a carry tree: p & g, and q & (the last planes of p).
+    """Request for two ANDs with a common operand, as on one level of a carry tree: p & g, and q & (last planes of p).
 
     p and g have `planes` planes, q has `second` <= planes; all three are uniform.
     """
@@ -117,8 +120,9 @@ class AndPair(Request[AndPairShares]):
 
 
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """x & y, and z & (the last planes of x, as many as z has). The common operand x is opened once.
+    """Compute xor shares of x & y, and of z & (the last planes of x, as many as z has), from xor shares of x, y and z.
 
+    The common operand x is opened once.
     x, y, z: uint8 (planes, ceil(count/8)), z with at most as many planes. Cost: 3 bits per element and plane if z has
         all planes, 1 round.
     """

@@ -82,9 +82,9 @@ class Comparison(ABC):
         """How many low bits of the input's shares must be right, for shares of this scale."""
 
     def may_be_whole(self, scale: int) -> bool:
-        """Whether the comparison would cost less if it used that its input's shares are right in all `ring` bits.
+        """Whether the comparison can save bits because its input's shares are right in all `ring` bits.
 
-        False if they are not.
+        False if they are not right in all of these.
         """
         return False
 

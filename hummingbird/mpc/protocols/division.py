@@ -28,7 +28,10 @@ LARGEST = 1 << 28  # bound on the divisors that a dealer takes
 
 @dataclass(frozen=True)
 class Division(Quotients):
-    """Uniform a, and a // divisor rounded down, with a read as an unsigned and as a signed number."""
+    """Request for a uniform mask a, and for its two quotients a // divisor, rounded down.
+
+    One quotient reads a as an unsigned number, the other as a signed one.
+    """
 
     kind = "divide"
     divisor: int = number(least=1)

@@ -154,7 +154,10 @@ def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
 
 @dataclass(frozen=True)
 class PrivateAnd(And):
-    """The first AND of a two-party sum: shares of a & b, where party 0 alone knows a and party 1 alone knows b."""
+    """Request for the masks of the first AND of a two-party sum: a, b and a & b.
+
+    Party 0 alone knows a, and party 1 alone knows b; both get shares of a & b.
+    """
 
     kind = "and_private"
 
@@ -164,9 +167,10 @@ class PrivateAnd(And):
 
 
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
-    """Xor share of [x >= 0], packed: uint8 (ceil(n/8),), from bits low..low+w-1 of additive shares int64 (n,).
+    """Compute the xor share of [x >= 0], packed: uint8 (ceil(n/8),), from additive shares of x, int64 (n,).
 
-    Cost: `drelu_price`: for N = 2 4w - 7 - L bits in 1 + L rounds, L = ceil(log2(w - 1)).
+    low, w: the bits of the shares that decide, low to low + w - 1.
+    Cost: `drelu_price`. For two parties it is 4 w - 7 - L bits in 1 + L rounds, where L = ceil(log2(w - 1)).
     """
     planes = kernels.to_planes(share, low, w)
     count = share.numel()

@@ -84,9 +84,9 @@ class Law(ABC):
     @property
     @abstractmethod
     def disturbances(self) -> int:
-        """How many shares, beyond the first two, are rounded by themselves.
+        """How many shares, beyond the first two, each add a rounding error of their own to the value.
 
-        Each first adds a random number, uniform in +-2^(q-1), to the value.
+        Each error is a random number, uniform in +-2^(q-1).
         """
 
     @property

@@ -47,7 +47,7 @@ class LiftingShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Lifting(Request[LiftingShares]):
-    """`count` masks lambda, uniform mod 2^k, for results mod 2^ring, k <= ring <= 64."""
+    """Request for `count` masks lambda, uniform mod 2^k, by which results mod 2^ring are lifted; k <= ring <= 64."""
 
     kind = "lift"
     count: int = number()

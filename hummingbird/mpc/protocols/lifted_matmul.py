@@ -50,7 +50,7 @@ def terms(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LiftedMatMul(Request[LiftedShares]):
-    """Masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
+    """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
 
     The derived fields are the terms of their matrix product mod 2^product.
     """

@@ -91,9 +91,9 @@ def check_widths(value: int, factor: int, product: int, cut: int) -> None:
 
 @dataclass(frozen=True)
 class LiftedProduct(Request[LiftedShares]):
-    """Masks lambda, uniform in Z_2^value, of shape size0, mu, uniform in Z_2^factor, of size1, and their products.
+    """Request for masks lambda, uniform in Z_2^value, of shape size0, mu, uniform in Z_2^factor, of shape size1.
 
-    The products lose their lowest `cut` bits and are wanted mod 2^product, in the shape that torch broadcasts them to.
+    Also dealt: their products mod 2^product, without the lowest `cut` bits, in the shape that torch broadcasts them to.
     """
 
     kind = "lifted_product"
@@ -165,7 +165,7 @@ class MaskValues:
 
 
 def read(summands: list[Tensor], k: int) -> MaskValues:
-    """Add up the parties' summands, of which the low k bits count, to the masks."""
+    """Compute the masks from the parties' summands, whose low k bits count: a mask is their sum mod 2^k."""
     low = (1 << k) - 1 if k < 64 else -1
     total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
     # The sum is mod 2^64, so its carry is right mod 2^(64 - k); for k = 64 the carry is not used.
@@ -173,7 +173,7 @@ def read(summands: list[Tensor], k: int) -> MaskValues:
 
 
 def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
-    """Compute the values of those of the fields that `dealt_fields` lists which are named in `fields`.
+    """Compute the values, by name, of the fields named in `fields`, which are among those of `dealt_fields`.
 
     a, b: the masks of values and of factors.
     cut: how many low bits of the products of masks are cut off.
@@ -192,7 +192,7 @@ def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> di
 
 
 class Operand(NamedTuple):
-    """A share of x, and how z = x / 2^shift is opened: behind a mask of k bits, once every party has cut its share.
+    """A share of x, and how z = x / 2^shift is opened: every party cuts its own share, and a mask of k bits hides z.
 
     share: int64 of any shape, right mod 2^(k + shift).
     """
@@ -283,8 +283,9 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
 def multiplied(
     shares: LiftedShares, left: Opening, mask: Mask, right: Opening, factor: int, first: bool, cut: int = 0
 ) -> Tensor:
-    """Compute a share of the product z v / 2^cut from the openings of both.
+    """Compute a share of z v / 2^cut, where z and v have been opened behind masks.
 
+    shares: this party's shares that were dealt for the product.
     left, right: the openings of z and of v.
     mask: the mask to subtract for z.
     factor: how many bits v was opened in.

@@ -87,8 +87,9 @@ class MaskedShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedOpening(Request[MaskedShares]):
-    """`count` masks for a window [k:m) that is cut into `tables` parts; results mod 2^ring, k <= ring <= 64.
+    """Request for `count` masks for a window [k:m) that is cut into `tables` parts, each with a step table.
 
+    Results are mod 2^ring, k <= ring <= 64.
     whole: 1 if the parties' shares of the compared values are right mod 2^ring, so that no carry is dealt; else 0.
     """
 
@@ -204,10 +205,10 @@ def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | No
 class MaskedLaw(Law):
     """The law of "masked": for r = round(2^16 v) it decides by d = r + u, reduced mod 2^k to a signed number S(d).
 
-    The bit is [S(d) >= 2^m]. u is uniform in [0, 2^m): the low bits of the mask, and below them what the rounding of
-    two shares adds. The value z that the bit multiplies is floor(r + (u mod 2^q)) + S(d) - d, where floor rounds down
-    to a multiple of 2^q, and S(d) - d is 0 inside the window. floor(r + u) is floor(r + (u mod 2^q)) plus the mask's
-    part of u.
+    The bit is [S(d) >= 2^m]. u is uniform in [0, 2^m): its lowest q bits, e, are what the rounding of two shares adds,
+    and its other bits are low bits of the mask. The value z that the bit multiplies is floor(r + e) + S(d) - d, where
+    floor rounds down to a multiple of 2^q, and S(d) - d is 0 inside the window. floor(r + u) is floor(r + e) plus the
+    mask's part of u.
     """
 
     rounds_apart = False

@@ -16,7 +16,11 @@ from hummingbird.mpc.session.session import Session
 
 
 class Operation(ABC):
-    """One operation. The fields of the dataclass are its public parameters; a subclass names its values."""
+    """An operation on shares, such as a product of two values.
+
+    The fields of a subclass, a dataclass, are the operation's public parameters. The values that it works on are
+    arguments of `run`; each subclass names them.
+    """
 
     @abstractmethod
     def plain(self, *values: Any, **options: Any) -> Any:

@@ -58,7 +58,7 @@ class PolynomialShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Polynomial(Request[PolynomialShares]):
-    """`count` masks and tables of a function (`polynomials.PolynomialTable`), for results mod 2^bits."""
+    """Request for `count` masks, each with a table of a function (`polynomials.PolynomialTable`), mod 2^bits."""
 
     kind = "poly"
     count: int = number()
@@ -151,7 +151,7 @@ def _evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: in
 
 
 class LookUp:
-    """A look-up whose opening travels with other messages.
+    """A look-up in a table of polynomials, whose opening travels with other messages.
 
     words: this party's part of the message. `result` takes the parts of all parties.
     The arguments are those of `evaluate`. Cost: `LookUpPrice`, for any number of values.

@@ -78,7 +78,7 @@ class LiftedRowShares(LiftedShares):
 
 @dataclass(frozen=True)
 class LiftedRows(Request[LiftedRowShares]):
-    """Masks lambda, uniform in Z_2^value, of this shape, and mu, uniform in Z_2^factor, for each row.
+    """Request for masks lambda, uniform in Z_2^value, of this shape, and mu, uniform in Z_2^factor, for each row.
 
     A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
     """
@@ -174,9 +174,10 @@ def lifted_rows_price(
 
 @dataclass(frozen=True)
 class LiftedSquaredRows(Operation):
-    """`beaver.SquaredRows` of x with `shift` bits of fraction cut off. x and the factors may be shares of a small ring.
+    """As `beaver.SquaredRows`, for rows of x from which `shift` bits of fraction are cut off first.
 
-    widths: bits of x, of the factors, and of the sums and products that are read.
+    x and the factors of the rows may be shares of a small ring. widths: bits of x and of the factors, and how many bits
+    of the sums and products are read.
     """
 
     shift: int

@@ -23,13 +23,13 @@ from hummingbird.mpc.session.session import Session
 
 
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
-    """Compare J opened values with the one mask behind which they are: two bits for each, as xor shares.
+    """Compare J opened values with the mask that hides them all: return two bits for each element, as xor shares.
 
     The first bit is b of masked.py: 1 if the hidden value is 2^m or more, 0 if it is negative, either in between. The
-    second is s: together with the public top bit of the opened value it tells whether the sum with the mask wraps. They
-    are packed: uint8 (2, J, ceil(n/8)).
+    second is s: together with the public top bit of the opened value it tells whether the sum with the mask wraps. The
+    bits are packed: uint8 (2, J, ceil(n/8)).
     opened: J tensors int64 (n,), mod 2^k.
-    tables: xor shares of the step tables of bits m..k-1 of the mask, lowest bits first.
+    tables: xor shares of the step tables of bits m to k - 1 of the mask, lowest bits first.
     Cost: nothing for one table, else ceil(log2(number of tables)) rounds.
     """
     looked = [_look_up(words, tables, k, m) for words in opened]

@@ -64,7 +64,7 @@ LATENCY = TableChoice("latency")
 def fewest_rounds(w: int, knots: int = 1) -> int:
     """Choose the number of step tables into which a window of w bits is cut, for the fewest rounds.
 
-    Of equal rounds, that with the fewest bits online and offline.
+    If several numbers take equally few rounds, the one with the fewest bits, online and offline, is chosen.
     knots: how many comparisons of a value the tables serve. The tables have at most `TABLE_BITS` bits per comparison;
         beyond that, the dealer's bits outweigh a round.
     """

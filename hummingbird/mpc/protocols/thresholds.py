@@ -74,10 +74,10 @@ class ThresholdShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedThresholds(Request[ThresholdShares]):
-    """`count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value.
+    """Request for `count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value.
 
     Results are mod 2^ring, k <= ring <= 64.
-    squares: 1 for the squares of the ReLUs, with k < ring; else 0.
+    squares: 1 if squares of the ReLUs are computed, too, which takes k < ring; else 0.
     """
 
     kind = "masked_thresholds"
@@ -141,9 +141,10 @@ def relus(
     ring: int = 64,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,), z = x / 2^shift.
+    """Shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
 
-    knots: J integers, with |z - t| < 2^(k-1) - 2^m for each.
+    Here z is x / 2^shift, for the value x that the parties share. knots: J integers, with |z - t| < 2^(k-1) - 2^m for
+    each.
     The other arguments are those of `masked.relu`. Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
@@ -165,9 +166,10 @@ def squares(
     m: int,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each, z = x / 2^shift.
+    """Shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each.
 
-    Arguments as for `relus`, with k < 64. Cost: `squares_price`: the bits and rounds of `relus`.
+    Here z is x / 2^shift, for the value x that the parties share. Arguments as for `relus`, with k < 64. Cost:
+    `squares_price`: the bits and rounds of `relus`.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, 64, tables, True)
     first = int(session.rank == 0)

@@ -52,9 +52,10 @@ class SelectionShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection(Request[SelectionShares]):
-    """Uniform a and bit r; r as a number; a >> shift filled with zeros and with the sign; and r times both quotients.
+    """Request for a uniform mask a, a uniform bit r, also as a number, both quotients a >> shift, and r times both.
 
-    Without a shift, the mask is its own quotient, and r a is dealt once.
+    One quotient is filled with zeros from above, the other with copies of a's top bit. Without a shift, the mask is its
+    own quotient, and r a is dealt once.
     """
 
     kind = "select"
@@ -124,7 +125,10 @@ class QuotientShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotients(Request[QuotientShares]):
-    """A uniform mask a and its quotients as an unsigned and as a signed 64-bit number; the opened value selects one."""
+    """Base of requests for a uniform mask a, and for its quotients as an unsigned and as a signed 64-bit number.
+
+    The opened value tells which of the two quotients is used.
+    """
 
     count: int = number()
 
@@ -142,7 +146,7 @@ class Quotients(Request[QuotientShares]):
 
 @dataclass(frozen=True)
 class Truncation(Quotients):
-    """Uniform a; a >> shift filled with zeros, and filled with copies of the top bit."""
+    """Request for a uniform a, and for a >> shift, filled with zeros and filled with copies of the top bit."""
 
     kind = "truncate"
     shift: int = number(most=62)
@@ -175,11 +179,11 @@ def shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
 
 
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:
-    """Open masked values and masked bits in one round; the results replace the arguments.
+    """Open masked values and masked bits in one round, in place: the opened numbers replace the arguments' contents.
 
     masked: this party's summands of the values plus their masks; party 0 adds `OFFSET` here, so that no value is
         negative.
-    bits: its xor shares of the bits.
+    bits: this party's xor shares of the bits.
     """
     if session.rank == 0:
         masked += OFFSET

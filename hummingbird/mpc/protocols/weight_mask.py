@@ -42,7 +42,10 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """One uniform mask b of a weight. All requests with the same key give the parties the same shares of it."""
+    """Request for a uniform mask b of a weight.
+
+    All requests with the same key give the parties the same shares of it.
+    """
 
     kind = "fixed"
     shape: tuple[int, ...] = shape()
@@ -65,7 +68,10 @@ class FixedTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedTriple(DealtProduct[FixedTripleShares]):
-    """Uniform a, and c = op(a, b, **kwargs), where b is that of the `FixedMask` with the same key."""
+    """Request for a uniform a, and for c = op(a, b, **kwargs), where b is the mask of the weight.
+
+    The parties have b already, by the `FixedMask` with the same key.
+    """
 
     kind = "linear"
     key: int = number()
@@ -114,9 +120,9 @@ class FixedWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Share of op(x, W, **options) mod 2^bits from a share of x, int64.
+        """Compute a share of op(x, W, **options) mod 2^bits, where W is this weight, from a share of x, int64.
 
-        view: shape of W in this product. Cost: `product_price`, `bits` bits per element of x, 1 round.
+        view: the shape that W takes in this product. Cost: `product_price`, `bits` bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         view = self.shape if view is None else view
@@ -158,7 +164,7 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
     """Open each weight minus its mask, for all weights at once. All parties pass the same weights in the same order.
 
-    Raises DealerError, before any of this is sent, if a store is known to have hidden other weights behind these masks.
+    Raises DealerError, before anything is sent, if a store is known to have hidden other weights behind these masks.
     """
     digest = _digest([weight for weight in weights if weight.owner == session.rank])
     summands = [weight.cover(session) for weight in weights]

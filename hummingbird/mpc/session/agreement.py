@@ -48,7 +48,7 @@ def _around(text: str, place: int) -> str:
 
 
 def _facts(text: str) -> dict[str, str]:
-    """Read the facts in another party's message; for a malformed message return a fact that differs from all others."""
+    """Read the facts in another party's message. For a malformed message return one fact that no party has."""
     try:
         facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
     except InputError:

@@ -154,7 +154,7 @@ class Gathering:
     def tensors(self, tensor: Tensor) -> list[Tensor]:
         """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
 
-        tensor: of 1 to 8 dimensions. Those of other lanes are returned on the same device.
+        tensor: this lane's, of 1 to 8 dimensions. Lane 0 gets all tensors on the device of its own.
         Raises InputError for anything else than such a tensor, and PeerError if a lane is lost.
         """
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:

@@ -33,7 +33,7 @@ class LanePosition(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """torchrun's rank."""
+        """The rank of this process under torchrun, among the processes of all parties."""
         return self.party * self.lanes + self.lane
 
     @property

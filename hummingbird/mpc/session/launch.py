@@ -112,7 +112,10 @@ class LaneNotes:
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """The store's answer, or None if the store is gone or silent: a direct call would wait without limit."""
+        """Ask the store a question, and return its answer; None if the store is gone or silent.
+
+        question: makes the call to the store. It runs in a thread, since it might wait without limit.
+        """
         answers: list[Any] = []
 
         def call() -> None:

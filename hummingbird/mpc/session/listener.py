@@ -22,10 +22,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Listener:
-    """Where a party listens.
+    """The address at which a party listens, and the one that it tells others.
 
     listen: host and port; None: the address of the interface that leads to MASTER_ADDR, and a free port.
-    address: host and port that other parties are told; None: those of `listen`.
+    address: host and port that other parties are told; None: the same as `listen`.
     """
 
     listen: Address | None = None

@@ -46,8 +46,8 @@ class Sockets(NamedTuple):
     """Sockets by which this process takes connections of the run's other processes.
 
     server: the party's listening socket at lane 0; None at other lanes.
-    links: Unix sockets between the lanes of this party, by lane, each with the lane's token: at lane 0 those to all
-        other lanes, at any other lane that to lane 0.
+    links: Unix sockets between the lanes of this party, by lane, each with the lane's token. Lane 0 has one to each
+        other lane, any other lane one to lane 0.
     """
 
     server: socket.socket | None
