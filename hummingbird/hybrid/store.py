@@ -5,7 +5,7 @@
                        at the model's side its client
       seed             16 bytes, mode 0600; this side derives the randomness of all slots from it
       material         this side's results of the set-up (base OTs, keys), a frame of tensors
-      dealt, used      two ledgers (hummingbird/ledger.py)
+      dealt, used      two ledgers (hummingbird/slots.py)
       slot-NUMBER      a slot that is ready, a frame of tensors
 
 A slot's number determines the numbers of its OTs, tiles and masks, so it must never be dealt or answered twice. Each
@@ -18,9 +18,7 @@ derived from the seed: damage is an error.
 from __future__ import annotations
 
 import errno
-import hashlib
 import hmac
-import json
 import mmap
 import os
 import threading
@@ -28,21 +26,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
-from hummingbird import disk, ledger, records
+from hummingbird import disk, records, slots
 from hummingbird.errors import DiskError, HummingbirdError, StoreError
-from hummingbird.ledger import Ledger
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.records import field
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
+from hummingbird.slots import HEADER, SEED, Ledger
 from hummingbird.version import VERSION
 
 FORMAT, FORMAT_VERSION = "hummingbird two-party store", 2
-HEADER, SEED, MATERIAL, DEALT, USED, SLOT = "header.json", "seed", "material", "dealt", "used", "slot-"
+MATERIAL, DEALT, USED, SLOT = "material", "dealt", "used", "slot-"
 MAX_SLOTS = 1 << 20  # of a session; then its numbers are used up, and a new session is needed
 _MAC = 16  # bytes
 _MOST = 64 << 30  # bytes of a slot's file
@@ -113,10 +110,8 @@ class Store:
             body = pack_tensors(material)
             write(folder / MATERIAL, [body, _mac(seed, "material", 0, body)])
             for name in (DEALT, USED):
-                write(folder / name, [ledger.beginning(header.session)])
-            fields = records.plain(header)
-            text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1).encode()
-            write(folder / HEADER, [text])
+                write(folder / name, [slots.beginning(header.session)])
+            slots.write_header(folder, header, seed)
         except OSError as error:
             raise _unwritable(error, folder) from None
         return cls(folder)
@@ -268,11 +263,6 @@ def _mac(seed: bytes, purpose: str, number: int, data: bytes | memoryview) -> by
     return state.finalize()
 
 
-def _digest(fields: dict[str, Any], seed: bytes) -> str:
-    data = json.dumps(fields, sort_keys=True).encode()
-    return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_MAC).hexdigest()
-
-
 def _unwritable(error: OSError, folder: Path) -> HummingbirdError:
     hint = "make room, and run again" if error.errno == errno.ENOSPC else "name a folder that can be written"
     return DiskError(f"the store cannot be written: {error.strerror}", where=str(folder), hint=hint)
@@ -281,23 +271,4 @@ def _unwritable(error: OSError, folder: Path) -> HummingbirdError:
 def _read_header(folder: Path) -> tuple[Header, bytes]:
     if not there_is(folder):
         raise StoreError("there is no session here", where=str(folder), hint="prepare one first")
-    try:
-        text, seed = (folder / HEADER).read_bytes(), (folder / SEED).read_bytes()
-    except OSError as error:
-        raise _damaged(folder, str(error.strerror)) from None
-    how: Any = {"name": "header", "where": str(folder / HEADER), "hint": _NEW, "error": StoreError}
-    named = records.of(records.parse(text, **how), records.mapping(records.anything(), 16), **how)
-    digest = str(named.pop("digest", ""))
-    sound = len(seed) == SEED_BYTES and hmac.compare_digest(digest.encode(), _digest(named, seed).encode())
-    found = named.get("format"), named.get("format_version"), named.get("hummingbird_version")
-    if found != (FORMAT, FORMAT_VERSION, VERSION):
-        what = f"this is {' '.join(str(part)[:40] for part in found)}, this release reads "
-        what = f"{what}{FORMAT} {FORMAT_VERSION} {VERSION}"
-        raise StoreError(what, where=str(folder / HEADER), hint=_NEW)
-    if not sound:
-        raise _damaged(folder, "header and seed do not fit each other")
-    return records.of(named, Header, **how), seed
-
-
-def _damaged(folder: Path, what: str) -> StoreError:
-    return StoreError(f"the header is damaged: {what}", where=str(folder / HEADER), hint=_NEW)
+    return slots.read_header(folder, Header, (SEED_BYTES,), _NEW, _NEW, StoreError)

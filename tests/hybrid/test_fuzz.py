@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from hummingbird import slots
 from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
 from hummingbird.hybrid import messages, plan_json, proxy_view, session, store
@@ -207,7 +208,7 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
             fields = json.loads(data)
             if isinstance(fields, dict):
                 fields.pop("digest", None)
-                return json.dumps({**fields, "digest": store._digest(fields, seed)}).encode()
+                return json.dumps({**fields, "digest": slots.header_digest(fields, seed)}).encode()
         return data
 
     def signed_slot(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ import torch
 from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.hybrid import store
 from hummingbird.hybrid.store import Header, Store
-from hummingbird.ledger import looked_at
+from hummingbird.slots import looked_at
 from tests.support import python
 from tests.support.disk import Order
 from tests.support.paths import ROOT
@@ -156,7 +156,10 @@ def test_a_slot_in_the_place_of_another_is_damage(folder: Path) -> None:
     ("change", "match"),
     [
         (lambda text: text.replace(b"two-party", b"other"), "this release reads"),
-        (lambda text: text.replace(b'"hummingbird_version": "', b'"hummingbird_version": "9'), "this release reads"),
+        (
+            lambda text: text.replace(b'"hummingbird_version": "', b'"hummingbird_version": "9'),
+            "made by version 9",
+        ),
         (lambda text: text.replace(b'"side": "data"', b'"side": "model"'), "do not fit"),
         (lambda text: b"[]", "malformed header: it is a list of 0 items, not an object"),
     ],

@@ -13,7 +13,6 @@ from torch import nn
 
 import hummingbird
 from hummingbird.bits import BitWindow
-from hummingbird.ledger import Ledger
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.keeper import Keeper, keep
@@ -21,6 +20,7 @@ from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session import session as sessions
+from hummingbird.slots import Ledger
 from tests.support.patience import HANG, NEVER
 
 SLICE = (4, 6)

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from hummingbird import ledger
+from hummingbird import slots
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import handshake
 from hummingbird.channel.channel import Channel
@@ -117,7 +118,7 @@ def checkpoints(root: Path) -> dict[str, Parser]:
 def stores(root: Path) -> dict[str, Parser]:
     set_id, place = "ab" * 16, root / "ledger"
     place.mkdir()
-    used = ledger.beginning(set_id) + b'{"used": 0}\n{"bound": "weights", "digest": "00"}\n{"used": 2}\n'
+    used = slots.beginning(set_id) + b'{"used": 0}\n{"bound": "weights", "digest": "00"}\n{"used": 2}\n'
     requests = [request for request, _ in CASES]
     facts = {"architecture": "a", "bits": "b", "protocol": "gmw", "weights": "public"}
     deal(root / "store", setup=[], batch=requests[:6], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
@@ -130,12 +131,12 @@ def stores(root: Path) -> dict[str, Parser]:
             fields = json.loads(data)
             if isinstance(fields, dict):
                 fields.pop("digest", None)
-                return json.dumps({**fields, "digest": folder._digest(fields, seed)}).encode()
+                return json.dumps({**fields, "digest": slots.header_digest(fields, seed)}).encode()
         return data
 
     read = _file(header, lambda path: folder.read_header(party))
     return {
-        "ledger": Parser([used], _file(place / folder.LEDGER, lambda path: ledger.Ledger(path, set_id).close())),
+        "ledger": Parser([used], _file(place / folder.LEDGER, lambda path: slots.Ledger(path, set_id).close())),
         "kept store": Parser([keeping.keeper(root / "kept").kept.line()], lambda data: Kept.read(data, root)),
         "store header": Parser([header.read_bytes()], read),
         "store header, signed": Parser([header.read_bytes()], lambda data: read(signed(data))),
@@ -380,7 +381,7 @@ def parties(root: Path) -> dict[str, Parser]:
     addresses = [b"127.0.0.1:7000", b"unix:/tmp/x.sock", b"[::1]:80", b"localhost:1"]
 
     def roll(data: bytes) -> object:
-        return meeting.read_roll(SimpleNamespace(get=lambda _: data), PARTIES)  # type: ignore[arg-type]
+        return meeting.read_roll(data, dist.HashStore(), PARTIES)
 
     cards = [asdict(meeting.Card(f"127.0.0.1:{port}", 1)) for port in (7000, 7001)]
     called = json.dumps({"cards": cards, "token": "00" * 16, "dealer": "unix:/tmp/x.sock"}).encode()

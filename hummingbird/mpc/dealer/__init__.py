@@ -13,6 +13,6 @@ keeper.py      deals the sets of a kept store
 kept_store.py  a party's part of a kept store, in place of a dealer
 figures.py     numbers of a running dealer or keeper for Prometheus
 
-The ledger of a store (hummingbird/ledger.py) records the slots that are used. Nothing here imports CrypTen: a dealer
+The ledger of a store (hummingbird/slots.py) records the slots that are used. Nothing here imports CrypTen: a dealer
 needs torch alone, so that it starts fast.
 """

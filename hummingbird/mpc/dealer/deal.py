@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from hummingbird import disk, ledger
+from hummingbird import disk
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.receiver_rotation import received_by
 from hummingbird.mpc.correlations.request import Request, corrections
@@ -39,6 +39,7 @@ from hummingbird.mpc.dealer.folder import (
     places,
 )
 from hummingbird.prg import CIPHERS, new_seed
+from hummingbird.slots import beginning, write_header
 
 
 def deal(
@@ -151,8 +152,9 @@ def _deal_lane(
     for folder, seed, writer, mine in zip(folders, seeds, writers, headers, strict=True):
         checksums = b"".join(writer.checksums)
         disk.create(folder / CHECKSUMS, [checksums], mode=disk.PRIVATE)
-        disk.create(folder / LEDGER, [ledger.beginning(header.set_id)], mode=disk.PRIVATE)
-        replace(mine, seconds=seconds, checksums=checksums_digest(checksums)).write(folder, seed)
+        disk.create(folder / LEDGER, [beginning(header.set_id)], mode=disk.PRIVATE)
+        done = replace(mine, seconds=seconds, checksums=checksums_digest(checksums))
+        write_header(folder, done, seed)
     return seconds
 
 

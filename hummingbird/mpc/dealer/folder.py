@@ -3,7 +3,7 @@
     DIR/party-RANK/lane-LANE/  mode 0700
       header.json            what the material is for, and the lists of requests; written last
       seed                   16 or 32 bytes, mode 0600: this party's seed, which expands to all of its free fields
-      ledger                 which slots are used (hummingbird/ledger.py)
+      ledger                 which slots are used (hummingbird/slots.py)
       corrections            for the setup, then for every slot: the corrections that go to this party, in the form of
                              a message, each tensor on a multiple of 8 bytes
       checksums              16 bytes for every 8 MiB of a region
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import math
 import mmap
 import os
@@ -41,23 +40,25 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch import Tensor
 
-from hummingbird import disk, records
+from hummingbird import records, slots
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, layout
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.records import field
+from hummingbird.slots import HEADER, SEED
 from hummingbird.version import VERSION
 
 FORMAT, FORMAT_VERSION = "hummingbird store", 5
 CHUNK = 8 << 20  # bytes under one checksum
-HEADER, SEED, LEDGER, CORRECTIONS, CHECKSUMS = "header.json", "seed", "ledger", "corrections", "checksums"
+LEDGER, CORRECTIONS, CHECKSUMS = "ledger", "corrections", "checksums"
 _DIGEST = 16
 _MOST_TEXT = 64 << 20  # bytes
 _ALIGN = 1 << 16  # a multiple of every platform's allocation granularity
 _PIECE = 1 << 20  # bytes read at a time into one buffer: new memory costs more time than the reading
 _AGAIN = "copy the folder again, or deal a new store"
+_ANEW = "deal a new store with this release, the same at all parties"
 _DEAL = "python -m hummingbird deal --help"
 
 Place = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor's offset in its region, type and shape
@@ -95,12 +96,6 @@ class Header:
     format_version: int = records.constant(FORMAT_VERSION)
     hummingbird_version: str = records.constant(VERSION)
 
-    def write(self, folder: Path, seed: bytes) -> None:
-        """Write the header file, complete or not at all."""
-        fields = records.plain(self)
-        text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1)
-        disk.save(folder / HEADER, [text.encode()], mode=disk.PRIVATE)
-
     def turns(self, region: int) -> list[ReceiverTurn]:
         """Return the receiver turn of each request of a region.
 
@@ -117,11 +112,6 @@ class Header:
     def received(self) -> list[list[Request[Any]]]:
         """The requests whose corrections go to this party: a list for the setup, and one for every slot alike."""
         return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
-
-
-def _digest(fields: dict[str, Any], seed: bytes) -> str:
-    data = json.dumps(fields, sort_keys=True).encode()
-    return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
 
 
 def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
@@ -167,33 +157,7 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
         what = "this store was not dealt to its end" if begun else "there is no store here"
         hint = f"name a party's folder, or the one that holds party-RANK, or use {{rank}}; to deal one: {_DEAL}"
         raise DealerError(what, where=str(folder), hint=hint)
-    try:
-        text, seed = (folder / HEADER).read_bytes(), (folder / SEED).read_bytes()
-    except OSError as error:
-        raise _damaged(folder, f"{error.strerror}") from None
-    how: Any = {"name": "header", "where": str(folder), "hint": _AGAIN, "error": DealerError}
-    parsed = records.parse(text, most=_MOST_TEXT, **how)
-    named = records.of(parsed, records.mapping(records.anything(), 64), **how)
-    digest = named.pop("digest", "")
-    sound = len(seed) in CIPHERS.values() and digest == _digest(named, seed)
-    found = named.get("format"), named.get("format_version")
-    if found != (FORMAT, FORMAT_VERSION):
-        what = f"this is {str(found[0])[:40]!r}, format {str(found[1])[:40]}"
-        what = f"{what}; this release reads {FORMAT!r}, format {FORMAT_VERSION}"
-        raise DealerError(what, where=str(folder / HEADER), hint="deal a new store with this release")
-    if not sound:
-        raise _damaged(folder, "header and seed do not fit each other")
-    if named.get("hummingbird_version") != VERSION:
-        raise DealerError(
-            f"dealt by version {str(named.get('hummingbird_version'))[:40]}, this is version {VERSION}",
-            where=str(folder),
-            hint="install the same release everywhere: another one may draw other randomness",
-        )
-    return records.of(named, Header, **how), seed
-
-
-def _damaged(folder: Path, what: str) -> DealerError:
-    return DealerError(f"the header is damaged: {what}", where=str(folder), hint=_AGAIN)
+    return slots.read_header(folder, Header, CIPHERS.values(), _AGAIN, _ANEW, DealerError)
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:

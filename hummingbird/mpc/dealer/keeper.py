@@ -21,11 +21,11 @@ from typing import Any
 from hummingbird import disk
 from hummingbird.disk import Appended
 from hummingbird.errors import DealerError, InputError
-from hummingbird.ledger import looked_at
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal, size_of
 from hummingbird.mpc.dealer.folder import LEDGER, lane_folder
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder
+from hummingbird.slots import looked_at
 
 LOOK, _IDLE = 0.02, 20  # pause between counts: at least so many seconds, and so many times the duration of a count
 _SPARE = 64 << 20  # bytes of the disk left to the parties: without room for a mark in a ledger they hand out nothing

@@ -24,13 +24,13 @@ from torch import Tensor
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.words import Words, plain
-from hummingbird.ledger import Ledger
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, expand, received
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
+from hummingbird.slots import Ledger
 
 _REGIONS = 3  # regions mapped at a time: two slices in use, and the next one
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hummingbird
+from hummingbird import slots
 from hummingbird.__main__ import main
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, DealerError, InputError
@@ -303,8 +304,8 @@ def test_a_store_of_another_release_or_party(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(DealerError, match="for a run of size 2, this process is for a run of size 3"):
         StoreDealer(tmp_path, rank=0, parties=3)
     closing([StoreDealer(str(tmp_path / "party-{rank}"), rank=1, parties=2)])
-    monkeypatch.setattr(folder, "VERSION", "9.9.9")
-    with pytest.raises(DealerError, match="dealt by version .*, this is version 9.9.9"):
+    monkeypatch.setattr(slots, "VERSION", "9.9.9")
+    with pytest.raises(DealerError, match="this store was made by version .*, this is version 9.9.9"):
         StoreDealer(tmp_path, rank=0, parties=2)
 
 

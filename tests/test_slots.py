@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from hummingbird import ledger
+from hummingbird import slots
 from hummingbird.errors import DealerError
-from hummingbird.ledger import Ledger
 from hummingbird.mpc.dealer.folder import LEDGER
+from hummingbird.slots import Ledger
 
 SET = "ab" * 16
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / LEDGER).write_bytes(ledger.beginning(SET))
+    (tmp_path / LEDGER).write_bytes(slots.beginning(SET))
     return tmp_path
 
 
@@ -117,7 +117,7 @@ def test_marks_out_of_order_forget_no_slot(folder: Path) -> None:
     for slot in (5, 2):
         opened.use(slot)
     opened.close()
-    assert reopened(folder) == 6 and ledger.looked_at(path) == 6
+    assert reopened(folder) == 6 and slots.looked_at(path) == 6
 
 
 def test_a_ledger_that_is_replaced_before_it_is_locked_is_refused(
@@ -127,7 +127,7 @@ def test_a_ledger_that_is_replaced_before_it_is_locked_is_refused(
     real = fcntl.flock
 
     def replaced(file: int, how: int) -> None:
-        (folder / "other").write_bytes(ledger.beginning(SET))
+        (folder / "other").write_bytes(slots.beginning(SET))
         (folder / "other").replace(folder / LEDGER)
         real(file, how)
 

@@ -1,10 +1,17 @@
-"""The ledger of a store: it marks each slot as used, on the disk before the slot is handed out, so that no slot is used
-twice after a crash.
+"""Single-use slots on the disk: the files that every store of them has, a header, a seed and a ledger.
 
-The ledger is a text file of one JSON object per line, which is only appended to and flushed line by line. An unreadable
-line, cut off by a crash, may have been the mark of a slot, and counts as one. If a full disk takes only a part of a
-line, the part is removed, and no slot is handed out; if that fails too, this process writes no further lines, since the
-next line would be joined to the torn one, and its mark lost. The file is locked while a process uses the store.
+A slot is the material of one run, and serves once, even after a crash. Two kinds of stores have slots: a party's store
+from a dealer (mpc/dealer/folder.py), and a session's folder of the two-party protocol (hybrid/store.py). What a slot
+holds, and in which files, is theirs.
+
+`header.json` says what the slots are for. It is written last, so that a store without it is incomplete. A keyed digest
+covers it. Its key is derived from the seed: whoever cannot read the seed cannot change the header unnoticed.
+
+The ledger marks each slot as used, on the disk before the slot is handed out. It is a text file of one JSON object per
+line, which is only appended to and flushed line by line. An unreadable line, cut off by a crash, may have been the mark
+of a slot, and counts as one. If a full disk takes only a part of a line, the part is removed, and no slot is handed
+out; if that fails too, this process writes no further lines, since the next line would be joined to the torn one, and
+its mark lost. The file is locked while a process uses the store.
 
 The ledger cannot detect a folder that is restored from a backup, or used as two copies at once: such a folder has
 forgotten used slots. The parties take the highest of all their slots, so that all folders of a store would have to be
@@ -13,12 +20,78 @@ restored together.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+from collections.abc import Container
 from pathlib import Path
+from typing import Any, TypeVar
 
-from hummingbird import records
+from hummingbird import disk, records
 from hummingbird.disk import Appended
 from hummingbird.errors import DealerError, DiskError, HummingbirdError, InputError
+from hummingbird.prg import derive
+from hummingbird.version import VERSION
+
+HEADER, SEED = "header.json", "seed"
+_DIGEST = 16  # bytes
+_MOST_TEXT = 64 << 20  # bytes of a header
+_H = TypeVar("_H")
+
+
+def write_header(folder: Path, header: object, seed: bytes) -> None:
+    """Write the header file of a store, complete or not at all.
+
+    header: a record with the fields format, format_version and hummingbird_version.
+    seed: the store's seed, from which the key of the digest is derived.
+    """
+    fields = records.plain(header)
+    text = json.dumps({**fields, "digest": header_digest(fields, seed)}, indent=1)
+    disk.save(folder / HEADER, [text.encode()], mode=disk.PRIVATE)
+
+
+def header_digest(fields: dict[str, Any], seed: bytes) -> str:
+    """Compute the digest of a header's fields under a key derived from the store's seed, in hexadecimal."""
+    data = json.dumps(fields, sort_keys=True).encode()
+    return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
+
+
+def read_header(
+    folder: Path, kind: type[_H], seeds: Container[int], again: str, anew: str, error: type[HummingbirdError]
+) -> tuple[_H, bytes]:
+    """Read the header and the seed of a store. Raises `error` if they are damaged, or of another format or release.
+
+    kind: class of the header, a record.
+    seeds: the lengths that a seed may have, in bytes.
+    again, anew: hints for a damaged store, and for one of another format or release.
+    """
+    try:
+        text, seed = (folder / HEADER).read_bytes(), (folder / SEED).read_bytes()
+    except OSError as problem:
+        raise _damaged_header(folder, f"{problem.strerror}", again, error) from None
+    how: Any = {"name": "header", "where": str(folder / HEADER), "hint": again, "error": error}
+    parsed = records.parse(text, most=_MOST_TEXT, **how)
+    named = records.of(parsed, records.mapping(records.anything(), 64), **how)
+    digest = str(named.pop("digest", ""))
+    own: Any = kind
+    expected, found = (own.format, own.format_version), (named.get("format"), named.get("format_version"))
+    if found != expected:
+        what = f"this is {str(found[0])[:40]!r}, format {str(found[1])[:40]}"
+        what = f"{what}; this release reads {expected[0]!r}, format {expected[1]}"
+        raise error(what, where=str(folder / HEADER), hint=anew)
+    if (made := named.get("hummingbird_version")) != VERSION:
+        what = f"this store was made by version {str(made)[:40]}, this is version {VERSION}"
+        raise error(what, where=str(folder), hint=anew)  # another one may draw other randomness
+    if len(seed) not in seeds or not hmac.compare_digest(digest.encode(), header_digest(named, seed).encode()):
+        raise _damaged_header(folder, "header and seed do not fit each other", again, error)
+    return records.of(named, kind, **how), seed
+
+
+def _damaged_header(folder: Path, what: str, again: str, error: type[HummingbirdError]) -> HummingbirdError:
+    return error(f"the header is damaged: {what}", where=str(folder / HEADER), hint=again)
+
+
+# The ledger -----------------------------------------------------------------------------------------------------------
 
 
 def beginning(set_id: str) -> bytes:
