@@ -183,7 +183,12 @@ def is_one(value: Any) -> bool:
 
 
 def inverse(b: StepBuilder, root: Ref) -> Ref:
-    """Emit a step that stands for 1 / root in a norm that forward() writes out; it has the kind INVERSE."""
+    """Emit a step that stands for 1 / root, a factor of a norm that forward() writes out.
+
+    The step's value has the kind INVERSE.
+
+    root: a value of kind ROOT, the root of a mean of squares.
+    """
     return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
 
 
@@ -208,7 +213,10 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize x.square().mean(dimensions, keepdim=True) + eps, and return x, the dimensions and eps; else None."""
+    """Recognize x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
+
+    Returns None for other values.
+    """
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number
@@ -219,7 +227,7 @@ def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] 
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Recognize x - x.mean(dimensions, keepdim=True), and return x and the dimensions; None for other values."""
+    """Recognize x - x.mean(dimensions, keepdim=True); return x and the dimensions, or None for other values."""
     step = b.steps[value.index]
     if step.op != "sub" or len(step.inputs) != 2:
         return None
@@ -250,9 +258,9 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
 
 
 def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm over `dims`; if these are not the last dimensions, permute them to the end and back.
+    """Emit a norm over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
 
-    center: whether the norm subtracts the mean.
+    eps: the norm's constant. center: whether the norm subtracts the mean.
     """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:
@@ -273,7 +281,7 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
 def var(
     b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Ref:
-    """Convert a call of var without correction to steps: the mean of the squares of x less its mean."""
+    """Convert a call of var without correction to steps that compute the mean of (x - mean of x)^2."""
     many = isinstance(dim, (tuple, list))
     if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
         hint = "x.var(dim, correction=0), over dimensions that are named"

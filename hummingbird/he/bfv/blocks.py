@@ -31,9 +31,10 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the sizes with which a layer sends the fewest bytes; among those, the fewest products, then replies.
+    """Choose the sizes with which a layer sends the fewest bytes.
 
-    degree: coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
+    Among sizes with equally many bytes, those with the fewest products win, then those with the fewest replies. degree:
+    coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -60,10 +61,10 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """List, for each reply, the range of input polynomials that its outputs depend on.
+    """List, for each reply, the range of input polynomials on which the reply's outputs depend.
 
-    phases: planes of one input channel, one for each remainder of a position divided by the stride. count: planes in an
-    input polynomial. block: output channels in a reply.
+    phases: number of planes that one input channel has; with a stride, a plane has every stride-th position only.
+    count: planes in an input polynomial. block: output channels in a reply.
     """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []

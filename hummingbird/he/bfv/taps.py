@@ -118,7 +118,10 @@ class Taps:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def terms(self, weights: Tensor) -> Terms:
-        """List the nonzero weights for `multiply`, the same for every tile. weights: int64 of `weight_shape`."""
+        """List the nonzero weights as `multiply` takes them, the same for every tile.
+
+        weights: int64 of `weight_shape`.
+        """
         layer, planes = self.layer, self.planes
         check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
         kept = planes.kept(weights)
@@ -153,7 +156,7 @@ class Taps:
     def norms(self, weights: Tensor) -> int:
         """Return by what factor an output's noise can grow: the largest sum of absolute weights of one output channel.
 
-        weights: int64 of `weight_shape`.
+        weights: the layer's, int64 of `weight_shape`.
         """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
