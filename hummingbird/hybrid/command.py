@@ -59,7 +59,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Run `gc-prepare`: have slots dealt with the server, and print figures."""
+    """Run `gc-prepare`: have slots dealt with the server, and print time and sizes."""
     heap.keep()
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         before = net.ready
@@ -72,7 +72,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Run `gc-client`: send images, print figures, and the accuracy if there are labels, and write the logits."""
+    """Run `gc-client`: send images, print times, sizes, and the accuracy if there are labels, and write the logits."""
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):

@@ -113,9 +113,9 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """Return the attributes that the output step gets: structure and shapes of the results if there are several.
+        """Return the attributes of the plan's output step: if the net has several results, their structure and shapes.
 
-        A single tensor needs none.
+        A single tensor needs no attributes.
         """
         if "structure" not in self.steps[-1].attrs:
             return {}
@@ -148,8 +148,8 @@ def check_windows(
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
     """List the names of the steps that may have a window although they compare nothing.
 
-    They are layers, sums, products and concatenations. A window is used where another layer follows without an
-    activation: a lift gate reads it. It is also used for a step that makes a result of the net, whose values it bounds.
+    They are layers, sums, products and concatenations. If another layer follows such a step without an activation, a
+    lift gate reads the step's window. If the step makes a result of the net, the window bounds the result's values.
     """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 

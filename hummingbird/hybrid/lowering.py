@@ -37,7 +37,7 @@ class Lowering:
     """Turns the steps of a traced net into steps of a plan, with a rule for each operation.
 
     steps: of the net, with folded batch norms. shapes: of every value for one image. config: the windows. `run` raises
-    ConfigError for windows that do not fit.
+    ConfigError for windows that a garbled gate cannot have.
     """
 
     def __init__(self, steps: Sequence[NetStep], shapes: Sequence[Any], config: BitConfig) -> None:
@@ -48,7 +48,7 @@ class Lowering:
         self.behind = moved(steps)
 
     def run(self) -> UnfinishedStep:
-        """Turn all steps into steps of a plan; returns the value of the last one."""
+        """Turn all steps into steps of a plan; returns the plan's step for the value of the last one."""
         self._check_windows()
         for number, step in enumerate(self.steps):
             if step.op == "output":
@@ -112,11 +112,12 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """Return x if a layer may read it, otherwise the result of a lift gate on x, which is added if needed.
+        """Return x if a layer may read it; otherwise the result of a lift gate on x, which is added if needed.
 
-        The gate's result has the bits of x that lie in its window. The data's side must know its share of a layer's
-        input before any image. Of a gate's result it does, because it draws that result's mask. All layers that read x
-        share the gate. Raises ConfigError if a gate is needed and x has no window of 2 to 24 bits.
+        A layer may read only a value of which the data's side knows its share before any image. It may read a gate's
+        result, because the data's side draws that result's mask. The lift gate's result has the bits of x that lie in
+        its window. All layers that read x share the gate. Raises ConfigError if a gate is needed and x has no window of
+        2 to 24 bits.
         """
         if x.rests:
             return x
@@ -285,7 +286,10 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-    """Add the maximum over the first dimension of x, as a tree of ReLUs. window: of the differences."""
+    """Add the maximum over the first dimension of x, as a tree of ReLUs.
+
+    window: of the differences between two values, which the ReLUs read.
+    """
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
 
@@ -310,10 +314,10 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
 def _sum_pool(
     to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
 ) -> UnfinishedStep:
-    """Append an average pooling to the plan: a step that sums each kernel's values. The result's unit is divided by
-    `divisor`, which makes the sums averages.
+    """Add an average pooling to a plan: a step that sums the values under the kernel, in a unit that divides the sums.
 
-    shape: of the result. sizes: kernel, stride, padding.
+    shape: of the result. divisor: the number by which the sums are divided: the unit of the result is that of x over
+    `divisor`. sizes: kernel, stride, padding.
     """
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
@@ -391,7 +395,10 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
-    """List the problems of all steps that have no rule, or options that their rule does not support."""
+    """List a problem for each step that has no rule, or an option that its rule does not support, and for other faults.
+
+    Other faults are a last step that garbled gates and shares do not support, and a net without weights.
+    """
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
         if step.op in _LAST and last is not None and last.index == number:

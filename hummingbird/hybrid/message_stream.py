@@ -172,7 +172,7 @@ class MessageStream:
 
 
 class _Queued:
-    """The source of messages for a side whose other side runs in the same process; serves as `Incoming`."""
+    """A queue of messages as the source of messages for the side that receives them: an `Incoming`."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source
@@ -220,9 +220,9 @@ def both(
 
 @contextmanager
 def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
-    """Call a method of a service; yields the caller's end of the connection. Leaving the context ends the call.
+    """Call a method of a service: the context gives the caller's end of the connection, and leaving it ends the call.
 
-    where: name of the service, for errors.
+    where: name of the service, for errors. timeout: as in `MessageStream`.
     """
     outgoing = Outgoing()
     call = rpc_client.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
@@ -239,10 +239,10 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """Run one side of a call on its own thread, at a service; yields its messages, and raises its error.
+    """Run one side of a call on its own thread, at a service; yields that side's messages, and raises its error.
 
-    role: the function that is run on this end of the connection. While it computes, empty messages are sent as
-    heartbeats.
+    role: the function that is run, with this end of the connection as its argument. While it computes, empty messages
+    are sent as heartbeats.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)

@@ -66,7 +66,10 @@ class SessionOpening(CallOpening):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOpening(SessionOpening):
-    """The first message of a call that deals slots. first: the first slot that the data's side may still use."""
+    """The first message of a call that deals slots, in the session that it names.
+
+    first: the first slot that the data's side may still use.
+    """
 
     first: int = field(records.whole())
 

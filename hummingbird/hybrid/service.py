@@ -141,9 +141,10 @@ class Service:
 
     @contextmanager
     def _opened(self, link: MessageStream, owner: str, kind: type[S]) -> Iterator[tuple[Store, S]]:
-        """Read the first message of a call, and open the store of the session that it names; yields both.
+        """Read the first message of a call, and open the store of the session that it names, within the context.
 
-        The session must be this client's. kind: class of the message.
+        The context gives the store and the message. Raises AccessError unless the session is this client's, `owner`.
+        kind: class of the message.
         """
         opening = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM, kind)
         with self._sessions.use(opening.session, owner) as store:
@@ -151,9 +152,10 @@ class Service:
 
 
 def _claim(folder: Path) -> tuple[Appended, bytes]:
-    """Lock a server's folder, and make it if missing; returns the lock, and the server's secret.
+    """Lock a server's folder, which is made if missing; returns the lock, and the server's secret.
 
-    The secret is the key of the tag that names the weights in descriptions.
+    The secret is the key of the tag that names the weights in descriptions. Raises StoreError if another process has
+    the lock, or the folder cannot be written or is damaged.
     """
     path = folder / _SECRET
     try:

@@ -66,12 +66,12 @@ def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
 
 
 def sender_of(store: Store) -> cot.Sender:
-    """Return the garbler's object for the session's oblivious transfers, from the secrets in the store."""
+    """Return the sender of the session's oblivious transfers, for the garbler, from the secrets in the store."""
     return cot.Sender(*store.material)
 
 
 def receiver_of(store: Store) -> cot.Receiver:
-    """Return the evaluator's object for the session's oblivious transfers, from the secrets in the store."""
+    """Return the receiver of the session's oblivious transfers, for the evaluator, from the secrets in the store."""
     return cot.Receiver(*store.material)
 
 

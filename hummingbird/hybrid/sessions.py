@@ -188,9 +188,9 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the stores that have been unused for longest, until only a few are open.
+        """Close the stores of the sessions that have been unused for longest, until only a few stores are open.
 
-        Those with calls in progress stay open.
+        Sessions with calls in progress stay open.
         """
         opened = [session for session in self._sessions.values() if session.store is not None]
         for session in opened[: max(0, len(opened) - _OPEN)]:
@@ -199,7 +199,7 @@ class Sessions:
 
 
 def _last_use(folder: Path) -> float:
-    """Return the time when a slot of this session was last dealt or used, in seconds since 1970.
+    """Return the time when a slot of the session in this folder was last dealt or used, in seconds since 1970.
 
     It is the time when the folder last changed; 0 if the folder is gone.
     """

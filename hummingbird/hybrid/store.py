@@ -217,7 +217,7 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Return the sizes in bytes of the ready slots, by number, and remove the files of slots that are not ready.
+        """Return the sizes in bytes of the ready slots, by number, and remove the files of all other slots.
 
         A crash may have left such files.
         """

@@ -123,9 +123,10 @@ class ProxiedNet:
         return reduced(shares[0] + shares[1], output.ring)
 
     def _call(self, count: Counter[str], side: str, method: str, request: bytes, size: int | None = None) -> bytes:
-        """Call a method of the "server" or the "proxy"; returns the answer, and adds both messages' bytes to `count`.
+        """Call a method of the "server" or the "proxy", and return the answer; adds both messages' bytes to `count`.
 
-        size: expected bytes of the answer, if known.
+        request: the message. size: expected bytes of the answer, if known. Raises PeerError for an answer of another
+        size.
         """
         try:
             answer = rpc_client.call(self._channels[side], method, request, timeout=self._timeout)

@@ -38,10 +38,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """Tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+    """The table that tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]].
 
-    g, p, k: a group of channels, a position of the output and a term of the sum. flat: int32, 1-D. groups, places,
-    taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few positions at a time.
+    g, p, k: a group of channels, a position of the output and a term of the sum. flat: numbers of ciphertexts, -1 for a
+    zero, int32, 1-D. groups, places, taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few
+    positions at a time.
     """
 
     flat: Tensor
@@ -50,7 +51,10 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """Build the index table of output positions start .. stop - 1: int32 (groups, stop - start, K terms)."""
+        """Build the table of input ciphertexts for output positions start .. stop - 1.
+
+        It is int32 (groups, stop - start, K terms).
+        """
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 
@@ -116,7 +120,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers of the same form."""
+    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers a and b of the same form."""
 
     a: int
     b: int
@@ -136,7 +140,7 @@ class WeightedSum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """An operation of the server: a times b, elementwise; the square if both are the same register.
+    """An operation of the server: the product of two registers a and b, elementwise; the square if both are the same.
 
     Ciphertexts must have the form "ntt".
     """

@@ -82,7 +82,7 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """Cut the bytes of a slice, with `head` before them, into messages."""
+    """Divide the bytes of a slice, with `head` before them, into messages."""
     view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]

@@ -130,10 +130,10 @@ class Receiver:
         return (sums[1:] ^ sums[0]).numpy().tobytes(), choices, keys
 
     def chosen(self, first: int, choices: Tensor) -> tuple[bytes, Tensor]:
-        """Make transfers with these choices, uint8 (count,) of zeros and ones; the message has 4 bytes for each.
+        """Make transfers with these choices, uint8 (count,) of zeros and ones.
 
-        first: number of the first transfer, a multiple of 128. Returns the message for the sender, and the keys T that
-        belong to the choices, int64 (count, 2).
+        first: number of the first transfer, a multiple of 128. Returns the message for the sender, 4 bytes for each
+        transfer, and the keys T that belong to the choices, int64 (count, 2).
         """
         where = "hybrid.gc.cot.chosen(choices)"
         check_tensor(where, choices, torch.uint8, self.leaves)
@@ -215,10 +215,10 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Raise InputError unless these numbers of transfers are allowed; return how many blocks of 128 the transfers fill.
+    """Check the numbers of transfers; return how many blocks of 128 the transfers fill.
 
     first: number of the first transfer, a multiple of 128. count: how many follow from there. where: for error
-    messages.
+    messages. Raises InputError for numbers out of range, or another `first`.
     """
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK
