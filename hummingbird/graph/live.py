@@ -240,7 +240,10 @@ def _without_weights(step: Step | None) -> Step | None:
 
 
 def _arguments(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, tuple[Any, Any]] | None:
-    """Find the arguments that each node of `graph` has in `other`; None unless both graphs have the same calls."""
+    """Return, for each node of a graph, the arguments that the same call has in another graph, with nodes of the first.
+
+    Returns None unless both graphs have the same calls in the same order.
+    """
     if len(graph.nodes) != len(other.nodes):
         return None
     pairs = dict(zip(other.nodes, graph.nodes, strict=True))

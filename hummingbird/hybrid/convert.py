@@ -132,8 +132,9 @@ def check_windows(
     """Raise ConfigError for windows that do not fit the net's steps.
 
     A window's name must be that of a step that may have one, and its `q` must be 0. Windows from a search must come
-    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: returns the steps
-    for which windows are searched, which have the numbers that forward() reads from weights; default: `steps`.
+    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: a function that
+    returns the steps for which windows are searched; they also have the numbers that forward() reads from weights.
+    Default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"

@@ -49,9 +49,9 @@ class Slot:
 
 
 class DataSide:
-    """The data's side of one session: it prepares slots, and computes the logits of an image with each.
+    """The data's side of one session: it prepares slots, and computes the logits of an image with each slot.
 
-    digest: of the model's description, to which the store is bound.
+    digest: the digest of the model's description, to which the store is bound.
     """
 
     def __init__(self, plan: Plan, digest: str, store: Store) -> None:

@@ -106,9 +106,10 @@ class MessageStream:
         self._incoming, self._outgoing, self._timeout = incoming, outgoing, timeout
 
     def send(self, name: str, data: bytes | Tensor) -> None:
-        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the byte counts.
+        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes.
 
-        Raises PeerError if the other side reads nothing for the timeout, or is gone.
+        name: the name under which the bytes are counted. Raises PeerError if the other side reads nothing for the
+        timeout, or is gone.
         """
         view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):
@@ -122,7 +123,7 @@ class MessageStream:
         self.sent[name] += len(view)
 
     def receive(self, name: str, size: int) -> Tensor:
-        """Receive `size` bytes, uint8 (size,). name: for the byte counts.
+        """Receive `size` bytes, uint8 (size,). name: the name under which the bytes are counted.
 
         Raises InputError if the messages hold more; PeerError if the other side is silent, or ends.
         """
@@ -140,9 +141,9 @@ class MessageStream:
         return buffer
 
     def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
-        """Receive one message, such as the first message of a call. name: for the byte counts.
+        """Receive one message, such as the first message of a call. name: the name under which the bytes are counted.
 
-        Raises InputError if it has more than `limit` bytes, PeerError if the other side is silent, or ends.
+        Raises InputError if the message has more than `limit` bytes, PeerError if the other side is silent, or ends.
         """
         message = self._next(name)
         if len(message) > limit:

@@ -103,7 +103,7 @@ class ModelSide:
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
-        """Begin an image with a slot, which is marked as used before anything is sent.
+        """Begin an image with a slot, and return its computation; the slot is marked as used before anything is sent.
 
         Raises StoreError if the slot is not ready.
         """

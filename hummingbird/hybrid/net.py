@@ -23,8 +23,8 @@ from hummingbird.hybrid.session import set_up_data, set_up_model
 class HybridNet:
     """A converted net with both sides in this process: `net(images)` computes logits, and uses one slot for each image.
 
-    `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: of the description, which
-    binds the stores to the net. offline, online: bytes of all messages so far, by name.
+    `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: the digest of the model's
+    description, which binds the stores to the net. offline, online: bytes of all messages so far, by name.
     """
 
     def __init__(self, model: Model, digest: str) -> None:

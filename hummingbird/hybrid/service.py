@@ -39,7 +39,7 @@ S = TypeVar("S", bound=messages.SessionOpening)
 class Service:
     """The model's side of one net as a service for all clients: `serve(Service(model, folder).handlers(), address)`.
 
-    folder: of all sessions, which only this process uses.
+    folder: holds the stores of all sessions; only this process uses it.
     disk, days: as in `Sessions`.
     idle: seconds of silence that end a call.
     Raises StoreError for a folder that is in use or cannot be written; ConfigError for weights that encrypted products

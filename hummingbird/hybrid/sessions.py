@@ -58,8 +58,9 @@ class _Session:
 class Sessions:
     """All sessions of a server, in `folder`, which only this process uses; limits their number, age and disk space.
 
-    digest: of the plan to which they are bound. disk: bytes that all slots may take; None for no limit. days: for which
-    a session may be unused. Raises ConfigError for a limit that is not above 0.
+    digest: the digest of the plan to which all sessions are bound. disk: bytes that all slots may take; None for no
+    limit. days: a session that is unused for so many days is removed. Raises ConfigError for a limit that is not above
+    0.
     """
 
     def __init__(self, folder: Path, digest: str, *, disk: int | None = None, days: float = DAYS) -> None:
@@ -146,7 +147,7 @@ class Sessions:
     def room(self, owner: str, size: int) -> Iterator[None]:
         """Reserve disk space for a slot of `size` bytes, which is dealt within the context.
 
-        owner: of the session. Raises StoreError if there is no space.
+        owner: the owner of the slot's session. Raises StoreError if there is no space.
         """
         with self._lock:
             self._check_room(owner, size)

@@ -99,8 +99,8 @@ class Store:
     def create(cls, folder: Path, header: Header, seed: bytes, material: Sequence[Tensor]) -> Store:
         """Make a new session's folder, complete or not at all.
 
-        seed: of all randomness of this side. material: this side's results of the set-up. Raises DiskError if the
-        folder cannot be written, StoreError if it holds a session already.
+        seed: the seed from which all randomness of this side follows. material: this side's results of the set-up.
+        Raises DiskError if the folder cannot be written, StoreError if it holds a session already.
         """
         if (folder / HEADER).exists():
             raise StoreError("there is a session already", where=str(folder), hint=_NEW)

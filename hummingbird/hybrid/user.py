@@ -35,8 +35,9 @@ class ProxiedNet:
     """The client of a net behind a proxy, which supplies the slots: `net(images)` returns the net's logits.
 
     server, proxy: addresses. input: how images are sent: "shares", under a mask of the proxy, or "switched", encrypted.
-    tls, token: for both, see `rpc.client.connect`. timeout: longest wait for an answer, seconds. once, online: bytes so
-    far before the first image, and for images, by method, both ways.
+    tls, token: authentication to both services, see `rpc.client.connect`. timeout: longest wait for an answer, seconds.
+    once: bytes sent and received before the first image, by method called. online: bytes sent and received for images,
+    by method called.
     Raises the errors of `rpc.client.connect`; PeerError if a service is of another kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:

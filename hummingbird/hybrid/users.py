@@ -34,8 +34,8 @@ _US, _USER = "the model's side", "the user"
 class ConnectedUsers:
     """The users of all proxies, at the model's side: a user's image is brought together with the proxy's call for it.
 
-    digest: of the plan. idle: how long a user may wait for its answer, seconds. A proxy's call waits as long for the
-    user's image, but at most 30 seconds.
+    digest: the digest of the server's plan. idle: how long a user may wait for its answer, seconds. A proxy's call
+    waits as long for the user's image, but at most 30 seconds.
     """
 
     def __init__(self, plan: Plan, digest: str, idle: float) -> None:

@@ -19,8 +19,8 @@ from hummingbird.he.bfv.layer import LayerShape
 class Blocks(NamedTuple):
     """Sizes that say how many values share a polynomial; `choose` picks them for a layer.
 
-    height, width: of a tile, in output values. planes: number of planes in an input polynomial; a plane has one
-    channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
+    height, width: outputs of a tile, in each dimension. planes: number of planes in an input polynomial; a plane has
+    one channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
     """
 
     height: int
@@ -97,7 +97,10 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """List the sizes of parts that cut `total` as evenly as possible, ascending: about 2 sqrt(total) sizes."""
+    """List all sizes that the largest part can have if `total` is cut into 1, 2, 3 ... parts as evenly as possible.
+
+    The sizes are ascending; there are about 2 sqrt(total).
+    """
     sizes, parts = [total], 1
     while sizes[-1] > 1:
         parts = -(-total // (sizes[-1] - 1))  # the fewest parts that have a smaller size

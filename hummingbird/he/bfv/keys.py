@@ -55,7 +55,7 @@ class SwitchingKey:
     def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
         """Encrypt a secret, int32 (4, N), transformed (NTT), under the public key of the other secret.
 
-        Users call `Secret.switching_key` instead.
+        Other code calls `Secret.switching_key` instead.
         """
         parts = encrypted_zeros(public.parts, _KEYS)
         for number in range(_KEYS):

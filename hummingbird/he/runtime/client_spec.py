@@ -143,7 +143,7 @@ class Public:
         return public
 
     def check(self) -> None:
-        """Raise ValueError unless the parts of the plan fit together; then a client meets only values of these shapes.
+        """Raise ValueError unless the parts of the plan fit together, so that a client meets only the stated shapes.
 
         Runs the client's steps once on tensors without memory (torch's meta device).
         """

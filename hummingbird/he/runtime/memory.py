@@ -103,7 +103,7 @@ class _Client:
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Count the bytes of all values held, and of the new values `made`."""
+        """Count the bytes of all values held, and of new values. made: numbers of the new values' steps."""
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:

@@ -94,7 +94,7 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Return the form of the register that this operation makes. forms: of all registers before it."""
+        """Return the form of the register that this operation makes. forms: the forms of all registers before it."""
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(

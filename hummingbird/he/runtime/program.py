@@ -116,8 +116,8 @@ class Plan:
     """A complete plan for encrypted inference, as the server has it.
 
     public: the part that the client may know. steps: the net's steps with weights, to compare with the net in the
-    clear. programs: what the server computes, one for each turn of `public`. lines: of the report. basis: where sizes
-    and ranges come from, in words.
+    clear. programs: what the server computes, one for each turn of `public`. lines: the lines of the report. basis:
+    where sizes and ranges come from, in words.
     """
 
     public: Public

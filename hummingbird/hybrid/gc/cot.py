@@ -114,7 +114,7 @@ def numbers(count: int) -> int:
 class Receiver:
     """The receiver of oblivious transfers, the evaluator: for its choice of 0 or 1 it gets one of two keys (gc/cot.py).
 
-    leaves: the secret seeds of all transfers, from which its messages and keys follow: uint8 (32, 16, 16).
+    leaves: secret seeds, from which the messages and keys of all transfers follow: uint8 (32, 16, 16).
     """
 
     leaves: Tensor
