@@ -45,7 +45,7 @@ class Aliases:
         self._storage[node], self._handle[node] = self._storage[base], self._order[node]
 
     def written(self, node: Node, base: Node) -> list[Node]:
-        """Find the nodes whose value changes because `node` writes in place into `base`: all nodes equal to `base`.
+        """Find the nodes whose value changes because `node` writes in place into `base`: those equal to `base`.
 
         Raises Unsupported if another view of that memory is read later.
         """

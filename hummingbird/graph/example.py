@@ -213,7 +213,10 @@ class Running:
         return self.same([getattr(value, name) for value in self.values[node]])
 
     def same(self, values: Sequence[Any]) -> Any:
-        """Join the values for each batch size into one: a size that grows with the batch becomes a `BatchSize`."""
+        """Join the values for each batch size into one: a size that grows with the batch becomes a `BatchSize`.
+
+        Raises `BatchFixed` if the values differ in another way.
+        """
         first, last = values[0], values[-1]
         if isinstance(first, (tuple, list)) and type(first) is type(last) and len(first) == len(last):
             return type(first)([self.same(pair) for pair in zip(first, last, strict=True)])

@@ -151,7 +151,7 @@ def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
 
 
 def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
-    """Prepare the weights of all layers for many products: a `products.Factor` for each step's number."""
+    """Return the weights of all layers prepared for many products, a `products.Factor` each, by number of the step."""
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 

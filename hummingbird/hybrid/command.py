@@ -139,7 +139,8 @@ def serve_proxy(args: argparse.Namespace) -> int:
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
     """Add a program to the command line, with an example at the end of its help; returns its parser.
 
-    name: of the program. text: for the list of programs. example: its arguments.
+    name: of the program. text: its entry in the list of programs. description: the text of its help. example: the
+    arguments of the example.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,

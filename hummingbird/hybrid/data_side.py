@@ -137,7 +137,7 @@ class DataSide:
     # Online -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Slot:
-        """Take the next ready slot from the store, and mark it as used.
+        """Take the next ready slot from the store, and mark it as used; returns the slot with its tensors.
 
         Raises StoreError if no slot is ready, SlotError if the slot is damaged.
         """

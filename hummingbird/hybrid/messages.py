@@ -76,7 +76,7 @@ class OfflineOpening(SessionOpening):
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOpening(SessionOpening):
-    """The first message of a call for one image: it names the slot to use.
+    """The first message of a call for one image: it names the session and the slot to use.
 
     A proxy also names the ticket of its user, and the kind of input that the user sends.
     """

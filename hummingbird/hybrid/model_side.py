@@ -56,8 +56,8 @@ class ModelSide:
     ) -> None:
         """Deal slots until the data's side sends END.
 
-        link: the connection to the data's side. store: of the session. room: a context manager that reserves disk space
-        for another slot, or raises. Raises the errors of `MessageStream.receive`, `MessageStream.send` and
+        link: the connection to the data's side. store: the session's store. room: makes a context manager that reserves
+        disk space for one more slot, or raises. Raises the errors of `MessageStream.receive`, `MessageStream.send` and
         `Store.deal`.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())

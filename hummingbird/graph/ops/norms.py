@@ -71,14 +71,14 @@ def check_variance(var: torch.Tensor, eps: float) -> None:
 def layer_norm(
     b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """Convert a call of layer_norm: "norm" on the last dimensions, then "scale_last" for weight and bias."""
+    """Convert a call of layer_norm to a step "norm" on the last dimensions, then "scale_last" for weight and bias."""
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
 
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
-    """Convert a call of rms_norm: steps as for `layer_norm`, but no mean is subtracted.
+    """Convert a call of rms_norm to steps as for `layer_norm`, but no mean is subtracted.
 
-    eps None: the eps of float32.
+    eps: None stands for the eps of float32.
     """
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)
@@ -166,9 +166,9 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 
 
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """Convert sqrt or rsqrt of a mean of squares plus a number, as in a norm; Unsupported for other roots.
+    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, as a norm has it; Unsupported for other roots.
 
-    kind: ROOT or INVERSE, the kind of the value.
+    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:

@@ -95,7 +95,8 @@ def view(step: Step, *indices: Any) -> Any:
 def _batched(index: Any) -> Any:
     """Return positions as torch's operations take them: with a first dimension of 1 for the batch, and 1 added to each.
 
-    With 1 added, 0 marks a zero, so that a pad with value 0 inserts the mark. index: int64, -1 for a zero, or a tuple.
+    With 1 added, 0 marks a zero, so that a pad with value 0 inserts the mark. index: the positions, int64, -1 for a
+    zero; or a tuple of such tensors.
     """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
@@ -138,7 +139,7 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """Return a transposed convolution as a `Map`. index: as for `linear_map`.
+    """Bring a transposed convolution into the form of a `Map`. index: as for `linear_map`.
 
     It is a convolution with the flipped kernel, on the input with zeros between its values.
     """
@@ -161,7 +162,7 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
 def _windows(
     weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Map:
-    """Return a convolution with weight (out, in / groups, *kernel) as a `Map`.
+    """Bring a convolution with weight (out, in / groups, *kernel) into the form of a `Map`.
 
     index: positions of the padded input's values, (in, *size). bias, stride, dilation, groups: as in torch.
     """
@@ -193,7 +194,10 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Return a step x + value or x * value with a constant tensor as a `Map`. index: as for `linear_map`."""
+    """Bring a step x + value or x * value, with a constant tensor as `value`, into the form of a `Map`.
+
+    index: as for `linear_map`.
+    """
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
     sign = -1.0 if step.attrs.get("reversed") else 1.0
@@ -204,7 +208,7 @@ def _constant(step: Step, index: Tensor) -> Map:
 
 
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
-    """Return scale x + shift as a `Map`, with one group of rows for each channel or for each value.
+    """Bring scale x + shift into the form of a `Map`, with one group of rows for each channel or for each value.
 
     scale, shift: constants, broadcast to the shape of the output. index: positions of the values of x, as for
     `linear_map`.
@@ -229,9 +233,10 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Return an average pool, whose windows may reach over the edges, as a `Map`. index: as for `linear_map`.
+    """Bring an average pool, whose windows may reach over the edges, into the form of a `Map`.
 
-    The number by which each window's sum is divided comes from torch's own pool, run on ones.
+    index: as for `linear_map`. The number by which each window's sum is divided comes from torch's own pool, run on
+    ones.
     """
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
@@ -271,7 +276,7 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Return sums of input values, each divided by a number, as a `Map`.
+    """Bring sums of input values, each divided by a number, into the form of a `Map`.
 
     table: int64, in each row the positions of the input values of one sum. divisors: the number for each sum; if they
     differ, they become weights. shape: of the output for one image.

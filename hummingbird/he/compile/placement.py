@@ -220,7 +220,7 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:
-    """List the problems of steps with parameters that would have to run at the client.
+    """List a problem for each step with parameters that would have to run at the client.
 
     The client must not know parameters.
     """

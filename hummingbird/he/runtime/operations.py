@@ -24,7 +24,8 @@ TILE_BYTES = 32 << 20  # of ciphertexts in one tile
 class Form:
     """The form of a register, which is an array of ciphertexts at the server.
 
-    count: ciphertexts. size: components of each. primes: primes of the modulus.
+    count: number of ciphertexts. size: number of components of each ciphertext. primes: number of primes of their
+    modulus.
     """
 
     count: int
