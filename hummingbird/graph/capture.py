@@ -102,7 +102,7 @@ class _Tracer(SymbolTracer):
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """Make the function and arguments that torch.fx traces: forward(), called as in the example.
 
-        Without an example it is called with one input, and every other argument has its default, as in net(x).
+        Without an example forward() gets one input, as in net(x), and every other argument has its default.
         """
         if self.example is not None:
             example = self.example

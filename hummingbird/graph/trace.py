@@ -411,7 +411,7 @@ class TraceState:
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 
     def _remember(self, node: fx.Node, value: Any) -> None:
-        """Note which memory a call's result uses; a call in place changes the value of every node with that memory."""
+        """Note which memory a call's result uses; an in-place call changes all nodes that equal its first input."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:

@@ -83,7 +83,7 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Send images, with slots from the caller's own store."""
+    """Run `gc-client` with slots from the caller's own store: send images, and print and write what comes back."""
     net = RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout)
     ready = min(net.ready, len(images))
 
@@ -106,7 +106,7 @@ def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | Non
 
 
 def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Send images as a user of a proxy, which has the slots."""
+    """Run `gc-client` as a user of a proxy, which has the slots: send images, and print and write what comes back."""
 
     def figures(net: ProxiedNet, seconds: float) -> list[str]:
         each = net.online.total() / len(images)

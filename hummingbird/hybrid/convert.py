@@ -94,7 +94,10 @@ class TracedNet:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """Number of values that each activation or max pooling makes for an image, by name of the layer, in order."""
+        """Number of values that each activation or max pooling makes for an image, by name of the layer.
+
+        The layers are in the order in which they run.
+        """
         pairs = zip(self.steps, self.shapes, strict=True)
         return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
 

@@ -17,9 +17,9 @@ from hummingbird.prg import Stream, derive
 
 
 def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Draw all masks from a seed: r of the input and the gates (`plan.masked`), and s of the layers.
+    """Draw all masks of a plan from a seed: r of the input and the gates (`plan.masked`), and s of the layers.
 
-    Returns both, by number of the step: int64 (images, *shape), mod 2^ring.
+    Returns a dictionary of the r and one of the s, by number of the step: int64 (images, *shape), mod 2^ring.
     """
 
     def mask(kind: str, number: int) -> Tensor:
@@ -49,7 +49,7 @@ def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearSt
 
 
 def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[int, Tensor]) -> Tensor:
-    """Run both sides with gates and encrypted products in the clear; returns the logits mod 2^ring.
+    """Run both sides, with gates and products of weights computed in the clear; returns the logits mod 2^ring.
 
     x: encoded images, int64 (B, *shape). masks, hidden: the masks r and s by number of the step, both from `drawn`.
     """

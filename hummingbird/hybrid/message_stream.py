@@ -66,7 +66,10 @@ class Outgoing:
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> bytes | None:
-        """Take the next message. Raises TimeoutError if none comes for `timeout` seconds; None waits forever."""
+        """Take the next message.
+
+        timeout: seconds to wait; None: without limit. Raises TimeoutError if no message comes in time.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._messages, timeout):
                 raise TimeoutError

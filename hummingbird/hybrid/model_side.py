@@ -112,9 +112,9 @@ class ModelSide:
 
 
 class Online:
-    """Computes the model side's share of the logits of one image, with one slot.
+    """The computation of the model side's share of the logits of one image, with one slot.
 
-    kept: the contents of the slot. link: to the data's side.
+    kept: the contents of the slot in the store. link: the connection to the data's side.
     """
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
@@ -134,9 +134,9 @@ class Online:
             self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Compute this side's share of the logits, int64 (1, *shape), from its share X - r of the image.
+        """Compute this side's share of the logits, int64 (1, *shape), from its share x = X - r of the image X.
 
-        Raises the errors of `MessageStream.receive` and `MessageStream.send`.
+        r is the data side's mask. Raises the errors of `MessageStream.receive` and `MessageStream.send`.
         """
         return arithmetic.online(self._plan, x, self._linear, self._answer)
 

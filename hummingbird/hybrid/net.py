@@ -74,7 +74,7 @@ class HybridNet:
     def __call__(self, images: Tensor) -> Any:
         """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.
 
-        Raises InputError for images of another shape, or beyond the input's range.
+        Raises InputError for images of another shape, or with values beyond the input's range.
         """
         values = self.plan.encode(images)
         if (lacking := len(values) - self.ready) > 0:

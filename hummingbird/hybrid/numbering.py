@@ -48,7 +48,7 @@ class GatePosition:
 class Numbering:
     """The positions of all gates of a plan in a slot, from which the numbers of transfers and tiles follow.
 
-    places: one for each gate. bits, tiles: numbers of input bits and of tiles in one slot.
+    places: a `GatePosition` for each gate. bits, tiles: numbers of input bits and of tiles in one slot.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -70,7 +70,7 @@ class Numbering:
 
 
 def hash_key(session: str) -> bytes:
-    """Derive the public key of the hash that garbling uses from the session's name, which is new for each session."""
+    """Derive, from a session's name, the public key of the hash that garbling uses; each session has a new name."""
     return derive(bytes.fromhex(session), "garbling")
 
 

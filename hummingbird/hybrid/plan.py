@@ -170,7 +170,7 @@ class Plan:
     def encode(self, images: Tensor) -> Tensor:
         """Encode real images as integers, int64 (B, *shape).
 
-        Raises InputError for another shape, or beyond the input's range.
+        Raises InputError for images of another shape, or with values beyond the input's range.
         """
         step = self.input
         if not isinstance(images, Tensor) or not images.is_floating_point():

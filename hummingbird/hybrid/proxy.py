@@ -76,7 +76,10 @@ class Proxy:
         self._thread.join()
 
     def report(self) -> str:
-        """Write predicted and counted bytes between proxy and server for the images so far, without first messages."""
+        """Write predicted and counted bytes between proxy and server for the images so far, as a table.
+
+        The first messages of calls are not included.
+        """
         return report.proxied(self._connection.plan, self._connection.online, self.served)
 
     def _count(self, kind: str) -> None:

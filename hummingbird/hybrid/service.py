@@ -65,7 +65,7 @@ class Service:
 
     @property
     def dealing_bytes(self) -> int:
-        """Memory in bytes that a call which deals slots takes: room for its messages, and one slot."""
+        """Bytes of memory that a call for dealing slots takes: room for its messages, and for one slot."""
         return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:

@@ -243,7 +243,7 @@ def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
 
 
 def shown(size: int, others: int) -> Tensor:
-    """Make the causal mask, bool (queries, keys): True where a query sees a key, which is up to its own position.
+    """Make the causal mask, bool (queries, keys): True where a query sees a key, at most at its own position.
 
     size: the number of queries. others: the number of keys.
     """

@@ -72,7 +72,7 @@ def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchR
 
 
 def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of a layer that takes and returns it in dimension 0."""
+    """Find the batch's dimension in the result of a layer whose input and result have the batch in dimension 0."""
     if _one(where).axis != 0:
         raise Mixed
     return where[0]
@@ -259,7 +259,7 @@ def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in several results packed into one tensor: each must have it in dimension 0."""
+    """Find the batch's dimension in several results packed into one tensor: each must have the batch in dimension 0."""
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]

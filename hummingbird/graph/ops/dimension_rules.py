@@ -95,7 +95,7 @@ def first(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return the number of dimensions of a value of a layer on images: batch, channels, and the spatial ones.
+    """Return the number of dimensions of the result of a layer on images: batch, channels, and the spatial ones.
 
     The attribute `stride`, or `output_size` of a layer without stride, has one number for each spatial dimension.
     """

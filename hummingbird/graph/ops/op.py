@@ -94,9 +94,9 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Refused:
-    """Parts of torch that have no private form, with the hint that says what to write instead.
+    """Parts of torch that have no private form, with the hint that says what to write instead of them.
 
-    modules: types of modules, subclasses included. names: names of functions and methods.
+    modules: types of modules; subclasses are refused too. names: names of functions and methods.
     """
 
     hint: str

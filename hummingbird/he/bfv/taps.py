@@ -47,8 +47,8 @@ class Terms(NamedTuple):
 class Taps:
     """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
 
-    An input polynomial has one plane (bfv/planes.py), a reply one output channel, each of several images. Both are
-    ordered by tile.
+    An input polynomial has one plane (bfv/planes.py) of each of several images, a reply has one output channel of each.
+    Both are ordered by tile.
     """
 
     layer: LayerShape
@@ -163,6 +163,9 @@ class Taps:
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply: int64 (images, height, width) for each tile."""
+        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+
+        It is int64 (images, height, width), as a reply has one output channel.
+        """
         first = torch.arange(self.images)[:, None, None] * self.planes.size
         return [first + self.planes.places(tile) for tile in self.planes.tiles]

@@ -80,10 +80,11 @@ def linear_map(step: Step, index: Tensor) -> Map:
 
 
 def view(step: Step, *indices: Any) -> Any:
-    """Return where a step that only moves values, such as a reshape or a pad, takes each value of its result from.
+    """Return where the values of a step's result come from; the step only moves values, as a reshape or a pad does.
 
     indices: for each input of the step the positions of its values, int64, -1 for a zero; a tuple of these for an input
-    that has several parts, as a chunk makes them. Returns int64, or a tuple of int64 for chunk, split and unbind.
+    that has several parts, as a chunk makes them. Returns the positions of the result's values, int64, or a tuple of
+    int64 for chunk, split and unbind.
     """
     batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))

@@ -154,7 +154,7 @@ class PlanAttempt(PlanBuilder):
         return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
 
     def _input_scale(self) -> int:
-        """Choose s, for inputs at scale 2^s: the errors of encryption stay below 2^-precision of a typical input.
+        """Choose s, for inputs at scale 2^s, so that errors of encryption are below 2^-`precision` of a typical input.
 
         Encoded inputs stay below 2^30, since the kernel uses int32.
         """
@@ -392,8 +392,8 @@ def build(
 ) -> Plan:
     """Build the plan of a polynomial net with the smallest degree that has enough primes, or with the given degree.
 
-    sizes: measured, by step. bound: on |input|. calibrated: whether the largest measured values serve as bounds,
-    instead of proven ones. basis: where sizes come from, in words for the report.
+    sizes: the measured magnitude of each step's value. bound: bound on |input|. calibrated: whether the largest
+    measured values serve as bounds, instead of proven ones. basis: where sizes come from, in words for the report.
     Raises ConfigError if no degree has enough primes; ModelError if less than 6 bits of a typical answer would be
     right.
     """

@@ -66,7 +66,7 @@ class Client:
         return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
 
     def begin(self, images: Tensor, first: int = 0) -> ClientBatch:
-        """Begin a batch of images, float (1 .. slots, *input_shape).
+        """Begin a batch of images, float (1 .. slots, *input_shape), and return it.
 
         first: number of the first image, for errors. Raises InputError for another shape or type, for NaN and infinity,
         and for values beyond the plan's input_range.

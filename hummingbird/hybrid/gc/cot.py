@@ -59,10 +59,10 @@ def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def puncture(bits: Tensor, sums: Tensor) -> Tensor:
-    """Compute all leaves of 32 trees but one of each, which the sender must not know: leaf number delta_j of tree j.
+    """Compute the leaves that the sender may know: of 32 trees, all leaves but leaf number delta_j of tree j.
 
-    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level the sum of the children on the side 1 - bit,
-    uint8 (32, 4, 16). Returns uint8 (32, 16, 16) with leaf x at index x ^ delta_j, and zeros at index 0. Does not
+    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level the sum (XOR) of the children on the side 1 -
+    bit, uint8 (32, 4, 16). Returns uint8 (32, 16, 16) with leaf x at index x ^ delta_j, and zeros at index 0. Does not
     branch on bits. On every level node x has the index x ^ delta_j: index 0 is the path to the missing leaf, index 2^l
     the node that level l's sum reveals.
     """
