@@ -184,14 +184,14 @@ def centered(steps: Sequence[Step]) -> list[Step]:
 
 
 def _taken(step: Step) -> int:
-    """Return the length of the rows whose means a step subtracts: a norm of the last dimension; 0 for other steps."""
+    """Return the length of a norm's rows, along the last dimension, if it subtracts their means; 0 for other steps."""
     a = step.attrs
     known = step.op == "norm" and a["center"] and a["last"] == 1 and a["sizes"] is not None
     return int(a["sizes"][0]) if known else 0
 
 
 def _shifts(steps: Sequence[Step]) -> list[int]:
-    """Find the values for which adding a number to a whole row changes no result; a row is along the last dimension.
+    """Find the values for which a number added to a whole row changes no reader's result; a row is the last dimension.
 
     Only norms that subtract a row's mean may read such a value, directly or through sums. Returns for each step the
     length of its value's rows, or 0 for another value.

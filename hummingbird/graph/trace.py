@@ -199,9 +199,9 @@ _SUBCLASS = "write a subclass with this forward(), or delete the replacement: de
 
 
 class TraceState:
-    """The walk over a captured graph that converts its calls to steps. made: for each traced call its step.
+    """The walk over a captured graph that converts its calls to steps.
 
-    renamed: for each in-place call the nodes whose value it changes.
+    made: for each traced call its step. renamed: for each in-place call the nodes whose value it changes.
     """
 
     def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...], elementwise: bool = False) -> None:

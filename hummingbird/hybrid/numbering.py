@@ -19,9 +19,9 @@ from hummingbird.prg import derive
 class GatePosition:
     """The position of a gate of a plan among all gates of a slot.
 
-    number, gate: the gate's step in the plan, and its number. circuit: what is garbled for the gate. bit: number of the
-    gate's first input bit, counted over all gates of the slot. tile: number of the gate's first tile, counted likewise;
-    a tile is 16 instances of a circuit.
+    number, gate: the number of the gate's step in the plan, and the step. circuit: what is garbled for the gate. bit:
+    number of the gate's first input bit, counted over all gates of the slot. tile: number of the gate's first tile,
+    counted likewise; a tile is 16 instances of a circuit.
     """
 
     number: int

@@ -105,7 +105,7 @@ class PlanBuilder:
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum of values, whose unit is given by `scale`.
+        """Add a sum of values; the sum's unit is given by `scale`.
 
         parts: the values. attrs: `factors` or `signs` of the values, and other fields of an `UnfinishedStep`.
         """
