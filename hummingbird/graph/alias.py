@@ -21,9 +21,10 @@ VIEWS = frozenset(name for name, op in OPERATIONS.items() if op.view)
 
 
 class Aliases:
-    """Note which traced values are the same and which share memory, to know what a write in place changes.
+    """Tracks which traced values are the same and which share memory, to know what a write in place changes.
 
-    Each node has two numbers: nodes with equal handles have the same value, nodes with equal storages share memory.
+    Every node of the trace has two numbers, a handle and a storage: nodes with equal handles have the same value, nodes
+    with equal storages share memory.
     """
 
     def __init__(self, order: Sequence[Node]) -> None:
@@ -32,7 +33,7 @@ class Aliases:
         self._handle: dict[Node, int] = {}
 
     def fresh(self, node: Node) -> None:
-        """Note that `node` has memory of its own."""
+        """Note that the value of `node` shares no memory with an earlier node's."""
         self._storage[node] = self._handle[node] = self._order[node]
 
     def same(self, node: Node, base: Node) -> None:
@@ -44,7 +45,7 @@ class Aliases:
         self._storage[node], self._handle[node] = self._storage[base], self._order[node]
 
     def written(self, node: Node, base: Node) -> list[Node]:
-        """Find the nodes whose value changes because `node` writes in place into `base`: all nodes equal to `base`.
+        """Find the nodes whose value changes because `node` writes in place into `base`: those equal to `base`.
 
         Raises Unsupported if another view of that memory is read later.
         """

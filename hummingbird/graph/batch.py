@@ -39,7 +39,11 @@ class TracedBatch:
 
 
 class BatchSize(int):
-    """An int that equals a multiple of the batch size, `factor` times it, and says so for batches of any size."""
+    """An int that stands, in a trace, for `factor` times the batch size; its value is that of the traced batch.
+
+    Arithmetic that is right for every batch size gives another `BatchSize` or an int; all other uses raise
+    `BatchFixed`.
+    """
 
     factor: int
     batch: TracedBatch

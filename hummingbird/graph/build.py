@@ -41,8 +41,9 @@ class StepBuilder:
 
     name: qualified name of the call that is being converted; its steps get names from it.
     root: the net, a copy whose tensors may be kept.
-    ranks: steps -> the number of dimensions of each value (properties.py).
-    integers: steps -> numbers of those whose values are integers in torch (properties.py).
+    ranks: a function that takes the steps and returns the number of dimensions of each step's value (properties.py).
+    integers: a function that takes the steps and returns the numbers of those whose values are integers in torch
+    (properties.py).
     plain: accept all of torch's elementwise functions, for a caller that computes on plain values.
     hidden: the `HiddenNumbers` that knows which tensors must not become Python numbers (scalar_reads.py), or None.
     """
@@ -120,9 +121,10 @@ class StepBuilder:
         return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
-        """Note the tensors of a constant that forward() computed from other constants, so that `owns` is True for them.
+        """Note that a constant was computed from parameters or buffers, so that `owns` is True for its tensors.
 
-        owned: whether `owns` is True for one of those other constants; if not, nothing is noted.
+        value: the constant, which forward() computed from other constants. owned: whether `owns` is True for one of
+        these other constants; if not, nothing is noted.
         """
         if owned:
             self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})

@@ -135,9 +135,10 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 
 
 def separate(steps: Sequence[Step]) -> list[Step]:
-    """Let the steps return a tuple of results in place of one packed tensor, for nets that are sent to others.
+    """Return the steps of a net with a tuple of results as output, in place of one packed tensor.
 
-    Raises ModelError if the structure of the results has constants that JSON cannot hold.
+    This is the form of nets that are sent to others. Raises ModelError if the structure of the results has constants
+    that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:

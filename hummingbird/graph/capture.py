@@ -102,7 +102,7 @@ class _Tracer(SymbolTracer):
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """Make the function and arguments that torch.fx traces: forward(), called as in the example.
 
-        Without an example it is called with one input, and every other argument has its default, as in net(x).
+        Without an example forward() gets one input, as in net(x), and every other argument has its default.
         """
         if self.example is not None:
             example = self.example
@@ -114,7 +114,10 @@ class _Tracer(SymbolTracer):
         return self._flattened(function), [root, *(_given(argument, positional) for argument in arguments)]
 
     def _flattened(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that it returns one tensor or a flat tuple; `structure` keeps the form of its result."""
+        """Wrap a function so that it returns one tensor or a flat tuple of tensors.
+
+        The attribute `structure` keeps how the function's own result was nested.
+        """
 
         def flat(*arguments: Any) -> Any:
             result = self._unpacked(function(*arguments))
@@ -124,7 +127,10 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Replace the result of a call such as chunk by a tuple of symbols, as many as on the example."""
+        """Replace the result of a call such as chunk, which returns several tensors, by a tuple of symbols.
+
+        The example shows how many tensors there are; without an example the result stays as it is.
+        """
         if isinstance(value, fx.Proxy):
             known = self.known(value)
             return tuple(self._unpacked(part) for part in value) if isinstance(known, (tuple, list)) else value
@@ -194,9 +200,11 @@ def _wrapped_functions_open() -> Iterator[None]:
 
 
 def _given(argument: Any, positional: int) -> Any:
-    """Return the value that an argument of forward() has if the net is called with one input.
+    """Return an argument's value when only the net's input is given: its default, or the argument itself.
 
-    argument: a symbol for which fx stores the default, or a value. positional: how many positional arguments there are.
+    argument: an argument of forward() as torch.fx gives it: a placeholder, which stores the default, or a value.
+    positional: number of the positional arguments of forward(), of which the first is the net's input. Without
+    positional arguments, `*args` takes the input.
     """
     if not isinstance(argument, fx.Proxy):
         return argument
@@ -335,7 +343,10 @@ def _failure(path: str, error: Exception) -> Problem:
 
 
 def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> list[Problem]:
-    """List a problem for each unsupported layer inside the module at `path`, which was not traced."""
+    """List a problem for each layer without a private form inside the module at `path`, which the trace did not enter.
+
+    example: the example of the trace; with one, recurrent layers are no problem.
+    """
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         for name, module in net.get_submodule(path).named_modules(prefix=path)

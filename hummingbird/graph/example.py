@@ -68,7 +68,7 @@ class Example:
         return int((self.private or self.leaves)[0].shape[0])
 
     def follows(self, x: Tensor) -> bool:
-        """Whether the first dimension of `x`, a tensor of this example, is the batch."""
+        """Whether the first dimension of `x`, one of the example's tensors, counts images."""
         return is_private(x) or (self.batched and x.dim() > 0 and x.shape[0] == self.batch)
 
     def of(self, batch: int) -> list[Tensor]:
@@ -149,9 +149,9 @@ def is_public(value: Any) -> bool:
 class Running:
     """The values of all nodes of a trace on an example, as fake tensors of torch, which have shapes and types only.
 
-    root: the traced net. call: the example. sizes: the batch sizes for which values are computed. With two, a size in a
-    shape that differs between them is taken for a multiple of the batch size (a `BatchSize` of `batch`); with one, none
-    is, and `batch` is None.
+    root: the traced net. call: the example. sizes: the batch sizes for which values are computed, one or two. With two,
+    a size in a shape that grows in proportion to them is taken for a multiple of the batch size (a `BatchSize`); with
+    one, all sizes are plain numbers.
     """
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
@@ -213,7 +213,10 @@ class Running:
         return self.same([getattr(value, name) for value in self.values[node]])
 
     def same(self, values: Sequence[Any]) -> Any:
-        """Join the values for each batch size into one: a size that grows with the batch becomes a `BatchSize`."""
+        """Join the values for each batch size into one: a size that grows with the batch becomes a `BatchSize`.
+
+        Raises `BatchFixed` if the values differ in another way.
+        """
         first, last = values[0], values[-1]
         if isinstance(first, (tuple, list)) and type(first) is type(last) and len(first) == len(last):
             return type(first)([self.same(pair) for pair in zip(first, last, strict=True)])

@@ -27,7 +27,7 @@ from hummingbird.structure import TENSOR, Structure, rebuild
 
 @dataclass(frozen=True)
 class LiveCall:
-    """One call of the net's own code, a node of its trace, with the step that it becomes.
+    """One call in the code of a net, a node of the net's trace, with the step that the call becomes.
 
     renamed: nodes that have this call's result as their value from here on, because the call writes in place.
     training: the arguments, positional and by keyword, of the same call if the net is in training mode.
@@ -136,9 +136,10 @@ _OF_TWO = frozenset({"maximum", "minimum", "greater"})
 
 
 def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the replacement `twin` of a layer that compares two tensors, or a tensor with a number among its attributes.
+    """Call `twin`, a replacement of a layer that compares two tensors, or a tensor with a number.
 
-    twin: called with one tensor for a comparison with a number, else with both. args, kwargs: of the layer's call.
+    twin: takes one tensor if `step` has the number as an attribute, else both tensors. args, kwargs: of the layer's
+    call.
     """
     operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
     if "value" in step.attrs:
@@ -239,7 +240,10 @@ def _without_weights(step: Step | None) -> Step | None:
 
 
 def _arguments(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, tuple[Any, Any]] | None:
-    """Find the arguments that each node of `graph` has in `other`; None unless both graphs have the same calls."""
+    """Return, for each node of a graph, the arguments that the same call has in another graph, with nodes of the first.
+
+    Returns None unless both graphs have the same calls in the same order.
+    """
     if len(graph.nodes) != len(other.nodes):
         return None
     pairs = dict(zip(other.nodes, graph.nodes, strict=True))

@@ -48,7 +48,10 @@ def is_size(step: Step) -> bool:
 
 
 def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
-    """Return the number of sizes that a step such as a reshape reads; None if one of them is a whole shape."""
+    """Return how many sizes a step such as a reshape reads, which is its result's number of dimensions.
+
+    Returns None if one of the inputs is a whole shape, or a slice of one, whose length is not known here.
+    """
     sizes = [steps[ref.index] for ref in refs(step.inputs[1:])]
     shapes = [s for s in sizes if s.attrs.get("dim", 0) is None or isinstance(s.attrs.get("index"), slice)]
     return None if shapes else len(step.inputs) - 1
@@ -60,7 +63,10 @@ def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
 
 
 def rounded(steps: Sequence[Step]) -> list[Problem]:
-    """List a problem for each step at which torch rounds integers: means, and a hardtanh or pad with a fraction."""
+    """List a problem for each step at which torch would round to integers.
+
+    These are means of integers, and a hardtanh or pad of integers whose constant has a fraction.
+    """
     return [
         Problem(steps[number].name, f"torch rounds the result of {steps[number].op} on integers (int64)", HINT)
         for number in sorted(integer_values(steps))
@@ -92,7 +98,10 @@ def _fractions(step: Step) -> list[object]:
 
 
 def _is_neutral(step: Step) -> bool:
-    """Whether a step's value leaves integers integer in a sum or product: a size, comparison or integer constant."""
+    """Whether a step's value, added to or multiplied by integers, leaves an integer result.
+
+    Such values are sizes, comparisons and integer constants.
+    """
     return _does(step) == "neutral" or (step.op == "constant" and _is_whole(step.attrs["value"]))
 
 

@@ -40,7 +40,10 @@ def fold(steps: Sequence[Step]) -> list[Step]:
 
 
 def _scaled_inside(steps: list[Step]) -> list[Step]:
-    """Fold "scale_last" steps into the linear layers that read them; one that other steps read too stays as well."""
+    """Fold "scale_last" steps into the linear layers that read them.
+
+    A folded step stays in the list, as other steps may read it.
+    """
     for index, step in enumerate(steps):
         if step.op != "linear" or (before := steps[step.inputs[0].index]).op != "scale_last":
             continue
@@ -120,11 +123,12 @@ def _reused(steps: Sequence[Step], *candidates: Step) -> bool:
 
 
 def _channels_agree(steps: list[Step], known: Sequence[Rank], index: int, channels: int) -> bool:
-    """Whether step `index` has, in dimension 1 of its value, the `channels` outputs that a batch norm after it scales.
+    """Whether a batch norm may be folded into the layer that is step `index`: its value has `channels` in dimension 1.
 
-    For a convolution this is so. For a linear layer it is so only if the value has 2 dimensions, (batch, features). If
-    the layer has as many dimensions as the net's input and that number is not known, 2 is assumed: the input step gets
-    the attribute `rank`, with which the net refuses other inputs. known: number of dimensions of every value.
+    channels: number of channels that the batch norm scales. known: number of dimensions of every step's value. A
+    convolution has its output channels in dimension 1; a linear layer only if its value has 2 dimensions, (batch,
+    features). If that depends on the net's input, whose number of dimensions is not known, 2 is assumed: the input step
+    gets the attribute `rank`, with which the net refuses other inputs.
     """
     step = steps[index]
     if step.op == "conv_transpose":
@@ -156,9 +160,12 @@ _NOTHING = 2.0**-12  # of the largest weight: a centred value below it is a roun
 
 
 def centered(steps: Sequence[Step]) -> list[Step]:
-    """Change weights so that norms need not subtract a mean, where possible; names, references and results stay.
+    """Change weights so that norms need not subtract a mean, where possible; the results stay the same.
 
-    A norm that no longer subtracts it has the attributes center=False and centered=True: its input's rows have mean 0.
+    Names and references stay the same, too.
+
+    A norm that no longer subtracts the mean has the attributes center=False and centered=True, as its input's rows have
+    mean 0.
     """
     steps = list(steps)
     shifts = _shifts(steps)
@@ -177,14 +184,18 @@ def centered(steps: Sequence[Step]) -> list[Step]:
 
 
 def _taken(step: Step) -> int:
-    """Return the length of the rows from which a norm of the last dimension subtracts the mean; 0 for other steps."""
+    """Return the length of a norm's rows, along the last dimension, if it subtracts their means; 0 for other steps."""
     a = step.attrs
     known = step.op == "norm" and a["center"] and a["last"] == 1 and a["sizes"] is not None
     return int(a["sizes"][0]) if known else 0
 
 
 def _shifts(steps: Sequence[Step]) -> list[int]:
-    """Return, for each value, the length of its rows if a number added to a row changes no reader's result; else 0."""
+    """Find the values for which a number added to a whole row changes no reader's result; a row is the last dimension.
+
+    Only norms that subtract a row's mean may read such a value, directly or through sums. Returns for each step the
+    length of its value's rows, or 0 for another value.
+    """
     asked: list[set[int]] = [set() for _ in steps]
     found = [0] * len(steps)
     for number in reversed(range(len(steps))):
@@ -196,9 +207,9 @@ def _shifts(steps: Sequence[Step]) -> list[int]:
 
 
 def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
-    """Return, for each value, the length of its rows if their mean is 0 or changed weights can make it 0; else 0.
+    """Find the values whose rows have mean 0, or can get mean 0 by changed weights; a row is along the last dimension.
 
-    shifts: the result of `_shifts`.
+    Returns for each step the length of its value's rows, or 0 if this is not possible. shifts: the result of `_shifts`.
     """
     found: list[int] = []
     for step, length in zip(steps, shifts, strict=True):
@@ -217,10 +228,10 @@ def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
 
 
 def _fits(step: Step, length: int) -> bool:
-    """Whether a mean can be subtracted from the rows of a sum by subtracting it from the rows of its operands.
+    """Whether the mean of each row of a sum can be subtracted by subtracting it from the rows of the sum's operands.
 
-    It can if both are values, or if the constant operand has rows of this `length`; not if it is a number, or a
-    constant that is broadcast along the row.
+    It can if both operands are values, or if the constant operand has rows of this `length`; a number, or a constant
+    that is broadcast along the row, has no such rows.
     """
     value = step.attrs.get("value")
     if "value" not in step.attrs:
@@ -262,7 +273,7 @@ _POOLS = "max_pool", "adaptive_max_pool"
 
 
 def pools_first(steps: Sequence[Step]) -> tuple[list[Step], dict[str, list[str]]]:
-    """Exchange each ReLU with a max pooling that is its only reader, which saves work (comment below).
+    """Exchange each ReLU with a max pooling that is its only reader, so that the ReLU is computed for fewer values.
 
     Returns the steps, and for each pooling, by name, the names of the ReLUs that now come after it. All names, and the
     values of all other steps, stay the same.
@@ -279,7 +290,7 @@ def pools_first(steps: Sequence[Step]) -> tuple[list[Step], dict[str, list[str]]
 
 
 def _next(steps: Sequence[Step], readers: Counter[int]) -> tuple[int, int] | None:
-    """Find the numbers of a ReLU and of a max pooling that is its only reader; None if there is no such pair.
+    """Find a ReLU that only a max pooling reads; return the step numbers of both, or None if there is no such pair.
 
     readers: how many inputs of steps read each value.
     """

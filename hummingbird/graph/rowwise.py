@@ -113,9 +113,10 @@ def _tensors(inputs: Any) -> Iterator[_Known]:
 
 
 def _same(layout: Any, value: Any, probe: Any, images: int) -> None:
-    """Raise Mixed unless `value`, for a batch of `images`, has the sizes of `probe` in all dimensions but the batch's.
+    """Raise Mixed unless `value` has the sizes of `probe` in all dimensions but the batch's.
 
-    probe: the value of the same step for a batch of three images. layout: where this value holds the batch.
+    value: a step's value for a batch of `images` images. probe: the same step's value for a batch of three images.
+    layout: where this value holds the batch.
     """
     if isinstance(value, Tensor):
         sizes = list(probe.shape)

@@ -104,7 +104,7 @@ def _is_call(value: Any) -> bool:
 def _bare(value: Any) -> Any:
     """Replace, in the structure of a call, every constant that is a type, a slice or "..." by None.
 
-    These constants may be in the structure of a call only; after that, the check of all other structures can be used.
+    Only the structure of a call may have such constants. Without them it can be checked as every other structure is.
     """
     if type(value) is not tuple or not value:
         return None

@@ -140,10 +140,10 @@ class _Attribute(_Questions, fx.proxy.Attribute):
 
 
 class SymbolTracer(fx.Tracer):
-    """A tracer of torch.fx that makes symbols, and refuses what forward() asks of them and they cannot answer.
+    """A tracer of torch.fx that makes symbols; it raises an error where forward() asks a symbol for what is not known.
 
-    refused: all refusals, each with the path of the module whose code asked. opaque: paths of modules that the trace
-    does not enter. running: the values of all nodes on an example; None without one.
+    refused: all these errors, each with the path of the module whose code asked. opaque: paths of modules that the
+    trace does not enter. running: the values of all nodes on an example; None without one.
     """
 
     def __init__(self, opaque: set[str], running: Running | None = None) -> None:
@@ -170,7 +170,10 @@ class SymbolTracer(fx.Tracer):
         return None if self.running is None else self.running.values[obj.node][0]
 
     def own(self, node: fx.Node) -> Tensor | None:
-        """Return the net's parameter that a node reads, None for other nodes; its shape is known without an example."""
+        """Return the parameter of the net that a node reads; None for other nodes.
+
+        A parameter's shape is known without an example.
+        """
         if node.op != "get_attr":
             return None
         if not self._parameters:  # while fx traces, a module's attributes are symbols

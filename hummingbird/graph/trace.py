@@ -90,7 +90,7 @@ def problems(
 
 
 def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> TraceState:
-    """Trace a net without folding its batch norms, and return the walk, which says which step each traced call became.
+    """Trace a net without folding its batch norms; return the `TraceState`, which has the step of each traced call.
 
     Arguments and errors as for `trace`.
     """
@@ -114,7 +114,7 @@ def _builder(root: nn.Module, plain: bool = False) -> StepBuilder:
 
 
 def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
-    """Return the steps of a `SavedNet` and their problems; its tensors must pass the checks of any net's parameters."""
+    """Return the steps of a `SavedNet`, and its problems: hooks, and weights that `trace` would not accept."""
     twin = plain_copy(net)
     assert isinstance(twin, SavedNet)
     builder, steps, found = _builder(twin), [], _around(twin)
@@ -158,9 +158,10 @@ def _walk(
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[TraceState | None, list[Problem]]:
-    """Trace the net with one of the ways of `Example.readings`, and return the walk and the problems.
+    """Trace the net in one of the ways of `Example.readings`.
 
-    reading: None: without an example. hidden: the `HiddenNumbers` of the net, or None.
+    Returns the `TraceState`, None if the net cannot be traced, and the problems. reading: the way; None for a trace
+    without an example. hidden: the `HiddenNumbers` of the net, or None.
     """
     with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)
@@ -176,7 +177,7 @@ def _walked(
 
 
 def _around(net: nn.Module) -> list[Problem]:
-    """List problems of the net as a whole: only its class's forward() is traced, so hooks on the net would be lost."""
+    """List the problems of the net object itself: hooks on it and a replaced forward(), which a trace would lose."""
     hooks = nn.modules.module
     found = []
     if _hooked(net):
@@ -198,9 +199,9 @@ _SUBCLASS = "write a subclass with this forward(), or delete the replacement: de
 
 
 class TraceState:
-    """The walk over a captured graph that converts its calls to steps. made: traced call -> its step.
+    """The walk over a captured graph that converts its calls to steps.
 
-    renamed: in-place call -> nodes whose value it changes.
+    made: for each traced call its step. renamed: for each in-place call the nodes whose value it changes.
     """
 
     def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...], elementwise: bool = False) -> None:
@@ -290,10 +291,10 @@ class TraceState:
         return elementwise.emit(self.builder, found, args, kwargs)
 
     def _is_public(self, node: fx.Node, sized: bool) -> bool:
-        """Whether every party can compute a call by itself: of public values and sizes, and in `public.FUNCTIONS`.
+        """Whether every party can compute a call by itself: it is in `public.FUNCTIONS` and has public arguments.
 
-        sized: whether a size that grows with the batch is among the arguments; else at least one of them must be
-        public.
+        Arguments may be public values, sizes, and constants that are no weights. A call with constants only does not
+        count: one argument must be a public value, or (`sized`) a size that grows with the batch.
         """
         given = [self.values[source] for source in node.all_input_nodes]
         kinds = [self.builder.kind(value) for value in given]
@@ -329,9 +330,9 @@ class TraceState:
         return self.sizes[factor]
 
     def _input(self, node: fx.Node) -> Ref:
-        """Return the value of a placeholder, a private or a public input.
+        """Return the value of a placeholder, which stands for a private or a public input.
 
-        Several private inputs are slices of one tensor (batch, values).
+        Several private inputs are packed into one tensor (batch, values), of which each is a part.
         """
         call = self.captured.example
         if call is None:
@@ -362,7 +363,7 @@ class TraceState:
         return self.builder.emit("reshape", found, -1, *shapes[place])
 
     def _begin(self, call: Example, placeholders: list[fx.Node], shapes: list[tuple[int, ...]]) -> None:
-        """Emit the step "input": the one private tensor, or all private tensors packed into one."""
+        """Emit the step "input": its value is the one private tensor, or all private tensors packed into one."""
         names = tuple(name for name, x in zip(call.names, call.leaves, strict=True) if is_private(x))
         batch = call.batch if self.captured.fixed else None
         shape = (batch, *shapes[0]) if len(shapes) == 1 else (batch, sum(math.prod(shape) for shape in shapes))
@@ -410,7 +411,7 @@ class TraceState:
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 
     def _remember(self, node: fx.Node, value: Any) -> None:
-        """Note which memory a call's result uses; a call in place changes the value of every node with that memory."""
+        """Note which memory a call's result uses; an in-place call changes all nodes that equal its first input."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:

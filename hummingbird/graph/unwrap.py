@@ -57,7 +57,7 @@ def submodule(net: nn.Module, path: str) -> nn.Module:
 
 
 def _inside(net: nn.Module) -> nn.Module | None:
-    """Return the net inside a wrapper, such as DataParallel; None for a net that is no wrapper."""
+    """Return the net inside a wrapper, such as DataParallel or torch.compile's; None for a net that is no wrapper."""
     if isinstance(net, _PARALLEL):
         return net.module
     if type(net).__name__ == "OptimizedModule" and type(net).__module__.startswith("torch._dynamo"):

@@ -67,7 +67,7 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """Compute one side's share of a step that needs no message (`plan.LOCAL`): a sum, a view, a pool or a cut.
+    """Compute one side's share of the result of a step that needs no message (`plan.LOCAL`): a sum, view, pool or cut.
 
     values: the side's shares of the step's inputs. model: whether this is the model's side, which adds constants.
     """
@@ -81,7 +81,8 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
 def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: LocalStep) -> Tensor:
     """Run all steps of a plan on x, int64 (B, *shape), with a function for each kind of step; returns the last value.
 
-    linear, gate, other: compute a layer, a gate, and any other step.
+    linear, gate, other: these functions, for a layer with weights, for a gate, and for any other step; each gets the
+    step's number, the step, and the values that it reads, and returns the step's value.
     """
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
@@ -109,8 +110,8 @@ def _model_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
 def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Compute for every layer with weights the data side's share r of its input, which this side then sends encrypted.
 
-    masks: int64 (B, *shape), uniform mod 2^ring, one for each of `plan.masked`. Returns int64 (B, C, H, W) mod 2^ring,
-    by number of the step.
+    masks: the data side's masks of the steps in `plan.masked`, int64 (B, *shape), uniform mod 2^ring, by number of the
+    step. Returns int64 (B, C, H, W) mod 2^ring, by number of the layer's step.
     """
     values = dict(masks)
     locals_ = sorted(at_rest(plan) - masks.keys())
@@ -124,9 +125,10 @@ def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
 def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tuple[dict[int, Tensor], Tensor]:
     """Compute the data's side of a plan before the image is known.
 
-    masks: as for `requests`. linear: returns d = W r - s mod 2^ring, int64 (B, *step.shape), this side's share of a
-    layer's result. Returns this side's shares mod 2^width of all gates' inputs, by number of the step, and its share of
-    the logits.
+    masks: as for `requests`. linear: computes for a layer d = W r - s mod 2^ring, int64 (B, *step.shape), this side's
+    share of the result, from its share r of the input; W are the layer's weights, and s is a mask that the model's side
+    has drawn. Returns this side's shares mod 2^width of all gates' inputs, by number of the step, and its share of the
+    logits.
     """
     shares: dict[int, Tensor] = {}
 
@@ -140,24 +142,26 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
     """Compute the model's side of a plan: its share of the logits, from its share x = X - r of the images X.
 
-    x: int64 (B, *shape). linear: returns W x + s + bias mod 2^ring (`product` has W x). gate: maps this side's share of
-    a gate's input, mod 2^width, to its share of the result, y - r mod 2^ring.
+    x: int64 (B, *shape). r is the data side's mask. linear: computes for a layer W x + s + bias mod 2^ring, from this
+    side's share x of the input, the weights W and the mask s of the result (`model_linear`). gate: computes this side's
+    share of a gate's result y, y - r mod 2^ring, from its share of the input mod 2^width; r is the data side's mask of
+    y.
     """
     return walk(plan, x, linear, gate, _model_side)
 
 
 def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
-    """Prepare the weights of all layers for many products: a `products.Factor` for each step's number."""
+    """Return the weights of all layers prepared for many products, a `products.Factor` each, by number of the step."""
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """Make the function that computes the model side's share of a layer's result, W x + s + bias, as `online` needs it.
+    """Make the function that `online` calls for a layer: it computes W x + s + bias, the model side's share.
 
-    x is the model side's share of the layer's input. weights: from `factors`. masks: the masks s of the layers'
-    results, int64 (B, *step.shape), by number of the step.
+    x is the model side's share of the layer's input, W are the layer's weights, s is the mask of its result. weights:
+    from `factors`. masks: the masks s, int64 (B, *step.shape), by number of the step.
     """
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:

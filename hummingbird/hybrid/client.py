@@ -87,9 +87,9 @@ class Connection:
 
     @contextmanager
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
-        """Call a method of the server; yields this end of the connection, and adds the bytes to `count`.
+        """Call a method of the server: the context gives this end of the connection.
 
-        A malformed answer is a PeerError.
+        At the end the bytes of the call are added to `count`. Raises PeerError for a malformed answer.
         """
         with called(self._channel, method, self._where, self._timeout) as link:
             try:
@@ -109,7 +109,7 @@ class Connection:
     def prepare(self, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
         """Prepare `count` slots with the server; calls progress(1) after each.
 
-        If one fails, the earlier ones stay ready.
+        If one slot fails, the earlier ones stay ready.
         """
         if count > 0:
             with self.call("Offline", self.offline) as link:
@@ -178,9 +178,9 @@ class RemoteNet(Connection):
 
 
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
-    """Run an attempt that takes a slot; if the slot turns out damaged at either side, try again, up to 8 times.
+    """Run an attempt that takes a slot, and return its result; try again with another slot if the slot was damaged.
 
-    failed: called before another try.
+    After 8 tries the last error is raised. failed: called before another try.
     """
     retry = Retry(math.inf, (0.0, 0.0), passing=(SlotError, NotFoundError), tries=TRIES)
     while True:
@@ -193,7 +193,7 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
 
 class _Supply:
-    """Hands out one slot for each of `images` images: ready ones first, then those that a thread deals meanwhile."""
+    """Hands out one slot for each of `images` images: ready slots first, then slots that a thread prepares."""
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -205,7 +205,7 @@ class _Supply:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until a slot is there for the caller. Raises the error of dealing slots if that failed."""
+        """Take a slot for the caller; waits until one is ready. Raises the error of dealing slots if that failed."""
         with self._changed:
             # No limit of its own: preparing has its limits.
             self._changed.wait_for(lambda: self._free > 0 or self._error is not None or self._closed)
@@ -216,7 +216,7 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Ask for one more slot, because one that was handed out turned out damaged."""
+        """Add a slot to those that are handed out, because one of them turned out damaged."""
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1

@@ -59,7 +59,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Run `gc-prepare`: have slots dealt with the server, and print figures."""
+    """Run `gc-prepare`: have slots dealt with the server, and print time and sizes."""
     heap.keep()
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         before = net.ready
@@ -72,7 +72,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Run `gc-client`: send images, print figures, and the accuracy if there are labels, and write the logits."""
+    """Run `gc-client`: send images, print times, sizes, and the accuracy if there are labels, and write the logits."""
     heap.keep()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
@@ -83,7 +83,7 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Send images, with slots from the caller's own store."""
+    """Run `gc-client` with slots from the caller's own store: send images, and print and write what comes back."""
     net = RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout)
     ready = min(net.ready, len(images))
 
@@ -106,7 +106,7 @@ def _ask_with_own(args: argparse.Namespace, images: Tensor, labels: Tensor | Non
 
 
 def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | None) -> None:
-    """Send images as a user of a proxy, which has the slots."""
+    """Run `gc-client` as a user of a proxy, which has the slots: send images, and print and write what comes back."""
 
     def figures(net: ProxiedNet, seconds: float) -> list[str]:
         each = net.online.total() / len(images)
@@ -139,7 +139,8 @@ def serve_proxy(args: argparse.Namespace) -> int:
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
     """Add a program to the command line, with an example at the end of its help; returns its parser.
 
-    name: of the program. text: for the list of programs. example: its arguments.
+    name: of the program. text: its entry in the list of programs. description: the text of its help. example: the
+    arguments of the example.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,

@@ -26,11 +26,11 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """Replace steps that add or multiply by a tensor of the net, such as a parameter, by layers.
+    """Replace steps that add a tensor of the net, such as a parameter, or multiply by one, by layers.
 
-    The tensor becomes part of the layer before, as a number may too, or a layer of its own. A step stays as it is if
-    its tensor changes the shape of an image's value, or differs between images. shapes: of each step's value for one
-    image.
+    The tensor, or a number in its place, becomes part of the layer before the step where that is possible; otherwise a
+    tensor becomes a layer of its own. A step stays as it is if its tensor changes the shape of an image's value, or
+    differs between images. shapes: of each step's value for one image.
     """
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
@@ -55,9 +55,9 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 
 
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """Return s and t of a step that computes s x + t, float64 in the shape of one image's value.
+    """Return s and t of a step that computes s x + t: it adds, subtracts or multiplies by a tensor or number.
 
-    The step adds, subtracts or multiplies by a tensor or number. Returns None if that differs between images.
+    s and t are float64 in the shape of one image's value. Returns None if the tensor differs between images.
     """
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):
@@ -87,10 +87,10 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a layer that multiplies each value of an image by a factor and adds a summand: the rule for "scale_last".
+    """Turn a step "scale_last", which multiplies each value of an image by a factor and adds a summand, into a layer.
 
-    to: the `Lowering`, which has this rule. number, step: the net's step, which has factors and summands. x: the
-    layer's input in the plan.
+    to: the `Lowering`, for which this is the operation's rule. number, step: the net's step, which has factors and
+    summands. x: the layer's input in the plan.
     """
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
@@ -103,9 +103,10 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Add a sum of two values, or of a value and a number in the net's code: the rule for "add" and "sub".
+    """Turn a step "add" or "sub", on two values or a value and a number in the net's code, into a sum in the plan.
 
-    to: the `Lowering`, which has this rule. number, step: the net's step. parts: the values in the plan.
+    to: the `Lowering`, for which this is the rule for both operations. number, step: the net's step. parts: the values
+    in the plan.
     """
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
@@ -115,10 +116,10 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a product of a value and a number in the net's code to a plan: the rule for "mul" and "neg".
+    """Turn a step "mul" or "neg", which multiplies a value by a number in the net's code, into steps of a plan.
 
-    The integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`, which has
-    this rule. number, step: the net's step. x: the value in the plan.
+    The value's integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`,
+    for which this is the rule for both operations. number, step: the net's step. x: the value in the plan.
     """
     factor = step.attrs.get("value", -1.0)
     if factor < 0:

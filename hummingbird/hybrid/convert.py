@@ -94,7 +94,10 @@ class TracedNet:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """Number of values that each activation or max pooling makes for an image, by name of the layer, in order."""
+        """Number of values that each activation or max pooling makes for an image, by name of the layer.
+
+        The layers are in the order in which they run.
+        """
         pairs = zip(self.steps, self.shapes, strict=True)
         return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
 
@@ -113,9 +116,9 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """Return the attributes that the output step gets: structure and shapes of the results if there are several.
+        """Return the attributes of the plan's output step: if the net has several results, their structure and shapes.
 
-        A single tensor needs none.
+        A single tensor needs no attributes.
         """
         if "structure" not in self.steps[-1].attrs:
             return {}
@@ -132,8 +135,9 @@ def check_windows(
     """Raise ConfigError for windows that do not fit the net's steps.
 
     A window's name must be that of a step that may have one, and its `q` must be 0. Windows from a search must come
-    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: returns the steps
-    for which windows are searched, which have the numbers that forward() reads from weights; default: `steps`.
+    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: a function that
+    returns the steps for which windows are searched; they also have the numbers that forward() reads from weights.
+    Default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
@@ -148,8 +152,8 @@ def check_windows(
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
     """List the names of the steps that may have a window although they compare nothing.
 
-    They are layers, sums, products and concatenations. A window is used where another layer follows without an
-    activation: a lift gate reads it. It is also used for a step that makes a result of the net, whose values it bounds.
+    They are layers, sums, products and concatenations. If another layer follows such a step without an activation, a
+    lift gate reads the step's window. If the step makes a result of the net, the window bounds the result's values.
     """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 

@@ -37,9 +37,9 @@ from hummingbird.prg import Stream, derive
 class Slot:
     """A slot that is in use for an image, at the data's side.
 
-    number: of the slot. seed: from which all masks of the slot follow. kept: the slot's tensors from the store, without
-    the share: one of masked labels if this side garbles; labels, then the tables of each gate, if it evaluates. share:
-    this side's share of the logits, (1, *shape).
+    number: of the slot. seed: from which all masks of the slot follow. kept: tensors of the slot from the store: one of
+    masked labels if this side garbles; labels, then the tables of each gate, if this side evaluates. share: this side's
+    share of the logits, (1, *shape), also from the store.
     """
 
     number: int
@@ -49,9 +49,9 @@ class Slot:
 
 
 class DataSide:
-    """The data's side of one session: it prepares slots, and computes the logits of an image with each.
+    """The data's side of one session: it prepares slots, and computes the logits of an image with each slot.
 
-    digest: of the model's description, to which the store is bound.
+    digest: the digest of the model's description, to which the store is bound.
     """
 
     def __init__(self, plan: Plan, digest: str, store: Store) -> None:
@@ -101,10 +101,10 @@ class DataSide:
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
-        """Garble all gates and send their tables; returns the labels of 0, XOR the keys of the oblivious transfers.
+        """Garble all gates and send their tables; returns the masked labels of 0 of the model side's bits.
 
-        These are int64 (bits, 2); the keys are those of gc/cot.py. values: this side's shares of the gates' inputs.
-        masks: of the gates' results. seed: of the slot.
+        They are int64 (bits, 2); a label is masked by XOR with the key Q of an oblivious transfer (gc/cot.py). values:
+        this side's shares of the gates' inputs. masks: of the gates' results. seed: of the slot.
         """
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
@@ -137,7 +137,7 @@ class DataSide:
     # Online -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Slot:
-        """Take the next ready slot from the store, and mark it as used.
+        """Take the next ready slot from the store, and mark it as used; returns the slot with its tensors.
 
         Raises StoreError if no slot is ready, SlotError if the slot is damaged.
         """
@@ -145,7 +145,7 @@ class DataSide:
         return Slot(number, slot_seed(self.store.seed, number), kept, share)
 
     def input_mask(self, slot: Slot) -> Tensor:
-        """Return the mask r of the slot's image, int64 (1, *shape)."""
+        """Return the mask r of the slot's image, which is the data side's share of the image: int64 (1, *shape)."""
         return self._mask(slot.seed, self.plan.input_number)
 
     def infer(self, link: MessageStream, slot: Slot, x: Tensor) -> Tensor:
@@ -170,7 +170,10 @@ class DataSide:
         link.send("opening", opening.pack())
 
     def answer(self, link: MessageStream, slot: Slot) -> None:
-        """Answer the model's message for every layer of gates."""
+        """Answer the messages of the model's side for all gates of the plan, in order.
+
+        A garbler answers masked bits by their labels; an evaluator answers labels by the gate's masked result.
+        """
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
                 asked = link.receive(
@@ -186,8 +189,8 @@ class DataSide:
     def _evaluate(self, slot: Slot, position: int, place: GatePosition, labels: Tensor) -> Tensor:
         """Evaluate a gate; returns the message from which the model's side gets its share of the result: int64 (n,).
 
-        The message is the gate's result y, with the garbler's offset added, minus the mask r. position: of the gate
-        among the slot's gates. labels: of the bits of the model side's share.
+        The message is the gate's result plus the garbler's offset, minus the data side's mask of the result. position:
+        of the gate among the slot's gates. labels: those that stand for the bits of the model side's share.
         """
         tile = self._numbering.first_tile(slot.number) + place.tile
         own, tables = place.part(slot.kept[0]), slot.kept[1 + position]

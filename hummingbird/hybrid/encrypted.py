@@ -28,9 +28,9 @@ def layout(step: Linear) -> Layout:
 
 
 class MessageSizes:
-    """The two messages of a layer with weights, offline: what each side computes for them, and their sizes in bytes.
+    """The two messages of a layer with weights in dealing a slot: what each side computes for them, and their sizes.
 
-    up: size of the encrypted mask from the data's side. down: size of the reply.
+    up: bytes of the encrypted mask from the data's side. down: bytes of the reply.
     """
 
     def __init__(self, step: Linear) -> None:
@@ -45,18 +45,18 @@ class MessageSizes:
         return secret.encrypt(self.layout.pack_input(r), self.step.ring).to_bytes()
 
     def read(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """Decrypt a reply at the data's side to d = W r - s mod 2^ring, int64 (1, *shape), its share of the layer's
-        result.
+        """Decrypt a reply at the data's side to d = W r - s mod 2^ring, its share of the layer's result.
 
+        W are the weights, r is the input's mask from `ask`, and s the mask from `hidden`. Returns int64 (1, *shape).
         Raises InputError for damaged bytes.
         """
         polys = secret.decrypt(bfv.Reply.from_bytes(reply, self.layout.used), self.step.ring)
         return self.layout.unpack(polys).view(1, *self.step.shape)
 
     def masks(self, seed: bytes) -> Tensor:
-        """Draw the masks that the model's side subtracts from all coefficients of a slot's replies.
+        """Draw the masks that the model's side subtracts from all coefficients of a layer's reply: int64 (replies, N).
 
-        Returns int64 (replies, N).
+        seed: of these masks, another one for every slot.
         """
         return bfv.draw_masks(Stream(seed), self.layout.replies, self.step.ring)
 
@@ -66,7 +66,7 @@ class MessageSizes:
 
 
 def layers(plan: Plan) -> dict[int, MessageSizes]:
-    """Return the messages of all layers with weights of a plan, by number of the step."""
+    """Return the `MessageSizes` of every layer with weights of a plan, by number of the step."""
     return {number: MessageSizes(step) for number, step in plan.linears.items()}
 
 
@@ -97,7 +97,7 @@ class Weights:
     def answer(self, number: int, public: bfv.PublicKey, asked: bytes, seed: bytes) -> bytes:
         """Compute the reply of layer `number` to an encrypted mask. Raises InputError for damaged bytes.
 
-        public: the data side's key. asked: the encrypted mask. seed: of the masks that the reply hides its values with.
+        public: the data side's key. asked: the encrypted mask. seed: of the masks that hide the values of the reply.
         """
         layer = self._layers[number]
         places = layer.layout

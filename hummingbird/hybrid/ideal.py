@@ -17,9 +17,9 @@ from hummingbird.prg import Stream, derive
 
 
 def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Draw all masks from a seed: r of the input and the gates (`plan.masked`), and s of the layers.
+    """Draw all masks of a plan from a seed: r of the input and the gates (`plan.masked`), and s of the layers.
 
-    Returns both, by number of the step: int64 (images, *shape), mod 2^ring.
+    Returns a dictionary of the r and one of the s, by number of the step: int64 (images, *shape), mod 2^ring.
     """
 
     def mask(kind: str, number: int) -> Tensor:
@@ -36,9 +36,10 @@ def gate(step: Gate, x: Tensor) -> Tensor:
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """Make the function that computes the data side's share of a layer's result, W r - s mod 2^ring, in the clear.
+    """Make the function that computes the data side's share of a layer's result without encryption: W r - s mod 2^ring.
 
-    r is the data side's share of the layer's input. hidden: the masks s, by number of the step.
+    r is the data side's share of the layer's input, and W are the layer's weights. hidden: the masks s, by number of
+    the step.
     """
 
     def linear(number: int, step: Linear, r: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearSt
 
 
 def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[int, Tensor]) -> Tensor:
-    """Run both sides with gates and encrypted products in the clear; returns the logits mod 2^ring.
+    """Run both sides, with gates and products of weights computed in the clear; returns the logits mod 2^ring.
 
     x: encoded images, int64 (B, *shape). masks, hidden: the masks r and s by number of the step, both from `drawn`.
     """
@@ -65,17 +66,20 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides compute together."""
+    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides compute together.
+
+    model: the plan with its weights.
+    """
 
     def __init__(self, model: Model) -> None:
         self.plan, self._parameters = model.plan, model.parameters
         self._factors = arithmetic.factors(model.parameters)
 
     def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
-        """Compute the logits mod 2^ring of encoded images, int64 (B, *shape).
+        """Compute the logits mod 2^ring of encoded images x, int64 (B, *shape).
 
-        low: for each cut, by number of the step, the low bits that it drops from the data side's share, from
-        `low_bits`.
+        low: for each cut, by number of the step, the low bits of the data side's share that the cut drops, from
+        `low_bits`. The result depends on them because each side cuts its share by itself.
         """
 
         def other(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
@@ -90,10 +94,10 @@ class Plain:
 
 
 def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
-    """Compute for each cut the low bits that it drops from the data side's share, by number of the step.
+    """Compute for each cut the low bits of the data side's share that the cut drops, by number of the step.
 
-    Needs no weights. masks: returns the mask r of each of `plan.masked`, mod 2^ring. linear: returns the data side's
-    share of a layer's result, which is uniform for any r.
+    Needs no weights. masks: returns the mask of each step in `plan.masked`, mod 2^ring. linear: returns the data side's
+    share of a layer's result, which is uniform for any share of the input.
     """
     found: dict[int, Tensor] = {}
 

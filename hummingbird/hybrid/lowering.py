@@ -37,7 +37,7 @@ class Lowering:
     """Turns the steps of a traced net into steps of a plan, with a rule for each operation.
 
     steps: of the net, with folded batch norms. shapes: of every value for one image. config: the windows. `run` raises
-    ConfigError for windows that do not fit.
+    ConfigError for windows that a garbled gate cannot have.
     """
 
     def __init__(self, steps: Sequence[NetStep], shapes: Sequence[Any], config: BitConfig) -> None:
@@ -48,7 +48,7 @@ class Lowering:
         self.behind = moved(steps)
 
     def run(self) -> UnfinishedStep:
-        """Turn all steps into steps of a plan; returns the value of the last one."""
+        """Turn all steps into steps of a plan; returns the plan's step for the value of the last one."""
         self._check_windows()
         for number, step in enumerate(self.steps):
             if step.op == "output":
@@ -100,9 +100,9 @@ class Lowering:
             raise ConfigError(what, where="bits", hint=hint)
 
     def pool_window(self, number: int) -> BitWindow:
-        """Return the window of a max pooling: its own, or that of the ReLU before it with one more high bit.
+        """Return the window of a max pooling: its own, or the window of the ReLU before it with one more high bit.
 
-        That bit makes room for all differences of two values. number: of the pooling's step.
+        This bit makes room for the difference of any two values. number: of the pooling's step.
         """
         relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
         named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
@@ -112,11 +112,12 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
-        """Return x if a layer may read it, otherwise the result of a lift gate on x, which is added if needed.
+        """Return x if a layer may read it; otherwise the result of a lift gate on x, which is added if needed.
 
-        The gate's result has the bits of x that lie in its window. The data's side must know its share of a layer's
-        input before any image. Of a gate's result it does, because it draws that result's mask. All layers that read x
-        share the gate. Raises ConfigError if a gate is needed and x has no window of 2 to 24 bits.
+        A layer may read only a value of which the data's side knows its share before any image. It may read a gate's
+        result, because the data's side draws that result's mask. The lift gate's result has the bits of x that lie in
+        its window. All layers that read x share the gate. Raises ConfigError if a gate is needed and x has no window of
+        2 to 24 bits.
         """
         if x.rests:
             return x
@@ -183,7 +184,7 @@ def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfi
 
 
 def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a batch norm that follows no layer: a 1x1 convolution of each channel."""
+    """Turn a batch norm that follows no layer into a layer of the plan: a 1x1 convolution of each channel."""
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
     geometry = {"image": image, "weight": tuple(weight.shape), "groups": channels}
@@ -195,7 +196,10 @@ def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfini
 
 
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a clamp as low + relu(x - low) - relu(x - high); one gate computes both ReLUs in one round trip."""
+    """Turn a clamp into steps of the plan: low + relu(x - low) - relu(x - high).
+
+    One gate computes both ReLUs in one round trip.
+    """
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
     cut, count, shifted = drafts.cut(f"{name}.cut", x, window), x.shape[0], []
@@ -212,7 +216,10 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a LeakyReLU as (c lift(x) + (2^f - c) relu(x)) / 2^f, where c / 2^f is nearly its slope; a lift returns x."""
+    """Turn a LeakyReLU into steps of the plan: (c lift(x) + (2^f - c) relu(x)) / 2^f.
+
+    c / 2^f is nearly the slope of the LeakyReLU; lift(x) is x, from a lift gate.
+    """
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
     c = round(slope * 2**f)
@@ -225,7 +232,10 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> 
 
 
 def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a PReLU as relu(x) - slope relu(-x): one gate computes both ReLUs, a layer multiplies by the slopes."""
+    """Turn a PReLU into steps of the plan: relu(x) - slope relu(-x).
+
+    One gate computes both ReLUs, and a layer multiplies by the slopes.
+    """
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
     minus = drafts.weighted(f"{name}.minus", [cut], cut.scale.times(1.0), signs=(-1,))
@@ -240,9 +250,9 @@ def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfin
 
 
 def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Bring values to one unit, and concatenate them along an image's first dimension.
+    """Turn a concatenation into steps of the plan that bring the values to one unit, and concatenate them.
 
-    For another dimension, they are permuted before and after.
+    Values are concatenated along an image's first dimension; for another dimension, they are permuted before and after.
     """
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
@@ -264,7 +274,7 @@ def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) ->
 
 
 def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Add a max pooling by max(a, b) = a + relu(b - a), in a tree for every dimension of the window.
+    """Turn a max pooling into steps of the plan: max(a, b) = a + relu(b - a), a tree for each dimension of the window.
 
     A ReLU before the pooling is computed after it, on fewer values.
     """
@@ -285,7 +295,10 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-    """Add the maximum over the first dimension of x, as a tree of ReLUs. window: of the differences."""
+    """Add the maximum over the first dimension of x to the plan, as a tree of ReLUs.
+
+    window: of the differences between two values, which the ReLUs read.
+    """
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
 
@@ -310,10 +323,10 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
 def _sum_pool(
     to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
 ) -> UnfinishedStep:
-    """Append an average pooling to the plan: a step that sums each kernel's values. The result's unit is divided by
-    `divisor`, which makes the sums averages.
+    """Turn an average pooling into steps of the plan: sums under the kernel, in a unit that makes the sums averages.
 
-    shape: of the result. sizes: kernel, stride, padding.
+    name: of the steps. shape: of the result. divisor: the number by which the sums are divided: the unit of the result
+    is that of x over `divisor`. sizes: kernel, stride, padding.
     """
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
@@ -391,7 +404,10 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
-    """List the problems of all steps that have no rule, or options that their rule does not support."""
+    """List a problem for each step that has no rule, or an option that its rule does not support, and for other faults.
+
+    Other faults are a last step that garbled gates and shares do not support, and a net without weights.
+    """
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
         if step.op in _LAST and last is not None and last.index == number:

@@ -66,7 +66,10 @@ class Outgoing:
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> bytes | None:
-        """Take the next message. Raises TimeoutError if none comes for `timeout` seconds; None waits forever."""
+        """Take the next message.
+
+        timeout: seconds to wait; None: without limit. Raises TimeoutError if no message comes in time.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._messages, timeout):
                 raise TimeoutError
@@ -106,9 +109,10 @@ class MessageStream:
         self._incoming, self._outgoing, self._timeout = incoming, outgoing, timeout
 
     def send(self, name: str, data: bytes | Tensor) -> None:
-        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the byte counts.
+        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes.
 
-        Raises PeerError if the other side reads nothing for the timeout, or is gone.
+        name: the name under which the bytes are counted. Raises PeerError if the other side reads nothing for the
+        timeout, or is gone.
         """
         view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):
@@ -122,7 +126,7 @@ class MessageStream:
         self.sent[name] += len(view)
 
     def receive(self, name: str, size: int) -> Tensor:
-        """Receive `size` bytes, uint8 (size,). name: for the byte counts.
+        """Receive `size` bytes, uint8 (size,). name: the name under which the bytes are counted.
 
         Raises InputError if the messages hold more; PeerError if the other side is silent, or ends.
         """
@@ -140,9 +144,9 @@ class MessageStream:
         return buffer
 
     def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
-        """Receive one message, such as the first message of a call. name: for the byte counts.
+        """Receive one message, such as the first message of a call. name: the name under which the bytes are counted.
 
-        Raises InputError if it has more than `limit` bytes, PeerError if the other side is silent, or ends.
+        Raises InputError if the message has more than `limit` bytes, PeerError if the other side is silent, or ends.
         """
         message = self._next(name)
         if len(message) > limit:
@@ -172,7 +176,7 @@ class MessageStream:
 
 
 class _Queued:
-    """The source of messages for a side whose other side runs in the same process; serves as `Incoming`."""
+    """A queue of messages as the source of messages for the side that receives them: an `Incoming`."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source
@@ -220,9 +224,9 @@ def both(
 
 @contextmanager
 def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
-    """Call a method of a service; yields the caller's end of the connection. Leaving the context ends the call.
+    """Call a method of a service: the context gives the caller's end of the connection, and leaving it ends the call.
 
-    where: name of the service, for errors.
+    where: name of the service, for errors. timeout: as in `MessageStream`.
     """
     outgoing = Outgoing()
     call = rpc_client.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
@@ -239,10 +243,10 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """Run one side of a call on its own thread, at a service; yields its messages, and raises its error.
+    """Run one side of a call on its own thread, at a service; yields that side's messages, and raises its error.
 
-    role: the function that is run on this end of the connection. While it computes, empty messages are sent as
-    heartbeats.
+    role: the function that is run, with this end of the connection as its argument. While it computes, empty messages
+    are sent as heartbeats.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)

@@ -66,14 +66,17 @@ class SessionOpening(CallOpening):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOpening(SessionOpening):
-    """The first message of a call that deals slots. first: the first slot that the data's side may still use."""
+    """The first message of a call that deals slots, in the session that it names.
+
+    first: the first slot that the data's side may still use.
+    """
 
     first: int = field(records.whole())
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOpening(SessionOpening):
-    """The first message of a call for one image: it names the slot to use.
+    """The first message of a call for one image: it names the session and the slot to use.
 
     A proxy also names the ticket of its user, and the kind of input that the user sends.
     """

@@ -56,8 +56,8 @@ class ModelSide:
     ) -> None:
         """Deal slots until the data's side sends END.
 
-        link: the connection to the data's side. store: of the session. room: a context manager that reserves disk space
-        for another slot, or raises. Raises the errors of `MessageStream.receive`, `MessageStream.send` and
+        link: the connection to the data's side. store: the session's store. room: makes a context manager that reserves
+        disk space for one more slot, or raises. Raises the errors of `MessageStream.receive`, `MessageStream.send` and
         `Store.deal`.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
@@ -81,9 +81,9 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Garble all gates and send their tables; returns for each gate the offsets with which its results are hidden.
+        """Garble all gates and send their tables; returns for each gate the offsets that hide its results.
 
-        The evaluator sees a result plus the offset only.
+        The evaluator sees a result plus its offset only.
         """
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
@@ -99,11 +99,11 @@ class ModelSide:
         return offsets
 
     def own(self, store: Store, slot: int) -> Tensor:
-        """Return the labels of 0 of this side's bits, if it garbles: int64 (bits, 2)."""
+        """Return the labels of 0 for the bits of this side's shares, int64 (bits, 2). Only a garbler calls this."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
-        """Begin an image with a slot, which is marked as used before anything is sent.
+        """Begin an image with a slot, and return its computation; the slot is marked as used before anything is sent.
 
         Raises StoreError if the slot is not ready.
         """
@@ -112,9 +112,9 @@ class ModelSide:
 
 
 class Online:
-    """Computes the model side's share of the logits of one image, with one slot.
+    """The computation of the model side's share of the logits of one image, with one slot.
 
-    kept: the contents of the slot. link: to the data's side.
+    kept: the contents of the slot in the store. link: the connection to the data's side.
     """
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
@@ -134,16 +134,16 @@ class Online:
             self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Compute this side's share of the logits, int64 (1, *shape), from its share X - r of the image.
+        """Compute this side's share of the logits, int64 (1, *shape), from its share x = X - r of the image X.
 
-        Raises the errors of `MessageStream.receive` and `MessageStream.send`.
+        r is the data side's mask. Raises the errors of `MessageStream.receive` and `MessageStream.send`.
         """
         return arithmetic.online(self._plan, x, self._linear, self._answer)
 
     def _answer(self, number: int, step: Gate, share: Tensor) -> Tensor:
-        """Compute this side's share y - r of a gate's result, mod 2^ring, from its share of the input, mod 2^width.
+        """Compute this side's share y - r of a gate's result y, mod 2^ring, from its share of the input, mod 2^width.
 
-        Both are int64 (1, *shape). number: of the step.
+        r is the data side's mask of y. Both shares are int64 (1, *shape). number: of the step.
         """
         place, kept = self._places[number]
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
@@ -164,8 +164,8 @@ class Online:
     def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
         """Have the data's side evaluate a gate: send the labels of this side's bits, and receive the masked result.
 
-        bits: of this side's share, packed. offset: what this side subtracts from the message to get its share of the
-        result. Only a garbler calls this.
+        bits: of this side's share, packed. offset: what this side subtracts from the received result to get its share
+        of the result. Only a garbler calls this.
         """
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))

@@ -23,8 +23,8 @@ from hummingbird.hybrid.session import set_up_data, set_up_model
 class HybridNet:
     """A converted net with both sides in this process: `net(images)` computes logits, and uses one slot for each image.
 
-    `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: of the description, which
-    binds the stores to the net. offline, online: bytes of all messages so far, by name.
+    `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: the digest of the model's
+    description, which binds the stores to the net. offline, online: bytes of all messages so far, by name.
     """
 
     def __init__(self, model: Model, digest: str) -> None:
@@ -74,7 +74,7 @@ class HybridNet:
     def __call__(self, images: Tensor) -> Any:
         """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.
 
-        Raises InputError for images of another shape, or beyond the input's range.
+        Raises InputError for images of another shape, or with values beyond the input's range.
         """
         values = self.plan.encode(images)
         if (lacking := len(values) - self.ready) > 0:

@@ -19,8 +19,9 @@ from hummingbird.prg import derive
 class GatePosition:
     """The position of a gate of a plan among all gates of a slot.
 
-    number, gate: the step. circuit: of the gate. bit: number of the gate's first input bit, counted over all gates of
-    the slot. tile: number of the gate's first tile, counted likewise; a tile is 16 instances of a circuit.
+    number, gate: the number of the gate's step in the plan, and the step. circuit: what is garbled for the gate. bit:
+    number of the gate's first input bit, counted over all gates of the slot. tile: number of the gate's first tile,
+    counted likewise; a tile is 16 instances of a circuit.
     """
 
     number: int
@@ -47,7 +48,7 @@ class GatePosition:
 class Numbering:
     """The positions of all gates of a plan in a slot, from which the numbers of transfers and tiles follow.
 
-    places: one for each gate. bits, tiles: numbers of input bits and of tiles in one slot.
+    places: a `GatePosition` for each gate. bits, tiles: numbers of input bits and of tiles in one slot.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -69,7 +70,7 @@ class Numbering:
 
 
 def hash_key(session: str) -> bytes:
-    """Derive the public key of the hash that garbling uses from the session's name, which is new for each session."""
+    """Derive, from a session's name, the public key of the hash that garbling uses; each session has a new name."""
     return derive(bytes.fromhex(session), "garbling")
 
 

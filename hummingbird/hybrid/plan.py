@@ -104,10 +104,10 @@ class Linear(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Step):
-    """A step computed by garbled gates: they read the low `width` bits of shares of a signed integer of `width` bits.
+    """A step of a plan that is computed by garbled gates, which read shares of a signed integer of `width` bits.
 
-    kind: "relu", or "lift", which leaves the integers as they are and only changes the ring. ring: the result's shares
-    are mod 2^ring.
+    kind: "relu", or "lift", which leaves the integer as it is and only changes the ring. Each gate reads the low
+    `width` bits of both shares; the shares of its result are mod 2^ring.
     """
 
     kind: str = field(records.one_of(("relu", "lift")), default="relu")
@@ -163,14 +163,14 @@ class Plan:
     def masked(self) -> dict[int, Step]:
         """The steps whose values the data's side masks, by number: the input and all gates.
 
-        The masks are uniform mod 2^ring.
+        The masks are uniform mod the step's 2^ring.
         """
         return {self.input_number: self.input, **self.gates}
 
     def encode(self, images: Tensor) -> Tensor:
         """Encode real images as integers, int64 (B, *shape).
 
-        Raises InputError for another shape, or beyond the input's range.
+        Raises InputError for images of another shape, or with values beyond the input's range.
         """
         step = self.input
         if not isinstance(images, Tensor) or not images.is_floating_point():
@@ -239,9 +239,9 @@ def signed(x: Tensor, ring: int) -> Tensor:
 
 
 def at_rest(plan: Plan) -> set[int]:
-    """Return the numbers of the steps that layers may read: of their values the data's side knows its share in advance.
+    """Return the numbers of the steps whose values layers may read.
 
-    Its share follows from its masks alone, without any image.
+    These are values of which the data's side knows its share in advance, from its masks alone, without any image.
     """
     found: set[int] = set()
     for number, step in enumerate(plan.steps):

@@ -87,9 +87,9 @@ class PlanBuilder:
         attrs: Mapping[str, Any],
         ratio: float = 1.0,
     ) -> UnfinishedStep:
-        """Add a step without weights that each side computes alone, on one value.
+        """Add a step without weights, on one value x, that each side computes alone.
 
-        ratio: the unit of the result over that of x.
+        op: one of plan.LOCAL. shape, attrs: of the step. ratio: the unit of the result divided by that of x.
         """
         return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
 
@@ -105,9 +105,9 @@ class PlanBuilder:
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum whose unit is given by `scale`.
+        """Add a sum of values; the sum's unit is given by `scale`.
 
-        parts: the values to add. attrs: `factors` or `signs` of the values, and `real`, as in `UnfinishedStep`.
+        parts: the values. attrs: `factors` or `signs` of the values, and other fields of an `UnfinishedStep`.
         """
         rests = all(part.rests for part in parts)
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
@@ -129,8 +129,8 @@ class PlanBuilder:
     ) -> UnfinishedStep:
         """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`).
 
-        The unit of its result is chosen later, with those of values that it is added to. geometry: fields of a
-        `Linear`.
+        The unit of its result is chosen later, together with those of values that are added to the result. geometry:
+        fields of a `Linear`.
         """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())
@@ -139,9 +139,9 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "linear", [x], shape, scale, False, weights=weights, geometry=geometry))
 
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-        """Add a step that drops low bits of x, so that its unit is the lowest bit of the window [k:m), 2^(m-16).
+        """Add a step that drops low bits of x; its unit is 2^(m-16), the value of the lowest bit of the window [k:m).
 
-        If the unit of x is coarser already, nothing is added.
+        If the unit of x is as coarse already, or coarser, nothing is added. Returns the new step, or x.
         """
         scale = power(x.scale)
         if scale is not x.scale:
@@ -223,7 +223,7 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Bound the absolute integers of a step's value, if all values that are cut to windows lie in their windows.
+    """Bound the absolute value of a step's integers, if all values that are cut to windows lie in their windows.
 
     input_range: bound on |x| of an image. parameters: of a layer, None for other steps.
     """
@@ -246,7 +246,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Return for each input of a step how many of its low bits the step reads."""
+    """Return, for each input of a step, how many low bits of the input's shares the step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

@@ -122,7 +122,7 @@ def _output(step: Step, x: Step) -> bool:
 
 
 def are_results(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
-    """Return whether an output's attributes describe several results, concatenated in the output.
+    """Return whether the attributes of an output step describe several results that are concatenated in the output.
 
     attrs: must be the results' structure and shapes. shape: of the output, which the results must fill.
     """

@@ -22,7 +22,7 @@ def session() -> dict[str, int]:
 
 
 def call() -> dict[str, int]:
-    """Return the bytes of the messages that a call for dealing slots has in any case, by the names of the messages.
+    """Return the bytes of the messages that a call for dealing slots has for any number of slots, by message name.
 
     The opening is not included. The messages for each slot are in `offline`.
     """
@@ -56,8 +56,8 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes that a proxy's user sends and receives once, before its first image, by method called.
 
-    Answers are listed by themselves. plan: needs only input and output. kind: how the user sends its images, one of
-    `users.INPUTS`.
+    Answers are listed by themselves. plan: only its input and output are read. kind: how the user sends its images, one
+    of `users.INPUTS`.
     """
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
@@ -70,8 +70,8 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 def user(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes that a proxy's user sends and receives for one image, by method called.
 
-    The methods are `Slot` of the proxy and `Input` of the model's side; answers are listed by themselves. kind: how the
-    user sends its image, one of `users.INPUTS`.
+    The methods are `Slot` of the proxy and `Input` of the model's side; answers are listed by themselves. plan: only
+    its input and output are read. kind: how the user sends its image, one of `users.INPUTS`.
     """
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)

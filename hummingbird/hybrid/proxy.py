@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class Proxy:
     """The data's side as a service for users without a store: `serve(Proxy(connection, 16).handlers(), address)`.
 
-    slots: number of slots to keep ready; a thread prepares them. If a user never comes, its slot is lost, and its name
-    may ask for fewer slots for a while.
+    slots: number of slots to keep ready; a thread prepares them. If a user asks for a slot and never sends its image,
+    the slot is lost, and the user's name may ask for fewer slots for a while.
     served: number of images so far, by kind of input.
     """
 
@@ -76,7 +76,10 @@ class Proxy:
         self._thread.join()
 
     def report(self) -> str:
-        """Write predicted and counted bytes between proxy and server for the images so far, without first messages."""
+        """Write predicted and counted bytes between proxy and server for the images so far, as a table.
+
+        The first messages of calls are not included.
+        """
         return report.proxied(self._connection.plan, self._connection.online, self.served)
 
     def _count(self, kind: str) -> None:
@@ -106,7 +109,7 @@ class Proxy:
         return call.ticket + seed + messages.pack(slot.share, plan.output.ring).numpy().tobytes()
 
     def _announced(self, name: str | None, secret: bfv.Secret | None) -> _Call:
-        """Take a slot for a user of this name, and announce the user to the model's side.
+        """Take a slot for a user of this name, announce the user to the model's side, and return the image's `_Call`.
 
         secret: the proxy's, if the user sends encrypted images; None otherwise.
         """
@@ -141,9 +144,10 @@ class Proxy:
 class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side once the user has sent its image.
 
-    slot: for the image. leave: called at the end, if the model's side has heard of the user, with the seconds for which
-    the call still counts against the quota of the user's name. count: called after a completed image, with the kind of
-    its input. secret: the proxy's, for encrypted images; None otherwise.
+    slot: for the image. leave: a function that is called at the end, if the model's side has heard of the user; its
+    argument is the seconds for which the call still counts against the quota of the user's name. count: a function that
+    is called after a completed image, with the kind of its input. secret: the proxy's, for encrypted images; None
+    otherwise.
     """
 
     def __init__(
@@ -191,9 +195,10 @@ class _Call:
                 self._leave(late)
 
     def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
-        """Decrypt the image that the model's side has masked, X - rho, and send it back less the slot's mask r.
+        """Decrypt the image X as the model's side has masked it, X - rho, and send it back less the slot's mask r.
 
-        What is sent is X - rho - r; the mask r is the proxy's share of the image. secret: the proxy's.
+        The message is X - rho - r; the mask r is the proxy's share of the image, and rho the model side's mask. secret:
+        the proxy's.
         """
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())

@@ -19,9 +19,9 @@ from hummingbird.table import text_table
 def before(model: Model) -> str:
     """Write a plan as a table: window, ring, bytes and noise of every layer for one image.
 
-    window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's result. room: bits
-    between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of the statistical
-    distance of replies from ones that hide the weights.
+    The table's columns: window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's
+    result. room: bits between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of
+    the statistical distance of replies from ones that hide the weights.
     """
     plan, rows, total = model.plan, [], 0.0
     for number, step in _priced(plan).items():
@@ -72,8 +72,8 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
 def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> str:
     """Write the counted bytes of a proxy's user beside the predicted ones, as a table.
 
-    kind: how the user sends images. once, online: bytes before the first image, and of all `images`. The plan needs
-    only input and output.
+    plan: only its input and output are read. kind: how the user sends images. once, online: bytes before the first
+    image, and of all `images` together.
     """
     rows = [((name, "once"), count, once.get(name, 0)) for name, count in prices.user_once(plan, kind).items()]
     each = prices.user(plan, kind).items() if images else ()

@@ -30,9 +30,9 @@ _FRACTIONS = range(-32, 64)
 class UnitGroup:
     """A group of values whose units have known ratios to each other, because sums add the values.
 
-    The group's own unit is chosen later. unit: this unit, None until `resolve` has chosen it. demands: functions that
-    return whether the current unit is fine enough. anchored: whether the ratios are fixed such that the unit of a cut
-    value becomes a power of two.
+    unit: the unit of the group, None until `resolve` has chosen it; the unit of a value is a known factor times it.
+    demands: functions that return whether the current unit is fine enough. anchored: whether the ratios are fixed such
+    that the unit of a value that is cut becomes a power of two.
     """
 
     unit: float | None = None
@@ -72,7 +72,7 @@ class ValueScale:
         return self.group.unit * self.ratio
 
     def times(self, factor: float) -> ValueScale:
-        """Return the scale of a value whose unit is `factor` times this one."""
+        """Return the scale of a value whose unit is `factor` times the unit of this scale."""
         return ValueScale(self.group, self.ratio * factor)
 
 
@@ -89,7 +89,7 @@ def fraction(unit: float) -> int:
 
 
 def precise(factor: float) -> bool:
-    """Return whether a positive factor is within 1/128 of its own size of an integer."""
+    """Return whether a positive factor is nearly an integer: the difference is at most 1/128 of the factor."""
     return abs(round(factor) - factor) <= FACTOR * factor
 
 
@@ -108,8 +108,9 @@ def finest(units: Sequence[float]) -> float:
 def power(scale: ValueScale) -> ValueScale:
     """Return a scale whose unit is a power of two, for a value that is cut.
 
-    This is the given scale, if its unit is a power of two or can still be chosen so. Otherwise its unit is finer, and
-    the given unit is nearly an integer multiple of the finer one; the value must then be multiplied by that integer.
+    This is the given scale, if its unit is a power of two or can still be chosen so. Otherwise it is a scale with a
+    finer unit, of which the given unit is nearly an integer multiple; the value must then be multiplied by that
+    integer.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio
@@ -126,7 +127,8 @@ def power(scale: ValueScale) -> ValueScale:
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
     """Return the scale of a sum of values with these scales.
 
-    The groups of values with unknown units become one; its unit must be fine enough for the values with known units.
+    The groups of the values whose units are unknown become one group. Its unit must become so fine that the known units
+    are nearly integer multiples of the sum's unit.
     """
     pending = [scale for scale in scales if not scale.known]
     if not pending:
@@ -159,15 +161,15 @@ def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
 def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
     """Return the demand of a layer on its result's unit (`UnitGroup.demands`): its integer weights must be precise.
 
-    rms: root mean square of the real weights; that of the integers must be at least 16. source, result: scales of the
-    layer's input and result.
+    They are if their root mean square is at least 16. rms: root mean square of the real weights. source, result: scales
+    of the layer's input and result.
     """
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
 def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
-    """Return the demand of a cut on the unit of its input (`UnitGroup.demands`): it must not be above 2^(m-16).
+    """Return the demand of a cut on the unit of its input (`UnitGroup.demands`): the unit must be at most 2^(m-16).
 
-    m: the bit at which the cut's window begins.
+    m: the lowest bit of the cut's window. source: scale of the input.
     """
     return lambda: source.unit <= 2.0 ** (m - SCALE)

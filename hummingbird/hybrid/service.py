@@ -39,7 +39,7 @@ S = TypeVar("S", bound=messages.SessionOpening)
 class Service:
     """The model's side of one net as a service for all clients: `serve(Service(model, folder).handlers(), address)`.
 
-    folder: of all sessions, which only this process uses.
+    folder: holds the stores of all sessions; only this process uses it.
     disk, days: as in `Sessions`.
     idle: seconds of silence that end a call.
     Raises StoreError for a folder that is in use or cannot be written; ConfigError for weights that encrypted products
@@ -65,7 +65,7 @@ class Service:
 
     @property
     def dealing_bytes(self) -> int:
-        """Memory in bytes that a call which deals slots takes: room for its messages, and one slot."""
+        """Bytes of memory that a call for dealing slots takes: room for its messages, and for one slot."""
         return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:
@@ -141,9 +141,10 @@ class Service:
 
     @contextmanager
     def _opened(self, link: MessageStream, owner: str, kind: type[S]) -> Iterator[tuple[Store, S]]:
-        """Read the first message of a call, and open the store of the session that it names; yields both.
+        """Read the first message of a call, and open the store of the session that it names, within the context.
 
-        The session must be this client's. kind: class of the message.
+        The context gives the store and the message. Raises AccessError unless the session is this client's, `owner`.
+        kind: class of the message.
         """
         opening = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM, kind)
         with self._sessions.use(opening.session, owner) as store:
@@ -151,9 +152,10 @@ class Service:
 
 
 def _claim(folder: Path) -> tuple[Appended, bytes]:
-    """Lock a server's folder, and make it if missing; returns the lock, and the server's secret.
+    """Lock a server's folder, which is made if missing; returns the lock, and the server's secret.
 
-    The secret is the key of the tag that names the weights in descriptions.
+    The secret is the key of the tag that names the weights in descriptions. Raises StoreError if another process has
+    the lock, or the folder cannot be written or is damaged.
     """
     path = folder / _SECRET
     try:

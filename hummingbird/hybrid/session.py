@@ -24,8 +24,8 @@ _OURS = ("the data's side", "the model's side")
 def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> Store:
     """Set up a new session at the data's side; returns its store.
 
-    plan: digest of the model's description. folder: for the store. Raises the errors of `Store.create` and
-    `MessageStream.receive`.
+    garbler: the side that garbles, "data" or "model". plan: digest of the model's description. folder: where the store
+    is made. Raises the errors of `Store.create` and `MessageStream.receive`.
     """
     link.send("opening", messages.CallOpening(plan=plan).pack())
     session = messages.read_opening(link.receive_text("opening"), plan, *_OURS, messages.SessionOpening).session
@@ -37,8 +37,8 @@ def set_up_data(link: MessageStream, garbler: str, plan: str, folder: Path) -> S
 def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
     """Set up a new session at the model's side; returns its store.
 
-    plan: digest of the model's description. folder: where the stores of all sessions are. owner: name of the client,
-    from its certificate or token; empty without a name.
+    garbler: the side that garbles, "data" or "model". plan: digest of the model's description. folder: where the stores
+    of all sessions are. owner: name of the client, from its certificate or token; empty without a name.
     """
     messages.read_opening(link.receive_text("opening"), plan, _OURS[1], _OURS[0], messages.CallOpening)
     session = new_seed(messages.SESSION_BYTES).hex()
@@ -50,7 +50,7 @@ def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, own
 
 
 def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
-    """Set up oblivious transfers with the other side; returns the secrets of this side for its store.
+    """Set up oblivious transfers with the other side; returns the secrets of this side that its store keeps.
 
     For the garbler these are delta and leaves (gc/cot.py), for the evaluator leaves. garbles: whether this side is the
     garbler.
@@ -66,12 +66,12 @@ def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
 
 
 def sender_of(store: Store) -> cot.Sender:
-    """Return the garbler's object for the session's oblivious transfers, from the secrets in the store."""
+    """Return the sender of the session's oblivious transfers, for the garbler, from the secrets in the store."""
     return cot.Sender(*store.material)
 
 
 def receiver_of(store: Store) -> cot.Receiver:
-    """Return the evaluator's object for the session's oblivious transfers, from the secrets in the store."""
+    """Return the receiver of the session's oblivious transfers, for the evaluator, from the secrets in the store."""
     return cot.Receiver(*store.material)
 
 

@@ -58,8 +58,9 @@ class _Session:
 class Sessions:
     """All sessions of a server, in `folder`, which only this process uses; limits their number, age and disk space.
 
-    digest: of the plan to which they are bound. disk: bytes that all slots may take; None for no limit. days: for which
-    a session may be unused. Raises ConfigError for a limit that is not above 0.
+    digest: the digest of the plan to which all sessions are bound. disk: bytes that all slots may take; None for no
+    limit. days: a session that is unused for so many days is removed. Raises ConfigError for a limit that is not above
+    0.
     """
 
     def __init__(self, folder: Path, digest: str, *, disk: int | None = None, days: float = DAYS) -> None:
@@ -146,7 +147,7 @@ class Sessions:
     def room(self, owner: str, size: int) -> Iterator[None]:
         """Reserve disk space for a slot of `size` bytes, which is dealt within the context.
 
-        owner: of the session. Raises StoreError if there is no space.
+        owner: the owner of the slot's session. Raises StoreError if there is no space.
         """
         with self._lock:
             self._check_room(owner, size)
@@ -188,9 +189,9 @@ class Sessions:
                 del self._sessions[name]
 
     def _close_some(self) -> None:
-        """Close the stores that have been unused for longest, until only a few are open.
+        """Close the stores of the sessions that have been unused for longest, until only a few stores are open.
 
-        Those with calls in progress stay open.
+        Sessions with calls in progress stay open.
         """
         opened = [session for session in self._sessions.values() if session.store is not None]
         for session in opened[: max(0, len(opened) - _OPEN)]:
@@ -199,7 +200,7 @@ class Sessions:
 
 
 def _last_use(folder: Path) -> float:
-    """Return the time when a slot of this session was last dealt or used, in seconds since 1970.
+    """Return the time when a slot of the session in this folder was last dealt or used, in seconds since 1970.
 
     It is the time when the folder last changed; 0 if the folder is gone.
     """

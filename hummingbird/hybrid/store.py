@@ -96,8 +96,8 @@ class Store:
     def create(cls, folder: Path, header: Header, seed: bytes, material: Sequence[Tensor]) -> Store:
         """Make a new session's folder, complete or not at all.
 
-        seed: of all randomness of this side. material: this side's results of the set-up. Raises DiskError if the
-        folder cannot be written, StoreError if it holds a session already.
+        seed: the seed from which all randomness of this side follows. material: this side's results of the set-up.
+        Raises DiskError if the folder cannot be written, StoreError if it holds a session already.
         """
         if (folder / HEADER).exists():
             raise StoreError("there is a session already", where=str(folder), hint=_NEW)
@@ -212,7 +212,7 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Return the sizes in bytes of the ready slots, by number, and remove the files of slots that are not ready.
+        """Return the sizes in bytes of the ready slots, by number, and remove the files of all other slots.
 
         A crash may have left such files.
         """

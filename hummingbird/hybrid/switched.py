@@ -42,9 +42,10 @@ class Image:
         return secret.encrypt(reduced(polys, self._step.ring), self._step.ring).to_bytes()
 
     def masked(self, keys: Keys, data: bytes) -> tuple[bytes, Tensor]:
-        """Switch an encrypted image to the proxy's key and mask it, at the model's side.
+        """Switch an encrypted image X to the proxy's key and mask it, at the model's side.
 
-        Returns the message to the proxy, and the mask rho, int64 (1, *shape). Raises InputError for damaged bytes.
+        data: the user's message. Returns the message to the proxy, from which it decrypts X - rho, and the mask rho,
+        int64 (1, *shape). Raises InputError for damaged bytes.
         """
         ring = self._step.ring
         masks = bfv.draw_masks(prg.fresh(), self._count, ring)
@@ -52,7 +53,7 @@ class Image:
         return bfv.evaluate(keys.public, parts, masks, ring, self._used).to_bytes(), self._read(masks)
 
     def decrypt(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """Decrypt the masked image at the proxy: x - rho mod 2^ring, int64 (1, *shape).
+        """Decrypt the masked image at the proxy: X - rho mod 2^ring, int64 (1, *shape), for the image X.
 
         rho is the model side's mask. Raises InputError for damaged bytes.
         """
@@ -86,7 +87,7 @@ class Keys:
 
 
 def keys_of(secret: bfv.Secret, public: bytes) -> bytes:
-    """Make the message, at the user, with the proxy's public key and the user's switching key.
+    """Make the user's message to the model's side, with the proxy's public key and the key that switches to it.
 
     secret: the user's. public: the proxy's public key.
     """

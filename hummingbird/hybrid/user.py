@@ -35,8 +35,9 @@ class ProxiedNet:
     """The client of a net behind a proxy, which supplies the slots: `net(images)` returns the net's logits.
 
     server, proxy: addresses. input: how images are sent: "shares", under a mask of the proxy, or "switched", encrypted.
-    tls, token: for both, see `rpc.client.connect`. timeout: longest wait for an answer, seconds. once, online: bytes so
-    far before the first image, and for images, by method, both ways.
+    tls, token: authentication to both services, see `rpc.client.connect`. timeout: longest wait for an answer, seconds.
+    once: bytes sent and received before the first image, by method called. online: bytes sent and received for images,
+    by method called.
     Raises the errors of `rpc.client.connect`; PeerError if a service is of another kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
@@ -123,9 +124,10 @@ class ProxiedNet:
         return reduced(shares[0] + shares[1], output.ring)
 
     def _call(self, count: Counter[str], side: str, method: str, request: bytes, size: int | None = None) -> bytes:
-        """Call a method of the "server" or the "proxy"; returns the answer, and adds both messages' bytes to `count`.
+        """Call a method of the "server" or the "proxy", and return the answer; adds both messages' bytes to `count`.
 
-        size: expected bytes of the answer, if known.
+        request: the message. size: expected bytes of the answer, if known. Raises PeerError for an answer of another
+        size.
         """
         try:
             answer = rpc_client.call(self._channels[side], method, request, timeout=self._timeout)

@@ -34,8 +34,8 @@ _US, _USER = "the model's side", "the user"
 class ConnectedUsers:
     """The users of all proxies, at the model's side: a user's image is brought together with the proxy's call for it.
 
-    digest: of the plan. idle: how long a user may wait for its answer, seconds. A proxy's call waits as long for the
-    user's image, but at most 30 seconds.
+    digest: the digest of the server's plan. idle: how long a user may wait for its answer, seconds. A proxy's call
+    waits as long for the user's image, but at most 30 seconds.
     """
 
     def __init__(self, plan: Plan, digest: str, idle: float) -> None:
@@ -92,8 +92,9 @@ class ConnectedUsers:
     def serve(self, link: MessageStream, ticket: str, kind: str, infer: Callable[[Tensor], Tensor]) -> None:
         """Run a proxy's call for one image: wait for the user with this ticket, and compute.
 
-        kind: how the user sends its image. infer: maps X - r to the share of the logits, with a slot that is marked as
-        used. Raises the errors of `infer`, which the user receives too, and PeerError if no user comes.
+        kind: how the user sends its image. infer: computes this side's share of the logits from its share X - r of the
+        image X, with a slot that is marked as used; r is the proxy's mask. Raises the errors of `infer`, which the user
+        receives too, and PeerError if no user comes.
         """
         step, output = self._plan.input, self._plan.output
         with self._expected(ticket, self._sizes[kind]) as met:
@@ -111,9 +112,9 @@ class ConnectedUsers:
             link.send("done", messages.DONE)
 
     def _switched(self, link: MessageStream, data: bytes) -> Tensor:
-        """Compute this side's share X - r of the image from a user's ciphertexts, with the proxy's help.
+        """Compute this side's share X - r of an image X from a user's ciphertexts, with the proxy's help.
 
-        data: name of the user's keys, then the ciphertexts.
+        r is the proxy's mask. data: name of the user's keys, then the ciphertexts.
         """
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:
@@ -126,7 +127,7 @@ class ConnectedUsers:
         return reduced(messages.unpack(back, step.shape, step.ring) + rho, step.ring)
 
     def _opened(self, data: bytes) -> bytes:
-        """Return a request without the digest of the plan with which it begins.
+        """Return a user's request without the digest of the plan with which the request begins.
 
         Raises AgreementError if the digest is not that of the server's plan.
         """
@@ -146,9 +147,9 @@ class ConnectedUsers:
 
 
 class _Meeting:
-    """A place where the thread of a proxy's call and the thread of its user's call exchange input and answer.
+    """The exchange of an image between two threads: that of a proxy's call, and that of the user's call.
 
-    size: bytes of the user's input.
+    The user's thread brings the input and gets the answer. size: bytes of the user's input.
     """
 
     def __init__(self, size: int) -> None:

@@ -50,7 +50,7 @@ def relu6(b: StepBuilder, input: Any, inplace: bool = False) -> Ref:
 
 
 def clamp(b: StepBuilder, input: Any, min: Any = None, max: Any = None) -> Ref:
-    """Convert a call of clamp: both bounds to a hardtanh, min=0 alone to a relu, else to a minimum or maximum."""
+    """Convert a call of clamp to a step: hardtanh for two bounds, relu for min=0 alone, else minimum or maximum."""
     if all(isinstance(bound, (int, float)) for bound in (min, max)):
         return hardtanh(b, input, min, max)
     if max is None and isinstance(min, (int, float)) and min == 0:
@@ -120,8 +120,8 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a function that computes an operation along the attribute `dim`, such as softmax, with a check of `dim`.
 
-    The result raises InputError if x has no such dimension. Without this check torch would accept dimension 0 of a
-    tensor that has no dimensions.
+    The wrapped function raises InputError if its input has no such dimension. Without this check torch would accept
+    dimension 0 of a tensor that has no dimensions.
     """
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
 
 
 def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
-    """Convert a call of pow to steps: x ** 2, 3 and 4 to squares and products, +-0.5 to a root (norms.py)."""
+    """Convert a call of pow to steps: squares and products for the exponents 2, 3 and 4, a root for 0.5 and -0.5."""
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
         return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)

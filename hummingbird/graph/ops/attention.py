@@ -209,10 +209,10 @@ def multihead(
 
 
 def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
-    """Emit the projections of queries, keys and values: one linear layer if all three are the same value, else three.
+    """Emit the linear layers that make queries, keys and values: a joint one if all have the same input, else three.
 
-    given: queries, keys, values. joint: the weights of all projections in one tensor, or None. apart: the weights one
-    by one.
+    given: the inputs of the layers for queries, keys and values. joint: the weights of all three layers in one tensor,
+    or None. bias: their biases in one tensor, or None. apart: the weights one by one, for `joint` None.
     """
     query, key, value = given
     biases = (None,) * 3 if bias is None else b.weight(bias, "bias").chunk(3)
@@ -243,7 +243,7 @@ def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
 
 
 def shown(size: int, others: int) -> Tensor:
-    """Make the causal mask, bool (queries, keys): True where a query sees a key, which is up to its own position.
+    """Make the causal mask, bool (queries, keys): True where a query sees a key, at most at its own position.
 
     size: the number of queries. others: the number of keys.
     """

@@ -28,7 +28,10 @@ class Mixed(Exception):
 
 
 class BatchLayout(NamedTuple):
-    """The position of the batch in a value: dimension `axis` has size outer * batch * inner (module head)."""
+    """The position of the batch in a value: it is in dimension `axis`, whose size is outer * batch * inner.
+
+    The indices of this dimension count through `outer` numbers, then images, then `inner` numbers, the last fastest.
+    """
 
     axis: int
     outer: int = 1
@@ -52,10 +55,11 @@ def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape)
 
 
 def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchRule:
-    """Make the batch rule of a function along some dimensions that keeps the shape, such as softmax.
+    """Make the batch rule for a function that works along some dimensions and keeps the shape, such as softmax.
 
-    The result has the batch in the input's dimension; the rule raises Mixed if the function works along this one.
-    axis: (attributes, shape) -> the dimensions along which the function works; negative ones count from the end.
+    The rule returns the input's position of the batch, and raises Mixed if the function works along the batch's
+    dimension. axis: takes the step's attributes and the input's shape, and returns the dimensions along which the
+    function works; negative ones count from the end.
     """
 
     def rule(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
@@ -68,7 +72,7 @@ def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchR
 
 
 def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of a layer that takes and returns it in dimension 0."""
+    """Find the batch's dimension in the result of a layer whose input and result have the batch in dimension 0."""
     if _one(where).axis != 0:
         raise Mixed
     return where[0]
@@ -95,10 +99,10 @@ def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: S
 
 
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
-    """Find the dimension that holds the batch after broadcasting; Mixed unless all values that depend on it agree.
+    """Find the dimension that holds the batch after the values are broadcast to a result of `rank` dimensions.
 
-    Values that do not depend on the batch must have size 1 there, or lack the dimension. rank: dimensions of the
-    result.
+    Raises Mixed unless all values that depend on the batch have it in the same dimension, and each other value has size
+    1 there or lacks the dimension.
     """
     aligned = [
         None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))
@@ -117,8 +121,9 @@ def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
 def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Find the batch's dimension in a matrix product.
 
-    If both factors depend on the batch, it must be a dimension before the matrices' two. If only one factor does, the
-    batch may also be a dimension of its matrices that is not summed over.
+    If both factors depend on the batch, its dimension must come before the last two, which are the matrices'. If only
+    one factor depends on the batch, the batch may also be in a dimension of that factor's matrices, but not in the one
+    that is summed over.
     """
     if all(layout is not None for layout in where):
         found = _agreed(where, shapes, len(out))
@@ -138,7 +143,8 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Find the batch's dimension in the result of an einsum.
 
-    The batch must be one index there, and in all operands that depend on it.
+    One letter of the equation must stand for the batch, in the result and in every operand that depends on the batch;
+    no other operand may have this letter.
     """
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
@@ -169,8 +175,9 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Find the batch's dimension after reshaping, which keeps the order of elements.
 
-    In this order the input is laid out as outer x batch x inner (module head). One dimension of the result must have
-    the size o * batch * i, with o * (sizes before it) = outer and i * (sizes after it) = inner; else Mixed is raised.
+    In this order the input is laid out as outer x batch x inner (`BatchLayout`). One dimension of the result must have
+    a size o * batch * i such that o times all sizes before it is outer, and i times all sizes after it is inner;
+    otherwise Mixed is raised.
     """
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
@@ -186,14 +193,20 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of cat along another one; all joined values must depend on the batch."""
+    """Find the batch's dimension in the result of cat along another dimension.
+
+    All joined values must depend on the batch.
+    """
     if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
         raise Mixed
     return where[0]
 
 
 def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of stack along a new one; all values must have it in the same place."""
+    """Find the batch's dimension in the result of stack, which adds a dimension.
+
+    All stacked values must have the batch in the same dimension.
+    """
     if None in where or len(set(where)) != 1:
         raise Mixed
     layout = _one(where)
@@ -201,7 +214,7 @@ def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after indexing by integers and slices, which must leave that dimension whole."""
+    """Find the batch's dimension after indexing by integers and slices, which must keep that dimension whole."""
     layout, index = _one(where), a["index"]
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(part is not None and part is not Ellipsis for part in parts)
@@ -246,7 +259,7 @@ def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in several results packed into one tensor: each must have it in dimension 0."""
+    """Find the batch's dimension in several results packed into one tensor: each must have the batch in dimension 0."""
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]
@@ -255,23 +268,27 @@ def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Find the batch's dimension in a softmax of logits, which must not be along the batch's dimension.
 
-    A public mask is the second input; the step before, which added the mask to the logits, has checked its layout.
+    A second input is a public mask; it needs no check here, because the step before, which adds it to the logits, has
+    its own rule.
     """
     axes = (-1, -2) if a.get("causal") else (a["dim"],)
     return apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension of the channels, 1, or 0 if there is only one dimension: an `axis` for the rule `apart`."""
+    """Return the dimension of the channels, 1, or 0 if there is only one dimension.
+
+    Pass this function to `apart` as its `axis`.
+    """
     return (min(1, len(shape) - 1),)
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension that the attribute `dim` names, as a tuple: an `axis` for the rule `apart`."""
+    """Return the dimension in the attribute `dim`, as a tuple of one. Pass this function to `apart` as its `axis`."""
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimensions that the attribute `dims` lists: an `axis` for the rule `apart`."""
+    """Return the dimensions in the attribute `dims`. Pass this function to `apart` as its `axis`."""
     dims: Collection[int] = a["dims"]
     return dims

@@ -27,10 +27,10 @@ def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def same(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Compute the number of dimensions after broadcasting: the largest one of all inputs and of a constant.
+    """Compute the number of dimensions after broadcasting: the largest number among all inputs and a constant.
 
-    Where an input's number is not known: INPUT if all inputs have as many dimensions as the net's input (INPUT) and the
-    constant, if there is one, has at most 2; else None.
+    If the numbers of all inputs are known only as that of the net's input (INPUT), the result is INPUT too, unless a
+    constant has more than 2 dimensions. In all other cases in which a number is not known, the result is None.
     """
     constant = [a["value"].dim()] if isinstance(a.get("value"), Tensor) else []
     known = [rank for rank in given if isinstance(rank, int)]
@@ -76,9 +76,9 @@ def _taken(a: dict[str, Any]) -> int:
 
 
 def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Compute the number of dimensions of a matrix product, the larger one of its factors.
+    """Compute the number of dimensions of a matrix product: the larger number of its two factors.
 
-    None if that of a factor is not known, or below 2.
+    Returns None if a factor's number is not known, or below 2.
     """
     known = [rank for rank in given if isinstance(rank, int) and rank >= 2]
     return max(known) if len(known) == len(given) else None
@@ -95,7 +95,7 @@ def first(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return the number of dimensions of a value of a layer on images: batch, channels, and the spatial ones.
+    """Return the number of dimensions of the result of a layer on images: batch, channels, and the spatial ones.
 
     The attribute `stride`, or `output_size` of a layer without stride, has one number for each spatial dimension.
     """

@@ -62,9 +62,9 @@ def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
 
 
 def module(kind: type[nn.Module]) -> tuple[str, str] | None:
-    """Return the elementwise function of a module type of torch.nn, and the attributes that are its keywords.
+    """Return, for a module type of torch.nn, its elementwise function and the names of the attributes to call it with.
 
-    None for other types.
+    The module's attributes of these names are the function's keyword arguments. Returns None for other types.
     """
     return _MODULES.get(kind)
 
@@ -99,7 +99,7 @@ def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def exponent(value: Any) -> Any:
-    """Convert a tensor with a single exponent that `power` accepts to a number; other values are returned unchanged.
+    """Convert a tensor with one element to a number, if `power` accepts it as exponent; else return the value.
 
     The tensor is only compared with the accepted exponents, so that no other number of a secret tensor is read.
     """

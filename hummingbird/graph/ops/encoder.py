@@ -64,7 +64,7 @@ def encoder_layer(
 ) -> Ref:
     """Convert a call of nn.TransformerEncoderLayer to steps: attention, then two linear layers.
 
-    The result of the attention, and that of the linear layers, is added to its own input.
+    The value before each of these two parts is added to the part's result.
     """
     x = b.tensor(src)
     _check(self_attn, nn.MultiheadAttention)

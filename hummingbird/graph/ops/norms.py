@@ -71,14 +71,14 @@ def check_variance(var: torch.Tensor, eps: float) -> None:
 def layer_norm(
     b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """Convert a call of layer_norm: "norm" on the last dimensions, then "scale_last" for weight and bias."""
+    """Convert a call of layer_norm to a step "norm" on the last dimensions, then "scale_last" for weight and bias."""
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
 
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
-    """Convert a call of rms_norm: steps as for `layer_norm`, but no mean is subtracted.
+    """Convert a call of rms_norm to steps as for `layer_norm`, but no mean is subtracted.
 
-    eps None: the eps of float32.
+    eps: None stands for the eps of float32.
     """
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)
@@ -166,9 +166,9 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 
 
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """Convert sqrt or rsqrt of a mean of squares plus a number, as in a norm; Unsupported for other roots.
+    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, as a norm has it; Unsupported for other roots.
 
-    kind: ROOT or INVERSE, the kind of the value.
+    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
@@ -183,7 +183,12 @@ def is_one(value: Any) -> bool:
 
 
 def inverse(b: StepBuilder, root: Ref) -> Ref:
-    """Emit a step that stands for 1 / root in a norm that forward() writes out; it has the kind INVERSE."""
+    """Emit a step that stands for 1 / root, a factor of a norm that forward() writes out.
+
+    The step's value has the kind INVERSE.
+
+    root: a value of kind ROOT, the root of a mean of squares.
+    """
     return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
 
 
@@ -208,7 +213,10 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize x.square().mean(dimensions, keepdim=True) + eps, and return x, the dimensions and eps; else None."""
+    """Recognize x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
+
+    Returns None for other values.
+    """
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
         step, eps = b.steps[step.inputs[0].index], number
@@ -219,7 +227,7 @@ def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] 
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Recognize x - x.mean(dimensions, keepdim=True), and return x and the dimensions; None for other values."""
+    """Recognize x - x.mean(dimensions, keepdim=True); return x and the dimensions, or None for other values."""
     step = b.steps[value.index]
     if step.op != "sub" or len(step.inputs) != 2:
         return None
@@ -250,9 +258,9 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
 
 
 def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm over `dims`; if these are not the last dimensions, permute them to the end and back.
+    """Emit a norm over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
 
-    center: whether the norm subtracts the mean.
+    eps: the norm's constant. center: whether the norm subtracts the mean.
     """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:
@@ -273,7 +281,7 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
 def var(
     b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Ref:
-    """Convert a call of var without correction to steps: the mean of the squares of x less its mean."""
+    """Convert a call of var without correction to steps that compute the mean of (x - mean of x)^2."""
     many = isinstance(dim, (tuple, list))
     if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
         hint = "x.var(dim, correction=0), over dimensions that are named"
@@ -295,7 +303,7 @@ def _per_channel(a: Attrs, x: Tensor) -> Tensor:
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
     """Reshape x to (..., length), with each row of the norm in the last dimension; InputError for an unsuitable shape.
 
-    a: the norm's attributes, which say where its rows are (module head).
+    a: the norm's attributes, which say which values make a row.
     """
     if a["last"] is not None:
         if a["sizes"] is not None and tuple(x.shape[-a["last"] :]) != tuple(a["sizes"]):

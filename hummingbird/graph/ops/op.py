@@ -94,9 +94,9 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Refused:
-    """Parts of torch that have no private form, with the hint that says what to write instead.
+    """Parts of torch that have no private form, with the hint that says what to write instead of them.
 
-    modules: types of modules, subclasses included. names: names of functions and methods.
+    modules: types of modules; subclasses are refused too. names: names of functions and methods.
     """
 
     hint: str
@@ -117,7 +117,7 @@ def like(constant: Any, x: Tensor) -> Any:
 def check_batch(a: Attrs, x: Tensor) -> None:
     """Raise InputError unless x has the shape (batch, channels, *space) that a layer with these attributes takes.
 
-    The number of dimensions of space follows from the attribute `stride` or `output_size`.
+    space: one dimension for each number in the attribute `stride`, or in `output_size` of a layer without stride.
     """
     space = len(a["stride"] if "stride" in a else a["output_size"])
     if x.dim() != space + 2:

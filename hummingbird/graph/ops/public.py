@@ -247,7 +247,7 @@ def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
 
 
 def shown_part(mask: Tensor) -> Tensor:
-    """Return the numbers that a mask adds to the logits that it does not hide; 0 for hidden ones.
+    """Return the numbers that a mask adds to the logits, with 0 in place of the numbers that hide a logit.
 
     mask: a result of `hidden`.
     """

@@ -102,8 +102,8 @@ def where_method(b: StepBuilder, input: Any, condition: Any, other: Any) -> Ref:
 def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
     """Return the rule that converts a cast of a comparison, of kind BOOL, to a step with the numbers 1 and 0.
 
-    A cast of any other value raises Unsupported. (With an example, the trace removes casts that change nothing before
-    they come here.) dtype: the type to which a method such as float() casts; None: the call says it.
+    A cast of any other value raises Unsupported; with an example, the trace has removed casts that change nothing
+    before the rule is used. dtype: the type to which a method such as float() casts; None: the call says it.
     """
 
     def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
@@ -128,7 +128,7 @@ def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
 
 
 def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
-    """Apply a rule to `values`, with `suffix` added to the name of the step that it emits."""
+    """Apply a rule to `values`; the names of the steps that it emits end with `suffix`."""
     name, b.name = b.name, b.name + suffix
     try:
         return rule(b, *values)

@@ -133,7 +133,7 @@ def attribute(b: StepBuilder, input: Any, name: str) -> Ref:
 
 
 def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
-    """Convert a call of unflatten to a step that makes several dimensions of fixed sizes of one."""
+    """Convert a call of unflatten to a step that splits one dimension into several of fixed sizes."""
     return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
 
 

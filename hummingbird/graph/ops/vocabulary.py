@@ -48,7 +48,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
 
 
 def _named(space: Any) -> dict[str, Rule]:
-    """Map functions or methods of `space` to their rules, with and without trailing underscore.
+    """Return the rules of functions or methods of `space`, by name with and without trailing underscore.
 
     space: torch, torch.nn.functional or Tensor.
     """

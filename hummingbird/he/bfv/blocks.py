@@ -19,8 +19,8 @@ from hummingbird.he.bfv.layer import LayerShape
 class Blocks(NamedTuple):
     """Sizes that say how many values share a polynomial; `choose` picks them for a layer.
 
-    height, width: of a tile, in output values. planes: number of planes in an input polynomial; a plane has one
-    channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
+    height, width: outputs of a tile, in each dimension. planes: number of planes in an input polynomial; a plane has
+    one channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
     """
 
     height: int
@@ -31,9 +31,10 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the sizes with which a layer sends the fewest bytes; among those, the fewest products, then replies.
+    """Choose the sizes with which a layer sends the fewest bytes.
 
-    degree: coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
+    Among sizes with equally many bytes, those with the fewest products win, then those with the fewest replies. degree:
+    coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -60,10 +61,10 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """List, for each reply, the range of input polynomials that its outputs depend on.
+    """List, for each reply, the range of input polynomials on which the reply's outputs depend.
 
-    phases: planes of one input channel, one for each remainder of a position divided by the stride. count: planes in an
-    input polynomial. block: output channels in a reply.
+    phases: number of planes that one input channel has; with a stride, a plane has every stride-th position only.
+    count: planes in an input polynomial. block: output channels in a reply.
     """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []
@@ -96,7 +97,10 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """List the sizes of parts that cut `total` as evenly as possible, ascending: about 2 sqrt(total) sizes."""
+    """List all sizes that the largest part can have if `total` is cut into 1, 2, 3 ... parts as evenly as possible.
+
+    The sizes are ascending; there are about 2 sqrt(total).
+    """
     sizes, parts = [total], 1
     while sizes[-1] > 1:
         parts = -(-total // (sizes[-1] - 1))  # the fewest parts that have a smaller size

@@ -55,7 +55,7 @@ class SwitchingKey:
     def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
         """Encrypt a secret, int32 (4, N), transformed (NTT), under the public key of the other secret.
 
-        Users call `Secret.switching_key` instead.
+        Other code calls `Secret.switching_key` instead.
         """
         parts = encrypted_zeros(public.parts, _KEYS)
         for number in range(_KEYS):
@@ -140,14 +140,15 @@ class Secret:
         return Fresh(seed, add(RING, plain, masks, -1))
 
     def _times(self, a: Tensor) -> Tensor:
-        """Multiply each polynomial a by the secret; a and the result are int32 (n, 4, N), transformed (NTT)."""
+        """Multiply each polynomial of `a` by the secret; `a` and the result are int32 (n, 4, N), transformed (NTT)."""
         pairs = torch.stack([torch.zeros(len(a), dtype=torch.int64), torch.arange(len(a))], 1)
         return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
-        """Decrypt a reply to int64 (n, N): 0 .. 2^k - 1 in the coefficients that were sent, 0 in all others.
+        """Decrypt a reply to int64 (n, N): from 0 to 2^k - 1 in the coefficients that were sent, 0 in all others.
 
-        A reply for another k decrypts to wrong values. Raises InputError for k outside 1 .. 32.
+        k: the bits of a value for which the reply was made; for another k the values are wrong. Raises InputError for k
+        outside 1 .. 32.
         """
         check_bits(k, "he.bfv.Secret.decrypt(k)")
         parts = reply.parts()

@@ -37,8 +37,8 @@ _WHERE = "he.bfv.Layout"
 class Layout:
     """The public mapping of a layer's inputs, weights and outputs to coefficients of polynomials. `Layout.of` makes it.
 
-    Large outputs are computed in tiles. Polynomials of inputs and of replies are ordered by tile. All tiles have the
-    same number of polynomials, and the same `pairs` and weights.
+    Large outputs are computed in tiles, which are rectangles of an output channel. Polynomials of inputs and of replies
+    are ordered by tile. All tiles have the same number of polynomials, and the same `pairs` and weights.
     """
 
     layer: LayerShape
@@ -106,7 +106,11 @@ class Layout:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """The products of a tile, int64 (n, 2): the input and the reply of each weight polynomial, ordered by reply."""
+        """The products of polynomials in a tile, int64 (n, 2), one for each weight polynomial, ordered by reply.
+
+        A product has the number of the input polynomial that is multiplied, and the number of the reply to which it is
+        added.
+        """
         of_replies = blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs)
         return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
@@ -134,7 +138,7 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Pack weights, int64 of `weight_shape`, into polynomials, int64 (n, N), one for each of `pairs`."""
+        """Pack weights, int64 of `weight_shape`, into polynomials, int64 (n, N): one for each product in `pairs`."""
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()
@@ -168,16 +172,19 @@ class Layout:
         )
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor a reply's noise can grow: the largest sum of absolute weights for one reply.
+        """Return by what factor a reply's noise can grow: the largest sum of absolute weights that add to one reply.
 
-        weights: int64 of `weight_shape`.
+        weights: the layer's, int64 of `weight_shape`.
         """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return max(int(self.planes.kept(part).abs().sum()) for part in weights.split(self.blocks.outputs))
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply: int64 (O, height, width) for each tile."""
+        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+
+        It is int64 (output channels in a reply, height, width).
+        """
         count, block = self.blocks.planes, self.blocks.outputs
         first = (torch.arange(block) * count + count - 1) * self.planes.size
         return [first[:, None, None] + self.planes.places(tile) for tile in self.planes.tiles]

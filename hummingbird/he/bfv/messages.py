@@ -59,7 +59,10 @@ class Fresh:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key (b, a), under which a server encrypts: a new ciphertext of 0, so that b + a s is a small error."""
+    """A public key (b, a), under which a server encrypts: a ciphertext of 0 under the secret s.
+
+    So b + a s is a small error.
+    """
 
     sent: Fresh
 

@@ -50,7 +50,7 @@ def before_flood(norm: int, switched: bool = False) -> Fraction:
 
 
 def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
-    """Bound the statistical distance between the coefficients of a reply and coefficients that hide all weights.
+    """Bound the statistical distance between a reply's coefficients and coefficients that do not depend on weights.
 
     norm, switched: as for `before_flood`. k: bits of a value. values: number of coefficients that are sent.
     """
@@ -78,8 +78,9 @@ def check_distance(total: float, where: str) -> None:
 def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
     """Bound the noise of a reply: the noise with the flood, divided by two of the four primes and rounded.
 
-    Rounding for one prime changes each polynomial's coefficients by at most 1/2. The secret has coefficients -1, 0 and
-    1, so decryption then differs by at most (N + 1) / 2. Arguments: as for `before_flood`; k: bits of a value.
+    norm, switched: as for `before_flood`. k: bits of a value. Rounding for one prime changes each coefficient of both
+    polynomials by at most 1/2. The secret has N = `DEGREE` coefficients -1, 0 or 1, so decryption then differs by at
+    most (N + 1) / 2.
     """
     dropped, rounding = PARAMETERS.primes[2:], Fraction(DEGREE + 1, 2)
     noise = before_flood(norm, switched) + (1 << flood_bits(k))
@@ -89,9 +90,9 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
 
 
 def room_bits(norm: int, k: int, switched: bool = False) -> float:
-    """Return how many bits a reply's noise stays below the largest that decrypts correctly: above 0, results are exact.
+    """Return how many bits a reply's noise stays below the largest noise that decrypts correctly.
 
-    The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes of a reply. norm, k, switched: as for
-    `distance`.
+    Above 0, results are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes of a reply.
+    norm, k, switched: as for `distance`.
     """
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

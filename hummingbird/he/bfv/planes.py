@@ -90,7 +90,7 @@ class Axis:
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
-        """The smallest and the largest `offset` of the kernel positions in use (`Tap`)."""
+        """The smallest and the largest `offset` of the kernel positions in use (see `Tap`)."""
         offsets = [tap.offset for tap in self.taps]
         return min(offsets), max(offsets)
 
@@ -108,17 +108,18 @@ class Axis:
     def shift(self, most: int) -> int:
         """Return by how many positions in this dimension outputs are moved in a product.
 
-        With this shift no weight and no output has a negative position: output i of a tile is at i - start + shift, and
-        the weight of a kernel position at shift - offset (`Tap`). most: outputs of a tile.
+        most: outputs of a tile. In a product, output i of a tile is at position i - start + shift, where `start` is the
+        first input position that the tile reads (`Tile`), and the weight of a kernel position is at shift - offset
+        (`Tap`). This shift is the smallest at which none of these positions is negative.
         """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
     def room(self, most: int) -> int:
-        """Return the length of a row of a plane with its gap of zeros: the smallest that keeps products of rows apart.
+        """Return the length of a row of a plane with its gap of zeros, the least that keeps products of rows apart.
 
-        most: outputs of a tile. For output i, input y and a kernel position with `offset`, i - y + offset must be above
-        -room and below room; it is 0 if the kernel position multiplies this input for this output. The row must also
-        hold all outputs of a tile.
+        most: outputs of a tile. For output i, input value y and a kernel position with `offset`, i - y + offset is 0 if
+        the kernel position multiplies this input for this output. In all other cases it must be above -length and below
+        length, so that the product is in another coefficient. The row must also hold all outputs of a tile.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):
@@ -151,7 +152,7 @@ class Planes:
 
     @cached_property
     def room(self) -> tuple[int, int]:
-        """The number of rows of a plane, and the number of coefficients of a row, both with the gaps of zeros."""
+        """The number of rows of a plane, and the number of coefficients of a row; both include the gaps of zeros."""
         return self.rows.room(self.height), self.columns.room(self.width)
 
     @property
@@ -181,9 +182,9 @@ class Planes:
         return torch.stack([_to(part, *self.room) for part in parts]).flatten(2)
 
     def places(self, tile: tuple[Tile, Tile]) -> Tensor:
-        """Return the positions of a tile's outputs among a product's coefficients: int64 (height, width).
+        """Return where a tile's outputs are among the coefficients of a product of a plane and the weights.
 
-        The product is that of a plane and the weights.
+        The positions are int64 (height, width).
         """
         lines = [
             torch.arange(part.outputs) + part.first - part.start + axis.shift(most)
@@ -192,9 +193,9 @@ class Planes:
         return lines[0][:, None] * self.room[1] + lines[1]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Join the outputs of all tiles, (..., height, width) each, to the whole output, (..., H', W').
+        """Join the outputs of all tiles, (..., height, width) each, to the output of the layer, (..., H', W').
 
-        parts: one for each tile, in the order of `tiles`.
+        parts: the outputs of each tile, in the order of `tiles`.
         """
         out = parts[0].new_empty(*parts[0].shape[:-2], self.rows.outputs, self.columns.outputs)
         for part, (row, column) in zip(parts, self.tiles, strict=True):
@@ -224,7 +225,7 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """For each weight, the number of the plane of its input channel that it multiplies: int64 (rows, columns).
+        """For each weight, which plane of its input channel it multiplies: the number, int64 (rows, columns).
 
         Rows and columns are those of the kernel positions in use (`Axis.taps`).
         """
@@ -235,5 +236,5 @@ class Planes:
 
 
 def _to(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Pad planes with zeros behind their last row and column, to `rows` rows and `columns` columns."""
+    """Pad planes with zeros to `rows` rows and `columns` columns, behind the last row and the last column."""
     return F.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

@@ -86,7 +86,7 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
-    """Round decrypted coefficients x to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
+    """Round decrypted coefficients x to values mod 2^k: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
 
     phases: the coefficients x, float64. Q' is the product of a reply's two primes, and |x| < Q'/2. So |2^k x / Q'| is
     below 2^31, and two roundings make an error of at most 2^-21, which the bounds of bfv/noise.py leave room for.

@@ -47,8 +47,8 @@ class Terms(NamedTuple):
 class Taps:
     """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
 
-    An input polynomial has one plane (bfv/planes.py), a reply one output channel, each of several images. Both are
-    ordered by tile.
+    An input polynomial has one plane (bfv/planes.py) of each of several images, a reply has one output channel of each.
+    Both are ordered by tile.
     """
 
     layer: LayerShape
@@ -118,7 +118,10 @@ class Taps:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def terms(self, weights: Tensor) -> Terms:
-        """List the nonzero weights for `multiply`, the same for every tile. weights: int64 of `weight_shape`."""
+        """List the nonzero weights as `multiply` takes them, the same for every tile.
+
+        weights: int64 of `weight_shape`.
+        """
         layer, planes = self.layer, self.planes
         check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
         kept = planes.kept(weights)
@@ -153,13 +156,16 @@ class Taps:
     def norms(self, weights: Tensor) -> int:
         """Return by what factor an output's noise can grow: the largest sum of absolute weights of one output channel.
 
-        weights: int64 of `weight_shape`.
+        weights: the layer's, int64 of `weight_shape`.
         """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply: int64 (images, height, width) for each tile."""
+        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+
+        It is int64 (images, height, width), as a reply has one output channel.
+        """
         first = torch.arange(self.images)[:, None, None] * self.planes.size
         return [first + self.planes.places(tile) for tile in self.planes.tiles]

@@ -33,7 +33,7 @@ _WITHIN = frozenset(
 
 
 def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
-    """Bound the absolute value of each step by 4 times the largest measured value, which is no guarantee.
+    """Bound the absolute value of every step's result by 4 times the largest measured value, which is no guarantee.
 
     sizes: the measured magnitude of each step's value.
     """
@@ -41,9 +41,9 @@ def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
 
 
 def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[float]:
-    """Bound the absolute value of each step for all inputs of |x| <= bound, by interval arithmetic.
+    """Bound the absolute value of every step's result for all inputs of |x| <= bound, by interval arithmetic.
 
-    The result is infinite for a step without a known bound. shape: of one image.
+    Returns one number for each step, infinite where no bound is known. shape: of one image.
     """
     centres: list[Any] = []
     radii: list[Any] = []
@@ -65,9 +65,9 @@ def _largest(centre: Any, radius: Any) -> float:
 
 
 def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
-    """Return the centre and the radius of the interval of a step's values.
+    """Return the centre and the radius of an interval in which each number of a step's value must lie.
 
-    c, r: the centres and the radii of its inputs' values.
+    c, r: the centres and the radii of the intervals of the step's inputs.
     """
     a, op = step.attrs, OPS[step.op]
     if step.op in _LINEAR or (step.op in ("add", "sub", "mul") and "value" in a):

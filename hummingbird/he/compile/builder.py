@@ -49,11 +49,11 @@ class PlanBuilder:
         return found
 
     def read(self, index: int) -> list[int]:
-        """List the numbers of the steps that a step reads; a step that it reads twice is listed twice."""
+        """List the numbers of the steps whose values a step reads; one that it reads twice is listed twice."""
         return [ref.index for ref in refs(self.steps[index].inputs)]
 
     def passed_on(self, index: int) -> float:
-        """Return the predicted error that a step's value has from its inputs' errors, without what the step adds."""
+        """Return the predicted error that a step's value has from its inputs' errors, without the step's own error."""
         found = self.sizes[index]
         if found is None:  # the parts of a chunk have the error of the whole
             return max(self.error(i) for i in self.read(index))
@@ -85,7 +85,7 @@ class PlanBuilder:
 
 
 def public_steps(placement: Placement) -> tuple[Step, ...]:
-    """List all steps as the client may know them: its own steps, and the others as `REMOTE`, which have only a name."""
+    """List all steps as the client may know them: its own in full, of each other step (`REMOTE`) the name only."""
     known = {index for steps in placement.client for index in steps}
     return tuple(step if i in known else Step(step.name, REMOTE) for i, step in enumerate(placement.steps))
 
@@ -93,7 +93,8 @@ def public_steps(placement: Placement) -> tuple[Step, ...]:
 def exact_norm(ring: Ring) -> int:
     """Return the largest sum of |weights| for one output at which float64 still adds all products exactly.
 
-    This is the largest r for which r (q - 1)/2 + q is at most 2^53, where q is the largest prime of the ring.
+    This is the largest r for which r (q - 1)/2 + q is at most 2^53, where q is the largest prime of the ring: inputs
+    are residues of at most (q - 1)/2.
     """
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)

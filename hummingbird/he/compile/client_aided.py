@@ -116,7 +116,7 @@ class _TurnBuilder:
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
     def build(self) -> tuple[Round, Program]:
-        """Build the turn, with what the client may know of it, and the server's program for it."""
+        """Build the turn: returns its description, which the client may know, and the server's program for it."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(1))
@@ -182,9 +182,10 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Return the number of the server's step that computes a value.
+        """Return the number of the server's step whose ciphertexts a step's value consists of.
 
-        index: of the step whose value it is. Free steps, such as reshapes, are followed back to what they read.
+        index: of the step. A free step, such as a reshape, has the ciphertexts of its input, and so on back to a step
+        that is not free.
         """
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
@@ -229,7 +230,7 @@ class _TurnBuilder:
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
-        """Give a value a register of its own, with the value broadcast to `shape`; returns its new place."""
+        """Copy a value to a register of its own, broadcast to `shape`; returns where the copy is."""
         own = self.registers.own(located, shape)
         if own.register != located.register:
             self.gains.append(self.gains[located.register - 1])
@@ -254,8 +255,9 @@ class _TurnBuilder:
     def _judged(self, turn: Round, program: Program) -> Round:
         """Return the turn with the predicted errors of its returned values; note each step's error for the report.
 
-        The input scale is the one that fits the measured sizes. A value is divided by all primes but the first before
-        it is returned, if the rounding is small beside the value or no larger than its other errors.
+        The predictions assume the input scale that fits the measured sizes. A value is divided by all primes but the
+        first before it is returned, if the rounding error of this is small beside the value or no larger than its other
+        errors.
         """
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
@@ -298,9 +300,9 @@ class _TurnBuilder:
         return replace(turn, returns=tuple(backs), usual=scale)
 
     def _made_here(self, index: int) -> tuple[float, float]:
-        """Return the errors that this turn adds to a value, root mean squares: by encryption, and by rounded weights.
+        """Return two errors that this turn adds to a step's value: by encryption, and by rounded weights.
 
-        The first is in units of 2^-s for the client's scale s.
+        Both are root mean squares, that by encryption in units of 2^-s for the client's scale s. index: of the step.
         """
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))

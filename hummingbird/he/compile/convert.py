@@ -80,7 +80,10 @@ def make_plan(
     input_range: float | None = None,
     samples: Tensor | None = None,
 ) -> Plan:
-    """Make the plan that `convert_model` runs, which is all that a server needs; arguments and errors as there."""
+    """Make the plan that `convert_model` runs, which is all that a server needs.
+
+    Arguments and errors are those of `convert_model`.
+    """
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}", where="mode", hint=f"one of {', '.join(MODES)}")
     if packing is not None:

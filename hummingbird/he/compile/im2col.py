@@ -45,10 +45,11 @@ def has_bias(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class Map:
-    """A linear step in the common form of he/compile/im2col.py: weights, and the position of the input value of each.
+    """A linear step as products of a weight and an input value: the weights, and which input value each one multiplies.
 
-    gather: the positions. weights: float64 (groups G, rows, terms K), where a row makes one output channel, for
-    example; None if all are 1 and the sum is divided by `divisor`. bias: float64 (G rows,) or None.
+    gather: the positions of the input values. weights: float64 (groups G, rows, terms K): a row makes one output
+    channel of a convolution, for example. None if all weights are 1 and the sums are divided by `divisor`. bias:
+    float64 (G rows,) or None.
     shape: of the output for one image. last: whether the output's last dimension, and not its first, counts the rows.
     """
 
@@ -70,19 +71,20 @@ class Map:
 
 
 def linear_map(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of a linear step: one that `is_weighted`, or an average, a mean or a sum.
+    """Return which input value each weight of a linear step multiplies, as a `Map` with the weights.
 
-    index: int64, in the shape of the input for one image: positions of its values in an array of ciphertexts, -1 for a
-    zero.
+    The step is one that `is_weighted`, or an average, a mean or a sum. index: int64, in the shape of the input for one
+    image: the position of each input value in an array of ciphertexts, -1 for a zero.
     """
     return _MAPS[step.op](step, index)
 
 
 def view(step: Step, *indices: Any) -> Any:
-    """Return where a step that only moves values, such as a reshape or a pad, takes each value of its result from.
+    """Return where the values of a step's result come from; the step only moves values, as a reshape or a pad does.
 
     indices: for each input of the step the positions of its values, int64, -1 for a zero; a tuple of these for an input
-    that has several parts, as a chunk makes them. Returns int64, or a tuple of int64 for chunk, split and unbind.
+    that has several parts, as a chunk makes them. Returns the positions of the result's values, int64, or a tuple of
+    int64 for chunk, split and unbind.
     """
     batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
@@ -94,7 +96,8 @@ def view(step: Step, *indices: Any) -> Any:
 def _batched(index: Any) -> Any:
     """Return positions as torch's operations take them: with a first dimension of 1 for the batch, and 1 added to each.
 
-    With 1 added, 0 marks a zero, so that a pad with value 0 inserts the mark. index: int64, -1 for a zero, or a tuple.
+    With 1 added, 0 marks a zero, so that a pad with value 0 inserts the mark. index: the positions, int64, -1 for a
+    zero; or a tuple of such tensors.
     """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
@@ -106,9 +109,9 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Return the position of each output value in the array (rows, places) that a `Map` makes: int64 of this shape.
+    """Return where each output value of a `Map` is in the array (rows, places) of its results: int64 of this shape.
 
-    Positions count through the flattened array. shape: of the output for one image. rows: of the `Map`. last: whether
+    The numbers count through the flattened array. shape: of the output for one image. rows: of the `Map`. last: whether
     rows are the last dimension of `shape`; otherwise they are the first.
     """
     count = math.prod(shape)
@@ -137,7 +140,7 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of a transposed convolution. index: as for `linear_map`.
+    """Bring a transposed convolution into the form of a `Map`. index: as for `linear_map`.
 
     It is a convolution with the flipped kernel, on the input with zeros between its values.
     """
@@ -160,7 +163,7 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
 def _windows(
     weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Map:
-    """Return the `Map` of a convolution with weight (out, in / groups, *kernel).
+    """Bring a convolution with weight (out, in / groups, *kernel) into the form of a `Map`.
 
     index: positions of the padded input's values, (in, *size). bias, stride, dilation, groups: as in torch.
     """
@@ -192,7 +195,10 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of x + value or x * value, whose value is a constant tensor. index: as for `linear_map`."""
+    """Bring a step x + value or x * value, with a constant tensor as `value`, into the form of a `Map`.
+
+    index: as for `linear_map`.
+    """
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
     sign = -1.0 if step.attrs.get("reversed") else 1.0
@@ -203,9 +209,10 @@ def _constant(step: Step, index: Tensor) -> Map:
 
 
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
-    """Return the `Map` of scale x + shift, with one group of rows for each channel or for each value.
+    """Bring scale x + shift into the form of a `Map`, with one group of rows for each channel or for each value.
 
-    scale, shift: broadcast to the shape of the output. index: positions of the values of x, as for `linear_map`.
+    scale, shift: constants, broadcast to the shape of the output. index: positions of the values of x, as for
+    `linear_map`.
     """
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
@@ -227,9 +234,10 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Return the `Map` of an average pool, whose windows may reach over the edges. index: as for `linear_map`.
+    """Bring an average pool, whose windows may reach over the edges, into the form of a `Map`.
 
-    The number by which each window's sum is divided comes from torch's own pool, run on ones.
+    index: as for `linear_map`. The number by which each window's sum is divided comes from torch's own pool, run on
+    ones.
     """
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
@@ -269,9 +277,10 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Return the `Map` of sums over the rows of a table of input positions, each divided by its entry of `divisors`.
+    """Bring sums of input values, each divided by a number, into the form of a `Map`.
 
-    Divisors that differ become weights. shape: of the output for one image.
+    table: int64, in each row the positions of the input values of one sum. divisors: the number for each sum; if they
+    differ, they become weights. shape: of the output for one image.
     """
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):

@@ -31,8 +31,8 @@ _SMALL = 2.0**-12  # size of a change, relative to a value's root mean square
 class Magnitude:
     """The measured size of a step's value, from which a plan derives scales and errors.
 
-    shape: for one image. rms: root mean square. peak: largest absolute value. gains: for the number of each step that
-    it reads, by what factor independent errors of that step's value grow.
+    shape: for one image. rms: root mean square. peak: largest absolute value. gains: for each step whose value is read,
+    by its number, the factor by which independent errors of that value grow in this step.
     """
 
     shape: tuple[int, ...]
@@ -52,10 +52,10 @@ def pattern(shape: Sequence[int], bound: float) -> Tensor:
 
 
 def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] | None], list[Problem]]:
-    """Return the shape of every step's value for one image, and the problems of steps that mix the images of a batch.
+    """Return the shape of every step's value for one image, and a problem for each step that mixes images of a batch.
 
-    The shape is None if the value is no tensor. inputs: float64 (n, *input_shape), n >= 2. Raises InputError if the net
-    cannot take them.
+    A value that is no tensor has the shape None. inputs: float64 (n, *input_shape), n >= 2. Raises InputError if the
+    net cannot take them.
     """
     values, alone = _run(steps, inputs), _run(steps, inputs[:1])
     found = [

@@ -65,7 +65,7 @@ _PEAK = 8  # standard deviations that an error may reach
 
 
 class TooLarge(Exception):
-    """Raised in planning if a value does not fit the modulus; with `primes` primes it would fit."""
+    """Raised in planning if a step's value does not fit the modulus. primes: a number with which it would fit."""
 
     def __init__(self, name: str, primes: int) -> None:
         super().__init__(name)
@@ -83,9 +83,9 @@ def _is_whole(weights: Tensor, most: int) -> bool:
 
 
 class PlanAttempt(PlanBuilder):
-    """Tries to build the plan of a polynomial net with given parameters.
+    """An attempt to build the plan of a polynomial net with given parameters.
 
-    `plan` raises TooLarge if they have too few primes.
+    `plan` raises TooLarge if the parameters have too few primes.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class PlanAttempt(PlanBuilder):
         return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
 
     def _input_scale(self) -> int:
-        """Choose s, for inputs at scale 2^s: the errors of encryption stay below 2^-precision of a typical input.
+        """Choose s, for inputs at scale 2^s, so that errors of encryption are below 2^-`precision` of a typical input.
 
         Encoded inputs stay below 2^30, since the kernel uses int32.
         """
@@ -199,9 +199,10 @@ class PlanAttempt(PlanBuilder):
         return replace(before, index=view(step, before.index))
 
     def _joined(self, index: int) -> Located:
-        """Locate the result of a cat or a stack.
+        """Return where the ciphertexts of a cat's or a stack's result are.
 
-        If all parts are in one register and unit, it is a list of positions there; otherwise all parts are copied.
+        If all parts are in one register and have the same unit, the result is there too, as a list of positions;
+        otherwise all parts are copied to a new register.
         """
         step, read = self.steps[index], self.read(index)
         places = [self._locate(i) for i in read]
@@ -219,8 +220,8 @@ class PlanAttempt(PlanBuilder):
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
         """Find by how many primes an answer can be divided while the rounding errors stay small.
 
-        form: of the answer's register. unit: of its integers. rms: a typical value. Returns the number of primes that
-        are left, the unit after the divisions, and the error that they add.
+        form: of the answer's register. unit: the real number that an integer 1 of the answer stands for. rms: a typical
+        value. Returns the number of primes that are left, the unit after the divisions, and the error that they add.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
@@ -347,7 +348,7 @@ class PlanAttempt(PlanBuilder):
     def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
         """Plan how an answer is sent back: masked, then divided by as many primes as its precision allows.
 
-        answers: number of all answers' ciphertexts.
+        index: number of the answer's step. answers: number of ciphertexts of all answers together.
         """
         located, shape, rms = self.located[index], self.size(index).shape, self.size(index).rms
         rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.degree)
@@ -369,9 +370,9 @@ class PlanAttempt(PlanBuilder):
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
         """Choose the mask of an answer: the largest flood, noise that hides the weights, that leaves 13 correct bits.
 
-        If that flood hides too little, the answer is first multiplied by a power of two, the lift. unit: of the
-        answer's integers. rms: a typical answer. size: components of a ciphertext. answers: number of all answers'
-        ciphertexts.
+        If that flood hides too little, the answer is first multiplied by a power of two, the mask's `lift`. unit: the
+        real number that an integer 1 of the answer stands for. rms: a typical answer. size: components of a ciphertext.
+        answers: number of ciphertexts of all answers together.
         """
         room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
         flood = math.floor(math.log2(room / masking.deviation(0)))
@@ -391,8 +392,8 @@ def build(
 ) -> Plan:
     """Build the plan of a polynomial net with the smallest degree that has enough primes, or with the given degree.
 
-    sizes: measured, by step. bound: on |input|. calibrated: whether the largest measured values serve as bounds,
-    instead of proven ones. basis: where sizes come from, in words for the report.
+    sizes: the measured magnitude of each step's value. bound: bound on |input|. calibrated: whether the largest
+    measured values serve as bounds, instead of proven ones. basis: where sizes come from, in words for the report.
     Raises ConfigError if no degree has enough primes; ModelError if less than 6 bits of a typical answer would be
     right.
     """

@@ -94,10 +94,10 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class StepPlace:
-    """The role and the turn in which a step is computed.
+    """The role that computes a step, and the turn in which it does.
 
-    side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts, such as a reshape. turn: the server's turn;
-    for the client, the turn before which it has the value.
+    side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts, such as a reshape. turn: for the server, the
+    turn in which it computes the step; for the client, the turn before which it has the value.
     """
 
     side: str
@@ -108,7 +108,7 @@ class StepPlace:
 class Placement:
     """The role that computes each step of a net, and the turn in which it does (he/compile/placement.py).
 
-    places: of every step. `demand` fills in the lists below, which have numbers of steps in order.
+    places: the role and the turn of each step. `demand` fills in the lists below, which have numbers of steps in order.
 
     client: the client's steps, by turn; the last entry is after the last turn.
     sends: values that the client encrypts, by turn. served: the server's steps, by turn.
@@ -129,10 +129,10 @@ class Placement:
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether a value need not be encrypted in a turn, because ciphertexts of its inputs are enough.
+        """Return whether a turn need not send a value encrypted, as ciphertexts of its inputs are enough.
 
-        The server then reorders or rescales those. So the client never reshapes or pads a value before it encrypts it,
-        and encrypts no zeros.
+        The server then reorders or rescales these ciphertexts. So the client never reshapes or pads a value before it
+        encrypts it, and encrypts no zeros.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:
@@ -220,7 +220,7 @@ def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
 
 
 def _misplaced(steps: Sequence[Step]) -> list[Problem]:
-    """List the problems of steps with parameters that would have to run at the client.
+    """List a problem for each step with parameters that would have to run at the client.
 
     The client must not know parameters.
     """

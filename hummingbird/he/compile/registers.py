@@ -17,10 +17,10 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """The place of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
+    """The location of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
 
-    index: int64 in the value's shape, -1 for zero. unit: the value is an encrypted integer times `unit`; in a
-    client-aided turn it is the integer times `unit` times 2^-s, for the client's scale s.
+    index: positions, int64 in the value's shape, -1 for zero. unit: the value is an encrypted integer times `unit`; in
+    a client-aided turn it is the integer times `unit` times 2^-s, for the client's scale s.
     """
 
     register: int
@@ -77,7 +77,7 @@ class Registers:
         return self.add(operation, index.shape, unit)
 
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
-        """Give a value a register of its own, with the value broadcast to `shape`; returns the value's new place.
+        """Give a value a register of its own, with the value broadcast to `shape`; returns where the value is then.
 
         size, primes: components and primes of the new register's ciphertexts; 0 for as many as they have now. Nothing
         is copied if the value already has such a register.
@@ -92,7 +92,8 @@ class Registers:
     def stream(self, located: Located, linear: Map | None, degree: int) -> tuple[int, int, int, bool]:
         """Return the order in which a value's ciphertexts are sent back: `rows`, `places`, `tile`, `last` of `Return`.
 
-        linear: the map that computes the value; None if it comes from another operation. degree: of the ciphertexts.
+        linear: the linear step that computes the value, as a `Map`; None if another operation computes it. degree: of
+        the ciphertexts.
         """
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         places = located.index.numel() // rows

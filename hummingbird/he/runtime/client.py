@@ -51,7 +51,7 @@ class Client:
         self._key = SecretKey(public.parameters, self.device)
 
     def batches(self, images: Tensor) -> list[ClientBatch]:
-        """Split images into groups of at most `slots`, and `begin` a batch for each group.
+        """Split images into groups of at most `slots`, and return a batch for each group, from `begin`.
 
         images: float (n, *input_shape), n >= 1.
         """
@@ -66,7 +66,7 @@ class Client:
         return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
 
     def begin(self, images: Tensor, first: int = 0) -> ClientBatch:
-        """Begin a batch of images, float (1 .. slots, *input_shape).
+        """Begin a batch of images, float (1 .. slots, *input_shape), and return it.
 
         first: number of the first image, for errors. Raises InputError for another shape or type, for NaN and infinity,
         and for values beyond the plan's input_range.
@@ -242,7 +242,7 @@ class ClientBatch:
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError, naming the images, if a step's value would consist mostly of errors.
+        """Raise InputError, naming the images, if too few bits of a step's value would be right (`Shadow.check`).
 
         index: number of the step. value: of all images. name: of the step, for the message.
         """
@@ -259,10 +259,10 @@ class ClientBatch:
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Note the images whose values are small beside the typical ones for which the plan has fixed the scale.
+        """Note the images whose values are all small beside the typical values for which the plan has fixed the scale.
 
-        The root mean square of an image's values must be small in each tensor of `flat`. turn: the turn that sends the
-        values. flat: the values, (values, images) each.
+        In each tensor of `flat` the root mean square of such an image's values is small. turn: the turn that sends the
+        values. flat: the values to send, (values, images) each.
         """
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
@@ -299,7 +299,10 @@ class ClientBatch:
         return scales
 
     def _messages(self, turn: Round, flat: list[Tensor], start: int, stop: int) -> Tensor:
-        """Encode the values of ciphertexts start .. stop - 1 of the stream as plaintexts: int32 (stop - start, N)."""
+        """Encode the values of ciphertexts start .. stop - 1 of the turn's stream as plaintexts.
+
+        flat: the values to send, (values, images) each. Returns int32 (stop - start, N).
+        """
         public, out, first = self.public, [], 0
         degree, scales = public.parameters.degree, torch.ldexp(torch.ones_like(self._scales).float(), self._scales)
         last = torch.full((1, self.images), float(turn.one), device=self._device)  # the constant 1, or a zero

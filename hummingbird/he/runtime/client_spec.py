@@ -87,7 +87,10 @@ class Public:
         return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
-        """Count the bytes of `count` ciphertexts from the client: one component, 26 bits a coefficient, no seeds."""
+        """Count the bytes of `count` ciphertexts from the client: one component, 26 bits a coefficient and prime.
+
+        Seeds are not counted.
+        """
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 
     def down_bytes(self, back: Return, count: int) -> int:
@@ -140,7 +143,7 @@ class Public:
         return public
 
     def check(self) -> None:
-        """Raise ValueError unless the parts of the plan fit together; then a client meets only values of these shapes.
+        """Raise ValueError unless the parts of the plan fit together, so that a client meets only the stated shapes.
 
         Runs the client's steps once on tensors without memory (torch's meta device).
         """
@@ -225,7 +228,7 @@ def client_steps(public: Public) -> Interpreter[Step]:
 
 
 def _check_work(step: Step, given: Sequence[Any]) -> None:
-    """Raise ValueError before a step runs that would make too many tensors.
+    """Raise ValueError if a step, which has not run yet, would make too many tensors.
 
     given: the step's arguments.
     """

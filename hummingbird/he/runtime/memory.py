@@ -69,7 +69,7 @@ def installed(device: torch.device | str = "cpu") -> int:
 
 
 def _moving(public: Public) -> int:
-    """Count the bytes of a slice in transit with its intermediate tensors: message, error, a, c0, c1, workspace."""
+    """Count the bytes of a slice of ciphertexts in transit, with all tensors that encryption or decryption needs."""
     parameters = public.parameters
     return 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
 
@@ -92,7 +92,7 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
 
 
 class _Client:
-    """Tracks which values a client holds during a run, and the bytes of their storage, without computing them."""
+    """The values that a client holds at a point of a run, and the bytes of their storage; nothing is computed."""
 
     def __init__(self, public: Public) -> None:
         self.public, self.steps = public, client_steps(public)
@@ -103,7 +103,7 @@ class _Client:
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Count the bytes of all values held, and of the new values `made`."""
+        """Count the bytes of all values held, and of new values. made: numbers of the new values' steps."""
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:

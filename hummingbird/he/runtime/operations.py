@@ -24,7 +24,8 @@ TILE_BYTES = 32 << 20  # of ciphertexts in one tile
 class Form:
     """The form of a register, which is an array of ciphertexts at the server.
 
-    count: ciphertexts. size: components of each. primes: primes of the modulus.
+    count: number of ciphertexts. size: number of components of each ciphertext. primes: number of primes of their
+    modulus.
     """
 
     count: int
@@ -38,10 +39,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """Tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+    """The table that tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]].
 
-    g, p, k: a group of channels, a position of the output and a term of the sum. flat: int32, 1-D. groups, places,
-    taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few positions at a time.
+    g, p, k: a group of channels, a position of the output and a term of the sum. flat: numbers of ciphertexts, -1 for a
+    zero, int32, 1-D. groups, places, taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few
+    positions at a time.
     """
 
     flat: Tensor
@@ -50,7 +52,10 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """Build the index table of output positions start .. stop - 1: int32 (groups, stop - start, K terms)."""
+        """Build the table of input ciphertexts for output positions start .. stop - 1.
+
+        It is int32 (groups, stop - start, K terms).
+        """
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 
@@ -90,7 +95,7 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Return the form of the register that this operation makes. forms: of all registers before it."""
+        """Return the form of the register that this operation makes. forms: the forms of all registers before it."""
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(
@@ -116,7 +121,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers of the same form."""
+    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers a and b of the same form."""
 
     a: int
     b: int
@@ -136,7 +141,7 @@ class WeightedSum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """An operation of the server: a times b, elementwise; the square if both are the same register.
+    """An operation of the server: the product of two registers a and b, elementwise; the square if both are the same.
 
     Ciphertexts must have the form "ntt".
     """

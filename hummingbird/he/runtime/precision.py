@@ -41,11 +41,11 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """The precision of a batch's answers for each image, in bits: a typical value of the image over the error.
+    """The precision of a batch's answers for each image, in bits: log2 of a typical value of the image over the error.
 
     Errors of different turns count as independent. slots: images that a full batch has. device: of the returned
-    integers. predicted, measured: float64 (images,) on the CPU; measured is None unless the batch has at least two
-    images less than a full one.
+    integers. predicted, measured: float64 (images,) on the CPU. The error is measured in slots without an image;
+    measured is None if the batch leaves fewer than two of these.
     """
 
     def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:
@@ -113,10 +113,10 @@ def least_bits(outputs: int, small: Tensor) -> Tensor:
 
 
 class Shadow:
-    """A second run of the client's steps on a few images, with added errors: it shows how far errors change values.
+    """A second run of the client's steps on a few images, with added errors, which shows how far errors change values.
 
-    images: int64 (n,), positions in the batch. first: number of the batch's first image, for error messages. hint: what
-    the user can do, for error messages. times: number of repetitions with different errors.
+    images: int64 (n,), positions of these images in the batch. first: number of the batch's first image, for error
+    messages. hint: what the user can do, for error messages. times: number of repetitions with different errors.
     """
 
     def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
@@ -124,9 +124,9 @@ class Shadow:
         self._values: dict[int, Any] = {}
 
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
-        """Store the value of a step for the few images, with errors added.
+        """Store a step's value for the shadow's images, with random errors added.
 
-        value: of all images, (batch, ...). errors: their standard deviation for each image, (batch,).
+        value: of all images, (batch, ...). errors: standard deviation of the errors for each image, (batch,).
         """
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
         key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed key: these errors are not secret
@@ -147,8 +147,9 @@ class Shadow:
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
         """Raise InputError, naming the images, if the errors change a step's values by more than 2^-6 of their size.
 
-        Values and changes are measured as root mean squares. index: number of the step. value: without added errors, of
-        all images. where: name of the step. least: int64 (batch,), for each image a number of bits instead of the 6.
+        The size of values and changes is their root mean square. index: number of the step. value: the step's value for
+        all images, without added errors. where: name of the step. least: int64 (batch,), a number of bits for each
+        image, in place of 6.
         """
         if index not in self._values:
             return

@@ -25,9 +25,9 @@ Data = TypeVar("Data")
 class Program:
     """The server's computation in one turn: operations on registers, which are arrays of ciphertexts.
 
-    received: form of register 0. Operation k makes register k + 1. returns: the registers to send back, in order.
-    masks: one for each returned register if answers are masked (he/scheme/masking.py); then the last received
-    ciphertext encrypts zero.
+    received: form of register 0, which the client sends. Operation k makes register k + 1. returns: the registers to
+    send back, in order. masks: one for each returned register if answers are masked (he/scheme/masking.py); then the
+    last received ciphertext encrypts zero.
     """
 
     received: Form
@@ -66,10 +66,10 @@ class Program:
         return most
 
     def held(self, register: int, degree: int) -> int:
-        """Return the bytes of a register while its operation runs.
+        """Return how many bytes of a register are held while the operation that makes it runs.
 
-        If the result is computed and sent back tile by tile (`streams`), these are the bytes of one tile. degree: of
-        the ciphertexts.
+        These are the bytes of one tile if the result is computed and sent back tile by tile (`streams`), otherwise
+        those of the register. degree: of the ciphertexts.
         """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
@@ -116,8 +116,8 @@ class Plan:
     """A complete plan for encrypted inference, as the server has it.
 
     public: the part that the client may know. steps: the net's steps with weights, to compare with the net in the
-    clear. programs: what the server computes, one for each turn of `public`. lines: of the report. basis: where sizes
-    and ranges come from, in words.
+    clear. programs: what the server computes, one for each turn of `public`. lines: the lines of the report. basis:
+    where sizes and ranges come from, in words.
     """
 
     public: Public

@@ -55,7 +55,10 @@ class EncryptedInput:
 
     @property
     def count(self) -> int:
-        """Number of ciphertexts: one for each value of an image."""
+        """Number of ciphertexts that the client sends: one for each position in a tensor of `shape`.
+
+        A ciphertext has the values of all images at this position, one in each slot.
+        """
         return math.prod(self.shape)
 
 
@@ -63,8 +66,8 @@ class EncryptedInput:
 class Return:
     """A value that the server returns in a turn: integers times `unit`, and times 2^-s if the client chose the scale s.
 
-    value, shape: as in `EncryptedInput`.
-    rows, places, tile: the order of the ciphertexts in the stream, see `order`.
+    value: number of its step. shape: for one image.
+    rows, places, tile: sizes that say in which order the ciphertexts are sent, see `order`.
     last: whether the rows are the last dimension of `shape`; otherwise they are the first.
     size: components of a ciphertext.
     primes: number of primes left in its modulus.
@@ -90,23 +93,26 @@ class Return:
 
     @property
     def count(self) -> int:
-        """Number of ciphertexts: one for each value of an image."""
+        """Number of ciphertexts that the server returns: one for each position in a tensor of `shape`.
+
+        A ciphertext has the values of all images at this position, one in each slot.
+        """
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """Bound the returned integers as they are before the server divides them by the primes that it drops.
+        """Bound the returned integers before the server divides them by primes, so that they decrypt correctly.
 
-        The bound is half of the modulus, less what roundings cost: dropping the prime q leaves x/q and a rounding error
-        of at most (1 + N)/2, since the N coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
+        The bound is half of the modulus, less what roundings cost: dividing x by a prime q leaves x/q and a rounding
+        error of at most (1 + N)/2, since the N coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
         return (whole - rounding) / 2 * (1 - 2.0**-40)  # for float64 roundings in the value it is compared with
 
     def order(self) -> Tensor:
-        """Return the position in (rows, places) of each ciphertext of the stream: int64 (count,).
+        """Return the order in which ciphertexts are sent: their numbers in an array (rows, places), int64 (count,).
 
-        The stream holds tiles of `tile` places one after another, and each tile row by row.
+        The array is sent in tiles of `tile` places, one tile after another, and each tile row by row.
         """
         grid = torch.arange(self.count).view(self.rows, self.places)
         whole = self.places // self.tile * self.tile
@@ -133,7 +139,10 @@ class Round:
 
     @property
     def zero(self) -> bool:
-        """Whether the server masks its answer. It does so unless the client sees every layer's result anyway."""
+        """Whether the server masks its answer, for which the client sends an encrypted zero.
+
+        It does so unless the client sees every layer's result anyway.
+        """
         return self.scale is not None
 
     @property
@@ -151,7 +160,7 @@ class Round:
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the slices of the server's stream: first ciphertext, last + 1, and the returned value they belong to.
+        """Yield the slices of the server's stream: first ciphertext, last + 1, and the returned value they are part of.
 
         A stream's ciphertexts are numbered from 0. No slice spans two tiles.
         """

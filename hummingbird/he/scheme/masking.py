@@ -97,11 +97,10 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """Return r times one polynomial, plus an error, for each ciphertext: int32.
+    """Return r p + e for each ciphertext: int32, with its polynomials r and e, and one polynomial p for all.
 
-    r, error: one polynomial for each ciphertext; r is transformed (NTT), the error is given as coefficients. shared:
-    the one polynomial, transformed, the same for all. form: "mixed" for a result as coefficients, "ntt" for a
-    transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r and s = -shared.
+    r: transformed (NTT). shared: p, transformed. error: e, given as coefficients. form: "mixed" for a result as
+    coefficients, "ntt" for a transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r and s = -p.
     """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

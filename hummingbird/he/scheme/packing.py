@@ -41,7 +41,7 @@ def spread(packing: str, degree: int) -> float:
 
 
 def peak(packing: str) -> float:
-    """Return the largest coefficient of a polynomial that encodes values of at most 1 in absolute value.
+    """Return a bound on the coefficients of a polynomial that encodes values of at most 1 in absolute value.
 
     A coefficient is a mean of values times roots of unity.
     """
@@ -96,15 +96,18 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def constant_step(packing: str, degree: int) -> int:
-    """Return the distance between the coefficients that are 1 in the polynomial whose values are all 1.
+    """Return the distance between the coefficients that are 1 in the polynomial that encodes the value 1 in all slots.
 
-    The first of them is coefficient 0; all others are 0.
+    The first of them is coefficient 0; all coefficients between them are 0.
     """
     return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
 
 
 @lru_cache(maxsize=8)
 def _twist(degree: int) -> Tensor:
-    """Return the factors zeta^k, zeta = e^(i pi / N), that make the FFT the canonical embedding: complex128 (N/2,)."""
+    """Return the factors zeta^k for k from 0 to N/2 - 1, zeta = e^(i pi / N): complex128 (N/2,).
+
+    With these factors an FFT evaluates a polynomial as the encoding needs it (canonical embedding). degree: N.
+    """
     angles = torch.arange(degree // 2, dtype=torch.float64) * (math.pi / degree)
     return torch.polar(torch.ones_like(angles), angles)

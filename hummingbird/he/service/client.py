@@ -136,7 +136,7 @@ class RemoteModel:
     def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
         """Run turn `number` of a batch; try again while the server is away or full.
 
-        share: the progress that one ciphertext counts for, in images.
+        share: the part of an image's work that one ciphertext counts for in reports of progress.
         """
         retry: Retry | None = None
         broken = 0
@@ -193,7 +193,10 @@ class RemoteModel:
         encrypted.set()
 
     def _end(self, incoming: Prefetch[bytes], run: _Attempt) -> None:
-        """Wait for the server to end the call; if the client ended it first, the server would count a broken call."""
+        """Wait until the server ends the call; raise PeerError if it sends more than the answer.
+
+        If the client ended the call first, the server would count a broken call.
+        """
         if (message := self._read(incoming, run)) is not None:
             raise PeerError(f"{len(message)} bytes more than the answer has", where=self._where)
 

@@ -49,7 +49,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def ask_net(args: argparse.Namespace) -> int:
-    """Run `he-client`: send images, print figures, and the accuracy if there are labels, and write the outputs."""
+    """Run `he-client`: send images, print times, sizes, and the accuracy if there are labels, and write the outputs."""
     heap.keep()
     images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)

@@ -42,7 +42,7 @@ _HINT = "the bytes were damaged, or come from another program or release"
 class TurnOpening:
     """The first message of a client's call: it names the format, the net and the turn.
 
-    digest: of the client's description of the net, empty before it has one.
+    digest: the digest of the net's description that the client has; empty before it has one.
     """
 
     format: int = records.constant(FORMAT)
@@ -59,7 +59,8 @@ def opening(digest: str = "", turn: int = 0) -> bytes:
 def read_opening(data: bytes, turns: int) -> tuple[str, int]:
     """Read the first message of a call; returns the digest and the turn.
 
-    turns: how many the net has. Raises AgreementError, naming both sides, for another format; InputError if malformed.
+    turns: number of turns that the net has. Raises AgreementError, naming both sides, for another format; InputError if
+    malformed.
     """
     how: Any = {"name": "message", "where": "he", "hint": _HINT}
     fields = records.of(records.parse(data, **how), records.mapping(records.anything(), 16), **how)
@@ -82,7 +83,7 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """Cut the bytes of a slice, with `head` before them, into messages."""
+    """Divide the bytes of a slice, with `head` before them, into messages."""
     view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]

@@ -117,7 +117,7 @@ def _exchange(secret: X25519PrivateKey, point: X25519PublicKey, where: str) -> b
 def _hash(shared: list[bytes], transcript: bytes, which: tuple[int, ...]) -> Tensor:
     """Derive the keys of all transfers from the shared Diffie-Hellman secrets: uint8 (128, len(which), 16).
 
-    transcript: all messages. which: the choices for which keys are derived, 0, 1 or both.
+    transcript: all messages of the two sides. which: the choices for which keys are derived, 0, 1 or both.
     """
     name = hashlib.blake2b(transcript, digest_size=32).hexdigest()
     keys = [prg.derive(x, "base OT", name, i, s, size=KEY) for i, x in enumerate(shared) for s in which]

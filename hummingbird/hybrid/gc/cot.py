@@ -59,10 +59,10 @@ def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def puncture(bits: Tensor, sums: Tensor) -> Tensor:
-    """Compute all leaves of 32 trees but one of each, which the sender must not know: leaf number delta_j of tree j.
+    """Compute the leaves that the sender may know: of 32 trees, all leaves but leaf number delta_j of tree j.
 
-    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level the sum of the children on the side 1 - bit,
-    uint8 (32, 4, 16). Returns uint8 (32, 16, 16) with leaf x at index x ^ delta_j, and zeros at index 0. Does not
+    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level the sum (XOR) of the children on the side 1 -
+    bit, uint8 (32, 4, 16). Returns uint8 (32, 16, 16) with leaf x at index x ^ delta_j, and zeros at index 0. Does not
     branch on bits. On every level node x has the index x ^ delta_j: index 0 is the path to the missing leaf, index 2^l
     the node that level l's sum reveals.
     """
@@ -114,7 +114,7 @@ def numbers(count: int) -> int:
 class Receiver:
     """The receiver of oblivious transfers, the evaluator: for its choice of 0 or 1 it gets one of two keys (gc/cot.py).
 
-    leaves: the secret seeds of all transfers, from which its messages and keys follow: uint8 (32, 16, 16).
+    leaves: secret seeds, from which the messages and keys of all transfers follow: uint8 (32, 16, 16).
     """
 
     leaves: Tensor
@@ -130,10 +130,10 @@ class Receiver:
         return (sums[1:] ^ sums[0]).numpy().tobytes(), choices, keys
 
     def chosen(self, first: int, choices: Tensor) -> tuple[bytes, Tensor]:
-        """Make transfers with these choices, uint8 (count,) of zeros and ones; the message has 4 bytes for each.
+        """Make transfers with these choices, uint8 (count,) of zeros and ones.
 
-        first: number of the first transfer, a multiple of 128. Returns the message for the sender, and the keys T that
-        belong to the choices, int64 (count, 2).
+        first: number of the first transfer, a multiple of 128. Returns the message for the sender, 4 bytes for each
+        transfer, and the keys T that belong to the choices, int64 (count, 2).
         """
         where = "hybrid.gc.cot.chosen(choices)"
         check_tensor(where, choices, torch.uint8, self.leaves)
@@ -215,10 +215,10 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Raise InputError unless these numbers of transfers are allowed; return how many blocks of 128 the transfers fill.
+    """Check the numbers of transfers; return how many blocks of 128 the transfers fill.
 
     first: number of the first transfer, a multiple of 128. count: how many follow from there. where: for error
-    messages.
+    messages. Raises InputError for numbers out of range, or another `first`.
     """
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK

@@ -59,8 +59,8 @@ def new_labels(stream: Stream, n: int, width: int) -> Tensor:
 def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
     """Select the label of each bit of some values: the label of 0, and for a bit of 1 that label ^ delta.
 
-    labels: of 0, int64 (n, w, 2). delta: the garbler's secret offset. values: int64 (n,), the low w bits are read. Does
-    not branch on bits.
+    labels: the labels of 0, int64 (n, w, 2). delta: the garbler's secret offset. values: int64 (n,), of which the low w
+    bits are read. The code does not branch on bits.
     """
     return choose(labels.reshape(-1, 2), pack_words(values, labels.shape[1]), delta).view_as(labels)
 
