@@ -18,6 +18,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -33,6 +35,7 @@ from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lanes import LanePosition, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.session.listener import Listener
+from hummingbird.mpc.session.meeting import begin_call
 from hummingbird.mpc.session.rendezvous import (
     agree_on_roll,
     check_dealer,
@@ -116,19 +119,11 @@ class LaneNotes:
 
         question: makes the call to the store. It runs in a thread, since it might wait without limit.
         """
-        answers: list[Any] = []
-
-        def call() -> None:
-            with contextlib.suppress(RuntimeError):
-                answers.append(question())
-
-        thread = threading.Thread(target=call, daemon=True)
+        answer = begin_call(question)
         try:
-            thread.start()
-            thread.join(_ANSWER)
-        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
-            call()
-        return answers[0] if answers else None
+            return answer.result(_ANSWER)
+        except (RuntimeError, TimeoutError, futures.TimeoutError):  # the last two are one class from Python 3.11 on
+            return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -176,7 +171,6 @@ def init(
     Raises ConfigError for wrong options, TrustError in CrypTen's validation mode, and PeerError, AgreementError,
     DealerError or EnvironmentProblem if the run does not come about.
     """
-    global _lane_notes, _here, _leaving
     if is_initialized():
         raise EnvironmentProblem(
             f"hummingbird is initialized already: {current()!r}",
@@ -188,7 +182,7 @@ def init(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
     crypten_run.refuse_other()
-    _here = here = environment(lanes)
+    _run.here = here = environment(lanes)
     device, listener = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
@@ -207,7 +201,7 @@ def init(
     try:
         if here.world > 1:
             meeting, ends = meet(here, listener, timeout, starting)
-            _lane_notes = LaneNotes(meeting.store, here, timeout) if here.lanes > 1 else None
+            _run.notes = LaneNotes(meeting.store, here, timeout) if here.lanes > 1 else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
             agree_on_roll(channel, meeting, here)
@@ -231,11 +225,11 @@ def init(
         raise
     zeros = ZeroSharing(Stream(seeds["prev"], device), Stream(seeds["next"], device))
     made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, listener, zeros=zeros)
-    if _lane_notes is not None:
-        made.failure = partial(_lane_notes.first_failure, 0)
-    _leaving = False
-    if _stop is not None:
-        _stop.raised = False
+    if _run.notes is not None:
+        made.failure = partial(_run.notes.first_failure, 0)
+    _run.leaving = False
+    if _run.stop is not None:
+        _run.stop.raised = False
     begin(made)
     atexit.unregister(uninit)
     atexit.register(uninit)  # registered last, it runs first: before a dealer that was started above is stopped
@@ -282,12 +276,12 @@ def check_options(dealer: object, tls: object, timeout: object, device: object, 
 
 def name() -> str:
     """The name of this process, as errors show it."""
-    if _here is None:
+    if _run.here is None:
         try:
             return environment().name
         except HummingbirdError:
             return f"rank {os.environ.get('RANK', '?')}"
-    return _here.name
+    return _run.here.name
 
 
 def uninit() -> None:
@@ -303,23 +297,23 @@ def abort(error: BaseException) -> None:
 
 
 def _leave(error: BaseException | None, channel: Channel) -> None:
-    global _lane_notes, _leaving
-    _leaving, lane_notes, _lane_notes = True, _lane_notes, None
+    notes = _run.notes
+    _run.leaving, _run.notes = True, None
     try:
-        told = _stop is not None and _stop.raised
-        if lane_notes is not None and error is not None and not told:
-            lane_notes.failed(reason_of(error))
+        stopped = _run.stop is not None and _run.stop.raised
+        if notes is not None and error is not None and not stopped:
+            notes.failed(reason_of(error))
         if error is not None:
             channel.abort(reason_of(error))
         if is_initialized():
             current().close()
         channel.close()
         close_group()
-        if lane_notes is not None and error is None:
-            lane_notes.left()  # nothing after this needs the dealer
+        if notes is not None and error is None:
+            notes.left()  # nothing after this needs the dealer
     finally:
         begin(None)
-        _leaving = error is not None
+        _run.leaving = error is not None
         crypten_run.stop()
 
 
@@ -330,19 +324,31 @@ def reason_of(error: BaseException) -> str:
 
 # Ending -------------------------------------------------------------------------------------------------------------
 
-_here: LanePosition | None = None  # the position at the last `init`
-_lane_notes: LaneNotes | None = None  # the notes of the current run; None with one lane
-_watching = False
-_stop: Stop | None = None  # the handler of SIGTERM, which is not the reason for stopping
-_leaving = False  # true while this party leaves, and after it has left because of an error
+
+@dataclass
+class _Run:
+    """This process's part in its current run, or in its last one.
+
+    here: the position at the last `init`. notes: those of the current run; None with one lane. leaving: true while this
+    party leaves, and after it has left because of an error. watching: whether `_watch` has installed its hooks. stop:
+    the handler of SIGTERM, which is not the reason for stopping.
+    """
+
+    here: LanePosition | None = None
+    notes: LaneNotes | None = None
+    leaving: bool = False
+    watching: bool = False
+    stop: Stop | None = None
+
+
+_run = _Run()
 
 
 def _watch() -> None:
     """Install hooks so that this process tells the other parties why it ends: for uncaught errors and for SIGTERM."""
-    global _stop, _watching
-    if _watching:
+    if _run.watching:
         return
-    _watching = True
+    _run.watching = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -353,7 +359,7 @@ def _watch() -> None:
     # When a process has failed, launchers stop the others with SIGTERM, whose default action ends a process at once.
     # Here it raises an exception, as Ctrl-C does, wherever the program is.
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        _stop = Stop(_why_to_stop, over=lambda: _leaving)  # no exception while it leaves: the reason is known
+        _run.stop = Stop(_why_to_stop, over=lambda: _run.leaving)  # no exception while it leaves: the reason is known
 
 
 def _why_to_stop() -> PeerError:
@@ -361,11 +367,11 @@ def _why_to_stop() -> PeerError:
 
     Waits up to `_GRACE` seconds for this failure, so `Stop` calls it in a thread.
     """
-    lane_notes, why = _lane_notes, None
-    if lane_notes is not None:
+    notes, why = _run.notes, None
+    if notes is not None:
         # The session and its sockets may be closed meanwhile.
         with contextlib.suppress(HummingbirdError, OSError, ValueError):
-            why = lane_notes.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
+            why = notes.first_failure(_GRACE, current().channel.loss if is_initialized() else str)
     return PeerError(
         "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
         where=name(),

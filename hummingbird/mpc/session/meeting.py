@@ -170,21 +170,30 @@ def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
     Raises TimeoutError at the deadline, of time.monotonic, and PeerError by `check`. Then the thread is left behind: it
     ends with the process, or when the store's host answers.
     """
-    answer: Future[_T] = Future()
-
-    def make() -> None:
-        try:
-            answer.set_result(call(*arguments))
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=make, name="hummingbird-store", daemon=True).start()
+    answer = begin_call(partial(call, *arguments))
     while not answer.done():
         wait([answer], _POLL)
         check()
         if time.monotonic() > deadline and not answer.done():
             raise TimeoutError("the run's store does not answer")
     return answer.result()
+
+
+def begin_call(call: Callable[[], _T]) -> Future[_T]:
+    """Make a call of the store in a thread of its own, which ends with the process. Returns the answer to come."""
+    answer: Future[_T] = Future()
+
+    def make() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    try:
+        threading.Thread(target=make, name="hummingbird-store", daemon=True).start()
+    except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
+        make()
+    return answer
 
 
 def _listening(host: str, port: int, deadline: float) -> None:
