@@ -63,7 +63,7 @@ class Bert(nn.Module):
 
 
 def bert_tiny() -> Bert:
-    """BERT-tiny for one of 64 words among 32 (scripts/train/hidden_words.py), 409 k parameters and a table of 512 k."""
+    """BERT-tiny for one of 64 words among 32 (scripts/train/text_data.py), 409 k parameters and a table of 512 k."""
     return Bert(words=4002, choices=64, length=32, width=128, heads=2, layers=2)
 
 

@@ -5,20 +5,16 @@ make demo
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from hummingbird.commands.files import check_outputs
 from hummingbird.errors import HummingbirdError
 from hummingbird.table import text_table
-from scripts.bench.party import ROOT, on_this_host
+from scripts.bench.party import on_this_host
+from scripts.program import ROOT, new_parser, write_rows
 
 WEIGHTS = str(ROOT / "checkpoints" / "digits.pt")
 BITS = str(ROOT / "checkpoints" / "digits.bits.json")
@@ -37,7 +33,7 @@ def runs(count: int) -> list[tuple[str, str, list[str]]]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--images", type=int, default=500, help="how many of the 500 test images (default: all)")
     p.add_argument("--json", type=Path, help="write the figures to a file")
     args = p.parse_args()
@@ -76,8 +72,7 @@ def main() -> None:
         "offline: seconds for random numbers, which do not depend on the images.\n"
         f"\nDone in {time.perf_counter() - started:.0f} s. Next: docs/quickstart.md, with a net of your own."
     )
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

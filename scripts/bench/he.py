@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,18 +20,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import device_name, end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from scripts.bench import he_ablation, he_kernels, he_nets
-from scripts.bench.party import ROOT
+from scripts.program import ROOT, add_json, main_of, new_parser, single_threaded, write_rows
 
 Rows = list[dict[str, Any]]
 SECTIONS = ("nets", "torch", "sockets", "mobilenet", "kernels", "ablation")
@@ -84,7 +80,7 @@ def jobs(sections: list[str], repeats: int) -> list[str]:
 
 def launch(job: str, args: argparse.Namespace) -> Rows:
     """A job in a process of its own; HummingbirdError with what it said if it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = single_threaded()
     if job.startswith("torch"):
         environment["HUMMINGBIRD_KERNELS"] = "torch"
     with tempfile.TemporaryDirectory() as folder:
@@ -217,8 +213,7 @@ def run(args: argparse.Namespace) -> None:
     if args.device != "cpu" and args.only != ["mobilenet"]:
         hint = "give --only mobilenet"
         raise InputError("the other sections are measured on the CPU", where="--device", hint=hint)
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     if args.worker:
         args.json.write_text(json.dumps(work(args)))
         return
@@ -229,13 +224,12 @@ def run(args: argparse.Namespace) -> None:
         rows += launch(job, args)
     rows = medians(rows)
     show(rows)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_rows(args.json, rows)
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     p.add_argument("--images", type=int, default=10000, help="of MNIST's test images (default: %(default)s)")
     p.add_argument("--batch", type=int, default=2048, help="images for MobileNetV2 (default: %(default)s)")
@@ -243,15 +237,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--repeats", type=int, default=3, help="runs of each of the CryptoNets (default: %(default)s)")
     p.add_argument("--device", default="cpu", help="for MobileNetV2: cpu (default) or cuda, at client and server")
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     p.add_argument("--worker", metavar="JOB", help=argparse.SUPPRESS)
     return p
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

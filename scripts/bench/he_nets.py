@@ -8,7 +8,6 @@ is `python -m hummingbird he-server` and the client this process, with one threa
 from __future__ import annotations
 
 import itertools
-import os
 import resource
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ from hummingbird.he.runtime.server import Server
 from hummingbird.he.scheme import ckks
 from hummingbird.he.service.client import RemoteModel
 from models import get_model, trained
-from scripts.bench.party import ROOT
+from scripts.program import ROOT, single_threaded
 from scripts.train.data import load
 
 INPUT_RANGE = 3.0  # MNIST's pixels, normalised, are from -0.43 to 2.83
@@ -199,7 +198,7 @@ def server_process(activation: str, given: Net) -> Iterator[str]:
         command += [CHECKPOINTS[activation], f"activation={activation}", "--input", "x".join(map(str, given.shape))]
         command += ["--mode", given.mode, "--listen", address]
         command += [] if given.bound is None else ["--range", str(given.bound)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = single_threaded()
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
             try:

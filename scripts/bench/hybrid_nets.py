@@ -6,7 +6,6 @@ has one. Bytes are those of all messages, both ways.
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -29,9 +28,9 @@ from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.plan import Plan
 from hummingbird.simulation.simulate import simulate
 from models import trained
-from scripts.bench.hybrid_rows import Row, row, taken
-from scripts.bench.party import ROOT
+from scripts.bench.hybrid_rows import Row, row
 from scripts.bench.relay import relayed
+from scripts.program import ROOT, single_threaded, taken
 from scripts.train.data import load
 
 _BATCH = 16  # images that a net of plain torch takes at a time
@@ -133,7 +132,7 @@ class Served:
             words = [sys.executable, "-m", "hummingbird", "gc-server", "--model", *self.model]
             words += ["--input", "x".join(map(str, self.shape)), "--bits", str(folder / "bits.json")]
             words += ["--garbler", self.garbler, "--store", str(folder / "server"), "--listen", address]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            environment = single_threaded()
             server = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
             try:
                 assert server.stdout is not None

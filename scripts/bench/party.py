@@ -1,21 +1,24 @@
-"""Starting parties from a script: all on this host, or each in a place of its own."""
+"""Starting parties, all on this host or each in a place of its own; and worker processes that end with this one."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import HummingbirdError
 from scripts.bench.link import Place
+from scripts.program import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 _GRACE = 10.0  # seconds for the other parties to end when one has failed
 
 
@@ -91,3 +94,27 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool
             deadline = min(deadline, time.monotonic() + _GRACE)
         time.sleep(0.02)
     return any(process.poll() != 0 for process in processes)
+
+
+def workers(count: int, threads: int | None = None) -> ProcessPoolExecutor:
+    """A pool of fresh processes, as a context, which end when this one does, whatever ended it: SIGKILL, too.
+
+    threads: of torch in each; as many as torch likes if not given.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(threads,))
+
+
+def _begin(threads: int | None) -> None:
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    if threads is not None:
+        import torch  # here: a worker without it begins in a moment
+
+        torch.set_num_threads(threads)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # a pipe that the parent's death closes
+    os._exit(1)

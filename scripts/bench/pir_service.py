@@ -27,21 +27,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
 from hummingbird.pir.table_server import Remote
 from hummingbird.table import text_table
+from scripts.program import ROOT, add_json, main_of, new_parser, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 THREADS = 128  # requests under way at the client
 
 
@@ -127,7 +124,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--rows", type=int, default=1 << 20, help="rows of the table (default 2^20)")
     p.add_argument("--dim", type=int, default=64, help="float32 in a row (default 64: 256 bytes)")
     p.add_argument(
@@ -139,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--workers", type=int, default=0, help="worker processes of each server (default none)")
     p.add_argument("--decoder", choices=("xor", "sum"), default="xor")
     p.add_argument("--prf", choices=("aes", "chacha12"), default="aes")
-    p.add_argument("--json", type=Path, help="write the rows to a file")
+    add_json(p)
     return p
 
 
@@ -150,8 +147,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("a number that cannot be meant", where=where, hint="at least 1, and rates above 0")
     if wrong := [window for window in args.windows if not re.fullmatch(r"\d+:\d+(\.\d+)?", window)]:
         raise InputError(f"{wrong[0]!r} is no window", where="--windows", hint="N:MS, as 192:2")
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     with tempfile.TemporaryDirectory(prefix="hb") as name:
         folder = Path(name)
         table = np.lib.format.open_memmap(folder / "table.npy", "w+", np.float32, (args.rows, args.dim))
@@ -178,15 +174,11 @@ def run(args: argparse.Namespace) -> None:
     ]
     print(f"{args.rows:,} rows of {4 * args.dim} bytes, two servers and the client on {os.cpu_count()} cores")
     print(text_table(head, cells))
-    if args.json:
-        facts = {"rows": args.rows, "row_bytes": 4 * args.dim, "workers": args.workers, **machine()}
-        args.json.write_text(json.dumps([{**row, **facts} for row in rows], indent=2) + "\n")
+    facts = {"rows": args.rows, "row_bytes": 4 * args.dim, "workers": args.workers, **machine()}
+    write_rows(args.json, [{**row, **facts} for row in rows])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

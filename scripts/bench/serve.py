@@ -31,15 +31,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 from tqdm import tqdm
 
 from hummingbird.capacity.profile import load as load_profile
-from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.rpc.options import count, positive
 from hummingbird.table import text_table
@@ -47,6 +44,7 @@ from scripts.bench import serve_reality
 from scripts.bench.party import on_this_host
 from scripts.bench.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.bench.serve_net import NETS, Net, batch_of_one, running
+from scripts.program import add_json, main_of, new_parser, write_rows
 
 _FULL = 90.0  # seconds at most for which requests are always waiting, in all rounds
 _ROUNDS = 3
@@ -138,13 +136,13 @@ def _inferred(net: Net, args: argparse.Namespace, bar: Any) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS), help="default: all")
     text = "percent of what the service can do (default: 30 60 90, to predict 30 50 70)"
     p.add_argument("--loads", nargs="+", type=float, metavar="PERCENT", help=text)
     p.add_argument("--seconds", type=float, default=300.0, help="for each load (default: 300)")
     p.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the service, in images (default: 64)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     guess = p.add_argument_group("predicting")
     text = "compare with what is predicted from this profile (scripts.tools.calibrate --only serve)"
     guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
@@ -196,8 +194,7 @@ def run(args: argparse.Namespace) -> None:
         rows = predict(args)
     else:
         rows = bench(args)
-    if args.json:
-        write_json(args.json, [{**row, **machine()} for row in rows])
+    write_rows(args.json, [{**row, **machine()} for row in rows])
 
 
 def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -239,10 +236,7 @@ def _summary(row: dict[str, Any]) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

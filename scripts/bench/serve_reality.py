@@ -25,8 +25,7 @@ from hummingbird.table import text_table
 from scripts.bench.link import Link, obstacle
 from scripts.bench.serve_calibrate import Calibrated, calibrate
 from scripts.bench.serve_net import NETS
-from scripts.bench.serve_offered import Figures, Offered, offer
-from scripts.bench.serve_predict import ENGINES, TOLERANCE, own, predicted, tolerance
+from scripts.bench.serve_offered import ENGINES, TOLERANCE, Figures, Offered, offer, own, predicted, tolerance
 from scripts.bench.serve_watched import Kept, Pair, Watched
 
 KEPT = 4  # slots of the small store

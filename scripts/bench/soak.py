@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -29,22 +28,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 from tqdm import tqdm
 
 from hummingbird import Client
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
 from hummingbird.rpc.options import count, positive, shape
 from hummingbird.table import text_table
-from scripts.bench.ports import free_port
+from scripts.bench.link import free_port
+from scripts.program import ROOT, main_of, new_parser, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ["models:get_model", "digits", "10"]
 THREADS = 32  # requests under way at the client
 CLOSE = 0.01  # of exact comparisons: what is left is rounding
@@ -169,7 +165,7 @@ def measure(args: argparse.Namespace) -> tuple[float, Counter[str], dict[str, li
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     words = ("MODULE:FUNCTION", "ARGUMENT")
     p.add_argument("--model", nargs="+", default=DIGITS, metavar=words, help="as of serve (default: the digits net)")
     p.add_argument("--weights", type=Path, metavar="FILE", help="as of serve")
@@ -186,8 +182,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print the table, and write the figures."""
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     rate, outcomes, samples = measure(args)
     rows: list[dict[str, Any]] = []
     for name, found in samples.items():
@@ -211,15 +206,11 @@ def run(args: argparse.Namespace) -> None:
         for row in rows
     ]
     print(text_table(head, cells))
-    if args.json:
-        facts = {"minutes": args.minutes, "rate": rate, "images": args.images, "outcomes": outcomes, **machine()}
-        args.json.write_text(json.dumps({**facts, "processes": rows, "samples": samples}, indent=2) + "\n")
+    facts = {"minutes": args.minutes, "rate": rate, "images": args.images, "outcomes": outcomes, **machine()}
+    write_rows(args.json, {**facts, "processes": rows, "samples": samples})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 
 import hummingbird
 from hummingbird.commands.plots import drawing
-from hummingbird.commands.program import end
 from hummingbird.errors import InputError
 from hummingbird.report import Estimate
 from models import get_model
 from scripts.bench.layer_times import HEAD
+from scripts.program import ROOT, main_of, new_parser
 
-ROOT = Path(__file__).parents[2]
 Rows = dict[str, dict[str, str]]  # cells by the row's first cell, then by the column's head
 
 WIDTH = 860.0  # points, of every chart
@@ -397,11 +396,7 @@ CHARTS: dict[str, Callable[[], str]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.papers.figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.papers.figures")
     made.add_argument(
         "--out-folder", type=Path, default=ROOT / "docs/figures", metavar="FOLDER", help="default: docs/figures"
     )
@@ -417,10 +412,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {', '.join(f'{name}.svg' for name in drawn)} to {args.out_folder}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted")
+main = main_of(parser, run, "interrupted")
 
 
 if __name__ == "__main__":
