@@ -9,11 +9,12 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import EnvironmentProblem
+from hummingbird.table import text_table
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTHING = "interrupted: nothing was written"
@@ -46,6 +47,22 @@ def main_of(
         return end(lambda: run(args), lambda: interrupted)
 
     return main
+
+
+def columns(
+    rows: Iterable[Mapping[str, Any]], shown: Sequence[tuple[str, str | Callable[[Any], str]]], left: int = 1
+) -> str:
+    """Rows as a text table. shown: each column's heading, and the format of its cells, such as "{seconds:.2f} s".
+
+    left: columns that are aligned left.
+    """
+    cells = [[cell.format(**row) if isinstance(cell, str) else cell(row) for _, cell in shown] for row in rows]
+    return text_table([heading for heading, _ in shown], cells, left)
+
+
+def maybe(key: str, form: str, scale: float = 1.0, nothing: str = "") -> Callable[[Any], str]:
+    """The cell of a number that a row may lack, or have as None. form: as ",.2f"; scale: times the number."""
+    return lambda row: nothing if row.get(key) is None else f"{scale * row[key]:{form}}"
 
 
 def write_rows(path: Path | None, rows: Any) -> None:

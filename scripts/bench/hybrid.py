@@ -22,25 +22,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs
 from hummingbird.commands.program import machine
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import InputError
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from scripts.bench import hybrid_layers, hybrid_nets, hybrid_rows
 from scripts.bench.hybrid_rows import HEAD, Row, cells
 from scripts.bench.link import Link, obstacle, own_loopback
-from scripts.program import ROOT, add_json, main_of, new_parser, single_threaded
+from scripts.bench.party import rows_of
+from scripts.program import add_json, main_of, new_parser
 
 _LAYERS = (hybrid_layers.layers, hybrid_layers.sparse, hybrid_layers.switching)
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
@@ -53,7 +51,8 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args), args.relay / 1e3),
 }
 _PORT = 29500  # a namespace of its own has no other listener
-NUMBERS = ("relus", "transfers", "images", "twin", "repeats")  # options that sections take
+NUMBERS = ("relus", "transfers", "images", "twin", "repeats")
+_GIVEN = (*NUMBERS, "link", "rtt", "relay", "data")  # options that sections take
 
 
 def work(args: argparse.Namespace) -> list[Row]:
@@ -83,20 +82,9 @@ def _delayed_by(args: argparse.Namespace) -> str:
 
 
 def launch(section: str, args: argparse.Namespace) -> list[Row]:
-    """A section in a process of its own; HummingbirdError if it fails, below what it said."""
-    environment = single_threaded()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        words = [sys.executable, "-m", "scripts.bench.hybrid", "--worker", section, "--json", str(file)]
-        words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
-        words += ["--link", args.link, "--rtt", str(args.rtt), "--relay", str(args.relay)]
-        words += ["--data", args.data] if args.data else []
-        with own_loopback(_shaped(args)) as prefix:
-            ended = subprocess.run([*prefix, *words], cwd=ROOT, env=environment)
-        if ended.returncode:
-            raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
-        rows: list[Row] = json.loads(file.read_text())
-        return rows
+    """A section in a process of its own, with the link as its loopback."""
+    with own_loopback(_shaped(args)) as prefix:
+        return rows_of("scripts.bench.hybrid", section, args, _GIVEN, prefix)
 
 
 def show(section: str, rows: list[Row]) -> None:

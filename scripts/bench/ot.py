@@ -22,8 +22,7 @@ from hummingbird.kernels import pack_bits
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import fresh
-from hummingbird.table import text_table
-from scripts.program import add_json, alone, best, main_of, new_parser, write_rows
+from scripts.program import add_json, alone, best, columns, main_of, new_parser, write_rows
 
 
 def set_up() -> tuple[cot.Sender, cot.Receiver, list[dict[str, Any]]]:
@@ -72,8 +71,11 @@ def run(args: argparse.Namespace) -> None:
                 rows += extensions(sender, receiver, args.count, isa)
     finally:
         library.set_isa(before)
-    cells = [[row["step"], row["instructions"], _time(row["ns"]), f"{row['bytes']:,.3f}"] for row in rows]
-    print(text_table(("step", "instructions", "time", "bytes sent"), cells, left=2))
+    shown = [
+        *(("step", "{step}"), ("instructions", "{instructions}"), ("time", lambda row: _time(row["ns"]))),
+        ("bytes sent", "{bytes:,.3f}"),
+    ]
+    print(columns(rows, shown, left=2))
     write_rows(args.json, [row | {"count": args.count, **machine()} for row in rows])
 
 

@@ -17,7 +17,6 @@ import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,8 +35,8 @@ from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
 from hummingbird.pir.table_server import Remote
-from hummingbird.table import text_table
-from scripts.program import ROOT, add_json, main_of, new_parser, write_rows
+from scripts.bench.party import serving
+from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
 THREADS = 128  # requests under way at the client
 
@@ -47,23 +46,10 @@ def programs(folder: Path, window: str, workers: int) -> Iterator[list[str]]:
     """Addresses of two server programs, with one thread each, or with worker processes."""
     batch, wait = window.split(":")
     addresses = [f"unix:{folder}/{party}" for party in (0, 1)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hummingbird", "pir-server", "--table", str(folder / "table.npy")]
-            + ["--party", str(party), "--listen", address, "--max-batch", batch, "--max-wait", wait]
-            + ["--threads", "1", "--workers", str(workers)],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-        )
-        for party, address in enumerate(addresses)
-    ]
-    try:
+    words = ["pir-server", "--table", str(folder / "table.npy"), "--max-batch", batch, "--max-wait", wait]
+    words += ["--threads", "1", "--workers", str(workers)]
+    with serving(*([*words, "--party", str(party), "--listen", at] for party, at in enumerate(addresses))):
         yield addresses
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait(60)
 
 
 def counters(client: Client) -> dict[str, Any]:
@@ -157,23 +143,13 @@ def run(args: argparse.Namespace) -> None:
         del table
         total = len(args.windows) * len(args.keys) * len(args.loads)
         rows = list(tqdm(measure(args, folder), total=total, unit="load", leave=False))
-    head = ("window", "keys", "offered/s", "answered/s", "p50 ms", "p99 ms", "batch", "busy", "errors")
-    cells = [
-        (
-            row["window"],
-            f"{row['keys']}",
-            f"{row['offered_per_second']:,.0f}",
-            f"{row['answered_per_second']:,.1f}",
-            f"{row['p50_ms']:,.1f}",
-            f"{row['p99_ms']:,.1f}",
-            f"{row['mean_batch']:.1f}",
-            f"{row['busy']:.0%}",
-            f"{row['errors']}",
-        )
-        for row in rows
+    shown = [
+        *(("window", "{window}"), ("keys", "{keys}"), ("offered/s", "{offered_per_second:,.0f}")),
+        *(("answered/s", "{answered_per_second:,.1f}"), ("p50 ms", "{p50_ms:,.1f}"), ("p99 ms", "{p99_ms:,.1f}")),
+        *(("batch", "{mean_batch:.1f}"), ("busy", "{busy:.0%}"), ("errors", "{errors}")),
     ]
     print(f"{args.rows:,} rows of {4 * args.dim} bytes, two servers and the client on {os.cpu_count()} cores")
-    print(text_table(head, cells))
+    print(columns(rows, shown))
     facts = {"rows": args.rows, "row_bytes": 4 * args.dim, "workers": args.workers, **machine()}
     write_rows(args.json, [{**row, **facts} for row in rows])
 

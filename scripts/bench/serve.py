@@ -39,28 +39,23 @@ from hummingbird.commands.files import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.rpc.options import count, positive
-from hummingbird.table import text_table
 from scripts.bench import serve_reality
 from scripts.bench.party import on_this_host
 from scripts.bench.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.bench.serve_net import NETS, Net, batch_of_one, running
-from scripts.program import add_json, main_of, new_parser, write_rows
+from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
 _FULL = 90.0  # seconds at most for which requests are always waiting, in all rounds
 _ROUNDS = 3
 _UNDER_WAY = 4  # full batches of them: two are computed, and two wait
-HEADS = (
-    "net",
-    "images",
-    "load",
-    "offered/s",
-    "answered/s",
-    "p50 ms",
-    "p95 ms",
-    "p99 ms",
-    "batch",
-    "refused",
-    "changed",
+COLUMNS = (
+    ("net", "{net}"),
+    ("images", "{request_images}"),
+    ("load", lambda row: "all" if row["load_percent"] is None else f"{row['load_percent']:g} %"),
+    ("offered/s", lambda row: f"{row['offered_per_second']:,.1f}" if row["offered_per_second"] else "-"),
+    ("answered/s", "{answered_per_second:,.1f}"),
+    *((f"{name} ms", f"{{{name}_milliseconds:,.1f}}") for name in ("p50", "p95", "p99")),
+    *(("batch", "{mean_batch_images:.1f}"), ("refused", "{refused}"), ("changed", "{changed_percent:.2f} %")),
 )
 
 
@@ -203,37 +198,21 @@ def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tqdm(total=len(args.nets) * (2 + 3 * _ROUNDS + len(args.loads)), unit="part", leave=False) as bar:
         for name in args.nets:
             rows += measure(NETS[name], args, bar)
-    print(text_table(HEADS, [_cells(row) for row in rows]))
+    print(columns(rows, COLUMNS))
     for row in rows:
         if row["load_percent"] is None:
             print(_summary(row))
     return rows
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    load: Load = Load(**{name: row[name] for name in Load.__dataclass_fields__})
-    return (
-        row["net"],
-        f"{row['request_images']}",
-        "all" if row["load_percent"] is None else f"{row['load_percent']:g} %",
-        f"{load.offered_per_second:,.1f}" if load.offered_per_second else "-",
-        f"{load.answered_per_second:,.1f}",
-        *(f"{value:,.1f}" for value in (load.p50_milliseconds, load.p95_milliseconds, load.p99_milliseconds)),
-        f"{load.mean_batch_images:.1f}",
-        f"{load.refused}",
-        f"{load.changed_percent:.2f} %",
-    )
-
-
 def _summary(row: dict[str, Any]) -> str:
     """Two lines on what a service can do."""
     return (
-        f"{row['net']}, {row['request_images']} at a time: {row['answered_per_second']:,.1f} images/s, "
-        f"{row['of_infer_percent']:.0f} % of infer's {row['infer_images_per_second']:,.1f}\n"
-        f"  a lone request {row['lone_request_milliseconds']:.1f} ms, {row['lone_ratio']:.2f} times a batch of one "
-        f"({row['batch_of_one_milliseconds']:.1f} ms); {row['client_bytes_up_per_lone_image'] / 1e3:.2f} kB up and "
-        f"{row['client_bytes_down_per_lone_image'] / 1e3:.3f} kB down"
-    )
+        "{net}, {request_images} at a time: {answered_per_second:,.1f} images/s, "
+        "{of_infer_percent:.0f} % of infer's {infer_images_per_second:,.1f}\n"
+        "  a lone request {lone_request_milliseconds:.1f} ms, {lone_ratio:.2f} times a batch of one "
+        "({batch_of_one_milliseconds:.1f} ms); {up:.2f} kB up and {down:.3f} kB down"
+    ).format(**row, **{way: row[f"client_bytes_{way}_per_lone_image"] / 1e3 for way in ("up", "down")})
 
 
 main = main_of(parser, run)

@@ -28,10 +28,9 @@ import hummingbird
 from hummingbird.commands.files import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
-from hummingbird.table import text_table
 from models import MODELS, get_model
 from scripts.bench.contest import window_of
-from scripts.program import add_json, main_of, new_parser, write_rows
+from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
 TYPES = {"float32": torch.contiguous_format, "bfloat16": torch.channels_last}
 MODES = ("eval", "training")
@@ -113,21 +112,12 @@ def run(args: argparse.Namespace) -> None:
     settings = [(kind, mode, threads) for kind in args.types for threads in args.threads for mode in args.modes]
     with tqdm(total=len(settings) * (args.repeats + 1), unit="round", leave=False) as bar:
         rows = [row for setting in settings for row in measure(args, *setting, bar)]
-    head = ("type", "mode", "window", "threads", "net ms", "twin ms", "ratio")
-    cells = [
-        (
-            row["type"],
-            row["mode"],
-            row["window"],
-            str(row["threads"]),
-            f"{row['net_milliseconds']:.1f}",
-            f"{row['twin_milliseconds']:.1f}",
-            f"{row['ratio']:.2f}",
-        )
-        for row in rows
+    shown = [
+        *((key, f"{{{key}}}") for key in ("type", "mode", "window", "threads")),
+        *(("net ms", "{net_milliseconds:.1f}"), ("twin ms", "{twin_milliseconds:.1f}"), ("ratio", "{ratio:.2f}")),
     ]
     print(f"{args.model}, batch {args.batch}, {args.protocol}; medians of {args.repeats} rounds after one to warm up\n")
-    print(text_table(head, cells, left=3))
+    print(columns(rows, shown, left=3))
     write_rows(args.json, rows)
 
 

@@ -18,7 +18,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,9 +36,9 @@ from hummingbird.commands.program import machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
 from hummingbird.rpc.options import count, positive, shape
-from hummingbird.table import text_table
 from scripts.bench.link import free_port
-from scripts.program import ROOT, main_of, new_parser, write_rows
+from scripts.bench.party import serving
+from scripts.program import columns, main_of, new_parser, write_rows
 
 DIGITS = ["models:get_model", "digits", "10"]
 THREADS = 32  # requests under way at the client
@@ -75,19 +74,11 @@ def programs(args: argparse.Namespace, net: torch.nn.Module, folder: str) -> Ite
     serve = ["serve", "--model", *args.model, "--weights", weights, "--input", size]
     serve += ["--listen", f"unix:{folder}/{{rank}}", "--dealer", f"unix:{folder}/d"]
     commands = {"dealer": ["dealer", "--listen", f"unix:{folder}/d"]} | dict.fromkeys(("party 0", "party 1"), serve)
-    started, port = {}, str(free_port())
-    for name, words in commands.items():
-        place = {"RANK": name[-1], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        variables = {**os.environ, **(place if words is serve else {}), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "hummingbird", *words]
-        started[name] = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL)
-    try:
-        yield [f"unix:{folder}/{rank}" for rank in range(2)], {name: each.pid for name, each in started.items()}
-    finally:
-        for process in reversed(started.values()):
-            process.terminate()
-        for process in started.values():
-            process.wait(60)
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables = [{**places, "RANK": name[-1]} if words is serve else {} for name, words in commands.items()]
+    with serving(*commands.values(), variables=variables) as started:
+        ids = {name: process.pid for name, process in zip(commands, started, strict=True)}
+        yield [f"unix:{folder}/{rank}" for rank in range(2)], ids
 
 
 class Load:
@@ -191,21 +182,13 @@ def run(args: argparse.Namespace) -> None:
         rows.append({"process": name, "first": found[0]._asdict(), "last": found[-1]._asdict(), **grown, "flat": flat})
     print(f"{args.minutes:g} minutes at {rate:.1f} requests/s of {args.images} images")
     print("\n".join(f"{number:8,} {what}" for what, number in outcomes.most_common()))
-    head = ("process", "MB", "growth", "files", "growth", "threads", "growth", "flat")
-    cells = [
-        (
-            row["process"],
-            f"{row['last']['memory']:,.0f}",
-            f"{row['memory']:+.1%}",
-            f"{row['last']['files']}",
-            f"{row['files']:+g}",
-            f"{row['last']['threads']}",
-            f"{row['threads']:+g}",
-            "yes" if row["flat"] else "no",
-        )
-        for row in rows
+    shown = [
+        *(("process", "{process}"), ("MB", "{last[memory]:,.0f}"), ("growth", "{memory:+.1%}")),
+        *(("files", "{last[files]}"), ("growth", "{files:+g}")),
+        *(("threads", "{last[threads]}"), ("growth", "{threads:+g}")),
+        ("flat", lambda row: "yes" if row["flat"] else "no"),
     ]
-    print(text_table(head, cells))
+    print(columns(rows, shown))
     facts = {"minutes": args.minutes, "rate": rate, "images": args.images, "outcomes": outcomes, **machine()}
     write_rows(args.json, {**facts, "processes": rows, "samples": samples})
 
