@@ -66,7 +66,7 @@ class Bert(nn.Module):
 
 
 def bert_tiny() -> Bert:
-    """Build BERT-tiny, which guesses the middle one of 32 words among 64 choices (scripts/train/hidden_words.py).
+    """Build BERT-tiny, which guesses the middle one of 32 words among 64 choices (scripts/train/text_data.py).
 
     It has 409 k parameters, and a table of 512 k.
     """

@@ -5,20 +5,15 @@ make demo
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from hummingbird.commands.files import check_outputs
 from hummingbird.errors import HummingbirdError
-from hummingbird.table import text_table
-from scripts.bench.party import ROOT, on_this_host
+from scripts.bench.party import on_this_host
+from scripts.program import ROOT, columns, new_parser, write_rows
 
 WEIGHTS = str(ROOT / "checkpoints" / "digits.pt")
 BITS = str(ROOT / "checkpoints" / "digits.bits.json")
@@ -37,7 +32,7 @@ def runs(count: int) -> list[tuple[str, str, list[str]]]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--images", type=int, default=500, help="how many of the 500 test images (default: all)")
     p.add_argument("--json", type=Path, help="write the figures to a file")
     args = p.parse_args()
@@ -53,31 +48,22 @@ def main() -> None:
     for number, (label, program, options) in enumerate(programs, 1):
         print(f"{number}/{len(programs)}  {label}", flush=True)
         rows.append({"run": label, **on_this_host(2, program, options)})
-    exact = rows[0]
-    cells = [
-        (
-            row["run"],
-            f"{row['accuracy_private_percent']:.1f} %",
-            f"{row['accuracy_plain_percent']:.1f} %",
-            f"{row['online_kilobytes_per_image']:.1f}",
-            f"{exact['online_kilobytes_per_image'] / row['online_kilobytes_per_image']:.1f}x",
-            f"{row['rounds_per_batch']:.0f}",
-            f"{row['seconds']:.2f}",
-            f"{row['online_seconds']:.2f}",
-            f"{row['offline_seconds']:.2f}",
-        )
-        for row in rows
+    sent = rows[0]["online_kilobytes_per_image"]
+    shown = [
+        *(("", "{run}"), ("private", "{accuracy_private_percent:.1f} %"), ("plain", "{accuracy_plain_percent:.1f} %")),
+        ("kB/image", "{online_kilobytes_per_image:.1f}"),
+        ("fewer", lambda row: f"{sent / row['online_kilobytes_per_image']:.1f}x"),
+        *(("rounds", "{rounds_per_batch:.0f}"), ("seconds", "{seconds:.2f}")),
+        *(("online", "{online_seconds:.2f}"), ("offline", "{offline_seconds:.2f}")),
     ]
-    head = ("", "private", "plain", "kB/image", "fewer", "rounds", "seconds", "online", "offline")
-    print("\n" + text_table(head, cells))
+    print("\n" + columns(rows, shown))
     print(
         "\nprivate, plain: accuracy on encrypted and on plain images.  kB/image: sent online by one party.\n"
         "rounds: messages that wait for each other, per batch of 100.\n"
         "offline: seconds for random numbers, which do not depend on the images.\n"
         f"\nDone in {time.perf_counter() - started:.0f} s. Next: docs/quickstart.md, with a net of your own."
     )
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

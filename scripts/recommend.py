@@ -23,7 +23,7 @@ from hummingbird.serving.client import Client
 from hummingbird.table import text_table
 from models import load_checkpoint
 from models.recommender import PADDING, Recommender
-from scripts.bench.party import ROOT
+from scripts.program import ROOT, new_parser
 from scripts.train.movielens_data import HISTORY, Questions, load_questions
 
 MOVIES = 9742  # of ml-latest-small
@@ -63,12 +63,7 @@ def _served(recommender: Recommender) -> LookedUp:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.recommend",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.recommend", _EPILOG)
     made.add_argument(
         "--parties",
         nargs=2,

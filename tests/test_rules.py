@@ -73,6 +73,16 @@ def test_no_pickle_and_no_weak_randomness() -> None:
     assert not offenders(rule)
 
 
+SVG = re.compile(r"<(svg|g|rect|circle|line|polyline|path|text)[ >]")
+
+
+def test_pictures_are_drawn_by_matplotlib() -> None:
+    """No program writes the elements of an SVG itself."""
+    written = "out = f'<rect x=\"{x}\"/>'"
+    found = [path for folder in ("hummingbird", "scripts", "search") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert not [str(path) for path in found if SVG.search(path.read_text())] and SVG.search(written)
+
+
 def unsafe_loads(source: str) -> list[int]:
     """Lines with a torch.load that may run what the file says."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]

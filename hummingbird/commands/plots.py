@@ -25,7 +25,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise EnvironmentProblem("--plot needs matplotlib", hint="pip install matplotlib") from None
+        raise EnvironmentProblem("a plot needs matplotlib", hint="pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

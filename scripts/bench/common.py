@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -36,9 +34,10 @@ from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.table import text_table
 from scripts.bench.contest import BESIDE, PARTS, Sample, store_of, window_of
 from scripts.bench.link import Link, obstacle, places
-from scripts.bench.party import ROOT, launch
+from scripts.bench.party import launch
 from scripts.bench.relay import relayed
 from scripts.papers.plot import draw
+from scripts.program import ROOT, add_json, single_threaded, write_rows
 
 CRYPTEN = "CrypTen 0.4.1"
 RATIOS = ("speedup_online", "speedup_total", "fewer_relu_bits", "fewer_bits_in_all")
@@ -141,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser, windows: Sequence[str], repea
     parser.add_argument("--device", default="cpu", help="where the parties' shares are: cpu (default), or cuda")
     shown = f"runs after one to warm up, of which the median is shown (default {repeats})"
     parser.add_argument("--repeats", type=int, default=repeats, help=shown)
-    parser.add_argument("--json", type=Path, help="write the rows to a file")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, help="draw where the time goes, and the speedup, into a file (.png, .pdf)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     for hidden in ("--aim", "--dealer"):
@@ -287,7 +286,7 @@ def _deal(work: Work, protocol: str, window: str, args: argparse.Namespace, fold
     command += ["--input", "x".join(map(str, work.shape)), "--images"]
     command += [str((args.repeats + 1) * work.slices * work.shape[0]), "--device", args.device.partition(":")[0]]
     command += ["--bits", str(bits), "--out", str(store_of(folder, window))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = single_threaded()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise HummingbirdError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
@@ -360,8 +359,7 @@ def main(
             raise InputError("the plot shows times faster than CrypTen", where="--plot", hint="run crypten too")
         check_outputs(args)
         rows = contest(args)
-        if args.json:
-            args.json.write_text(json.dumps(rows, indent=2) + "\n")
+        write_rows(args.json, rows)
         if args.plot:
             draw(rows, args.plot)
     except HummingbirdError as error:

@@ -17,21 +17,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 
-from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.hybrid.gc import relu
-from hummingbird.kernels import heap
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import fresh, new_seed
 from hummingbird.table import text_table
-from scripts.bench.he_kernels import best
-from scripts.bench.party import ROOT
+from scripts.program import ROOT, add_json, alone, best, main_of, new_parser, write_rows
 
 ADDERS = "three adders"
 _CSRC, _COMPILER = ROOT / "hummingbird/kernels/cpu/csrc", "c++"
@@ -164,28 +159,26 @@ def run(args: argparse.Namespace) -> None:
         message = f"three adders take rings from {args.width + 1} to {75 - 5 * args.width} bits, got {args.ring}"
         raise InputError(message, where="--ring", hint="leave --adders out for other sizes")
     check_outputs(args)
-    if not library.available():
-        raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")
-    heap.keep()  # as the services do
-    torch.set_num_threads(1)
+    alone()
     rows = measure(args)
     head = ("circuit", "instructions", "garble ms", "evaluate ms", "sum ms", "bytes each")
     cells = [[value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()] for row in rows]
     print(text_table(head, cells, left=2))
-    if args.json:
-        write_json(args.json, [row | {"count": args.count, **machine()} for row in rows])
+    write_rows(args.json, [row | {"count": args.count, **machine()} for row in rows])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = new_parser(__doc__)
     p.add_argument("--count", type=int, default=10_000, help="instances, whole tiles of 16 (default: %(default)s)")
     p.add_argument("--width", type=int, default=10, help="bits of a share (default: %(default)s)")
     p.add_argument("--ring", type=int, default=20, help="bits of a result (default: %(default)s)")
     p.add_argument("--adders", action="store_true", help="Impala's circuit too: needs a C++ compiler")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
-    args = p.parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+    add_json(p)
+    return p
+
+
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import device_name, end, machine
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import device_name, machine
+from hummingbird.errors import InputError
 from hummingbird.kernels import heap
-from hummingbird.table import text_table
 from scripts.bench import he_ablation, he_kernels, he_nets
-from scripts.bench.party import ROOT
+from scripts.bench.party import rows_of
+from scripts.program import add_json, columns, main_of, maybe, new_parser, write_rows
 
 Rows = list[dict[str, Any]]
 SECTIONS = ("nets", "torch", "sockets", "mobilenet", "kernels", "ablation")
 ACTIVATIONS = ("relu", "square")
+_GIVEN = ("images", "batch", "size", "repeats", "device", "data")  # options that jobs take
 _PATHS = ("nets", "torch")  # that run the same nets
 _PASSES = 2  # over the images of such a run
 _MARKS = {"cryptonets-relu": 0.15, "cryptonets-square": 1.2}  # milliseconds per image
@@ -82,24 +77,6 @@ def jobs(sections: list[str], repeats: int) -> list[str]:
     return listed
 
 
-def launch(job: str, args: argparse.Namespace) -> Rows:
-    """A job in a process of its own; HummingbirdError with what it said if it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    if job.startswith("torch"):
-        environment["HUMMINGBIRD_KERNELS"] = "torch"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "scripts.bench.he", "--worker", job, "--json", str(file)]
-        for option in ("images", "batch", "size", "repeats", "device"):
-            command += [f"--{option}", str(getattr(args, option))]
-        command += ["--data", args.data] if args.data else []
-        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        if ended.returncode:
-            raise HummingbirdError(f"the job ended with code {ended.returncode}; its error is above", where=job)
-        rows: Rows = json.loads(file.read_text())
-        return rows
-
-
 def medians(rows: Rows) -> Rows:
     """The median of several runs of a net, on the torch path with the median of how many times longer it took than
     the run of the fast path before it.
@@ -124,86 +101,51 @@ def show(rows: Rows) -> None:
     for section in SECTIONS:
         here = [row for row in rows if row["section"] == section]
         if here:
-            head, cells = _TABLES[section](here)
             print(f"\n{section} ({here[0]['kernels']}; {here[0]['cpu']})\n")
-            print(text_table(head, cells))
+            print(columns(here, _TABLES[section]))
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+def _beside(numbers: dict[str, float], digits: int) -> Callable[[Any], str]:
+    """The cell of a mark, or of a paper's figure, by the row's net."""
+    return lambda row: f"{numbers[row['net']]:,.{digits}f}" if row["net"] in numbers else ""
 
 
-def _nets(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    head = ["net", "ms/image", "encrypt", "server", "decrypt", "client", "mark", "paper", "kB up", "kB down", "GB"]
-    head += ["predicted", "paper", "accuracy", "torch", "other", "error", "x fast"]
-    cells = []
-    for row in rows:
-        parts = [row[f"{part}milliseconds_per_image"] for part in ("", "encrypt_", "server_", "decrypt_", "client_")]
-        cells.append(
-            [
-                row["net"],
-                *map(_number, parts),
-                _number(_MARKS.get(row["net"]), 2),
-                _number(_PAPER.get(row["net"]), 2),
-                *(_number(row[f"kilobytes_{way}_per_image"], 1) for way in ("up", "down")),
-                *(_number(row[f"{kind}_gigabytes"], 2) for kind in ("peak", "predicted")),
-                _number(_GIGABYTES_PAPER.get(row["net"]), 0),
-                *(f"{100 * row[key]:.2f} %" if key in row else "" for key in ("accuracy", "torch_accuracy")),
-                str(row["other_answers"]),
-                f"{row['largest_error']:.1e}",
-                _number(row.get("times_the_fast_path"), 2),
-            ]
-        )
-    return head, cells
-
-
-def _sockets(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    head = ["net", "images/s", "mark", "paper", "kB up", "kB down", "accuracy", "torch", "other"]
-    cells = [
-        [
-            row["net"],
-            _number(row["images_per_second"], 0),
-            _number(_SOCKET_MARK.get(row["net"]), 0),
-            _number(_SOCKET_PAPER.get(row["net"]), 0),
-            *(_number(row[f"kilobytes_{way}_per_image"], 1) for way in ("up", "down")),
-            *(f"{100 * row[key]:.2f} %" for key in ("accuracy", "torch_accuracy")),
-            str(row["other_answers"]),
-        ]
-        for row in rows
-    ]
-    return head, cells
-
-
-def _kernels(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    head = ["kernel", "us", "mark", "SEAL", "ms", "G mul-adds/s"]
-    keys = [("microseconds", 2), ("mark_microseconds", 1), ("seal_microseconds", 0)]
-    keys += [("milliseconds", 2), ("g_multiply_adds_per_second", 1)]
-    return head, [[row["kernel"], *(_number(row.get(key), digits) for key, digits in keys)] for row in rows]
-
-
-def _ablation(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    head = ["optimisation", "on ms", "off ms", "off / on", "on error", "off error", "on MB", "off MB", "measured"]
-    cells = [
-        [
-            row["optimisation"],
-            *(_number(row[key], 2) for key in ("on_milliseconds", "off_milliseconds", "ratio")),
-            *(f"{row[key]:.1e}" if key in row else "" for key in ("on_error", "off_error")),
-            *(_number(row[key] / 1e6, 2) if key in row else "" for key in ("on_bytes", "off_bytes")),
-            row["measured"],
-        ]
-        for row in rows
-    ]
-    return head, cells
-
-
-_TABLES = {
-    "nets": _nets,
-    "torch": _nets,
-    "sockets": _sockets,
-    "mobilenet": _nets,
-    "kernels": _kernels,
-    "ablation": _ablation,
-}
+_KILOBYTES = [(f"kB {way}", f"{{kilobytes_{way}_per_image:,.1f}}") for way in ("up", "down")]
+_ACCURACIES = [
+    (name.partition("_")[0], lambda row, name=name: f"{100 * row[name]:.2f} %" if name in row else "")
+    for name in ("accuracy", "torch_accuracy")
+]
+_NETS = [
+    ("net", "{net}"),
+    ("ms/image", "{milliseconds_per_image:,.3f}"),
+    *((part, f"{{{part}_milliseconds_per_image:,.3f}}") for part in ("encrypt", "server", "decrypt", "client")),
+    *(("mark", _beside(_MARKS, 2)), ("paper", _beside(_PAPER, 2))),
+    *_KILOBYTES,
+    *(("GB", "{peak_gigabytes:,.2f}"), ("predicted", "{predicted_gigabytes:,.2f}")),
+    ("paper", _beside(_GIGABYTES_PAPER, 0)),
+    *_ACCURACIES,
+    *(("other", "{other_answers}"), ("error", "{largest_error:.1e}"), ("x fast", maybe("times_the_fast_path", ",.2f"))),
+]
+_SOCKETS = [
+    *(("net", "{net}"), ("images/s", "{images_per_second:,.0f}")),
+    *(("mark", _beside(_SOCKET_MARK, 0)), ("paper", _beside(_SOCKET_PAPER, 0))),
+    *_KILOBYTES,
+    *_ACCURACIES,
+    ("other", "{other_answers}"),
+]
+_KERNELS = [
+    *(("kernel", "{kernel}"), ("us", maybe("microseconds", ",.2f")), ("mark", maybe("mark_microseconds", ",.1f"))),
+    *(("SEAL", maybe("seal_microseconds", ",.0f")), ("ms", maybe("milliseconds", ",.2f"))),
+    ("G mul-adds/s", maybe("g_multiply_adds_per_second", ",.1f")),
+]
+_ABLATION = [
+    *(("optimisation", "{optimisation}"), ("on ms", "{on_milliseconds:,.2f}"), ("off ms", "{off_milliseconds:,.2f}")),
+    ("off / on", "{ratio:,.2f}"),
+    *((f"{way} error", maybe(f"{way}_error", ".1e")) for way in ("on", "off")),
+    *((f"{way} MB", maybe(f"{way}_bytes", ",.2f", 1e-6)) for way in ("on", "off")),
+    ("measured", "{measured}"),
+]
+_TABLES = dict(zip(SECTIONS, (_NETS, _NETS, _SOCKETS, _NETS, _KERNELS, _ABLATION), strict=True))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -217,8 +159,7 @@ def run(args: argparse.Namespace) -> None:
     if args.device != "cpu" and args.only != ["mobilenet"]:
         hint = "give --only mobilenet"
         raise InputError("the other sections are measured on the CPU", where="--device", hint=hint)
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     if args.worker:
         args.json.write_text(json.dumps(work(args)))
         return
@@ -226,16 +167,16 @@ def run(args: argparse.Namespace) -> None:
     listed = jobs(args.only, args.repeats)
     for number, job in enumerate(listed, 1):
         print(f"{number} of {len(listed)}: {job}", file=sys.stderr)
-        rows += launch(job, args)
+        variables = {"HUMMINGBIRD_KERNELS": "torch"} if job.startswith("torch") else {}
+        rows += rows_of("scripts.bench.he", job, args, _GIVEN, **variables)
     rows = medians(rows)
     show(rows)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_rows(args.json, rows)
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     p.add_argument("--images", type=int, default=10000, help="of MNIST's test images (default: %(default)s)")
     p.add_argument("--batch", type=int, default=2048, help="images for MobileNetV2 (default: %(default)s)")
@@ -243,15 +184,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--repeats", type=int, default=3, help="runs of each of the CryptoNets (default: %(default)s)")
     p.add_argument("--device", default="cpu", help="for MobileNetV2: cpu (default) or cuda, at client and server")
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     p.add_argument("--worker", metavar="JOB", help=argparse.SUPPRESS)
     return p
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import VARIANCE, Coins, SecretKey, expand
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import Ring, linear, multiply, switch
-from scripts.bench.he_kernels import best
+from scripts.program import best
 
 INPUTS, ROWS, IMAGES = 845, 10, 2048
 INPUT_SCALE, WEIGHT_SCALE = 24, 20  # log2; 2^44 at the output and |output| < 2^5, against Q / 2 = 2^51

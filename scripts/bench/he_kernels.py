@@ -7,7 +7,6 @@ measured with a sketch of these kernels on one Zen 4 core; SEAL's times are thos
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import linear, pack, switch, unpack
 from hummingbird.kernels.cpu import library
+from scripts.program import best
 
 DEGREE, PRIMES, COUNT = 2048, 2, 256
 # Microseconds: with AVX-512, with AVX2, in plain torch; and SEAL's.
@@ -29,16 +29,6 @@ _MARKS: dict[str, tuple[float, float, float]] = {
     "decode": (4, 4, 4),
 }
 _SEAL = {"encode": 58, "encrypt": 183, "decrypt": 10, "decode": 85}
-
-
-def best(run: Callable[[], object], budget: float = 0.3) -> float:
-    """The least time of a call, in seconds, of those that fit into `budget` seconds; at least three."""
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < budget and len(times) < 200):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def mark(kernel: str) -> float | None:

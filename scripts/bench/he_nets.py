@@ -8,24 +8,19 @@ is `python -m hummingbird he-server` and the client this process, with one threa
 from __future__ import annotations
 
 import itertools
-import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hummingbird.commands.program import device_name
-from hummingbird.errors import HummingbirdError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.memory import predicted
@@ -33,12 +28,12 @@ from hummingbird.he.runtime.server import Server
 from hummingbird.he.scheme import ckks
 from hummingbird.he.service.client import RemoteModel
 from models import get_model, trained
-from scripts.bench.party import ROOT
+from scripts.bench.party import serving
+from scripts.program import ROOT
 from scripts.train.data import load
 
 INPUT_RANGE = 3.0  # MNIST's pixels, normalised, are from -0.43 to 2.83
 CHECKPOINTS = {"relu": "checkpoints/cryptonets-relu.pt", "square": "checkpoints/cryptonets-square.pt"}
-_READY_SECONDS = 120.0  # for the server process to plan and to listen
 
 
 @dataclass
@@ -195,27 +190,11 @@ def server_process(activation: str, given: Net) -> Iterator[str]:
     """The address of a server of CryptoNets, a process of its own with one thread."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/he.sock"
-        command = [sys.executable, "-m", "hummingbird", "he-server", "--model", "models:trained", "cryptonets", "10"]
-        command += [CHECKPOINTS[activation], f"activation={activation}", "--input", "x".join(map(str, given.shape))]
-        command += ["--mode", given.mode, "--listen", address]
-        command += [] if given.bound is None else ["--range", str(given.bound)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with (Path(folder) / "log").open("w+") as log:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                _wait_until_ready(process, Path(log.name))
-                yield address
-            finally:
-                process.terminate()
-                process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while "he-server listening" not in log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise HummingbirdError(f"the server did not start:\n{log.read_text()}", where="he-server")
-        time.sleep(0.1)
+        words = ["he-server", "--model", "models:trained", "cryptonets", "10", CHECKPOINTS[activation]]
+        words += [f"activation={activation}", "--input", "x".join(map(str, given.shape)), "--mode", given.mode]
+        words += ["--listen", address, *([] if given.bound is None else ["--range", str(given.bound)])]
+        with serving(words, ready="he-server listening"):
+            yield address
 
 
 def over_a_socket(name: str, activation: str, given: Net, repeats: int) -> dict[str, Any]:

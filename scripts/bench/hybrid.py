@@ -22,42 +22,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
+from hummingbird.errors import InputError
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
-from scripts.bench import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
+from scripts.bench import hybrid_layers, hybrid_nets, hybrid_rows
 from scripts.bench.hybrid_rows import HEAD, Row, cells
 from scripts.bench.link import Link, obstacle, own_loopback
-from scripts.bench.party import ROOT
+from scripts.bench.party import rows_of
+from scripts.program import add_json, main_of, new_parser
 
 _LAYERS = (hybrid_layers.layers, hybrid_layers.sparse, hybrid_layers.switching)
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
-    "bytes": lambda args: chain(hybrid_bytes.formulas(), hybrid_bytes.tiny()),
-    "garbling": lambda args: hybrid_kernels.garbling(args.relus),
-    "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
+    "bytes": lambda args: chain(hybrid_rows.formulas(), hybrid_rows.tiny()),
+    "garbling": lambda args: hybrid_rows.garbling(args.relus),
+    "transfers": lambda args: hybrid_rows.transfers(args.transfers),
     "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
     "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args), args.relay / 1e3),
     "accuracy": lambda args: hybrid_nets.accuracy(args.data, args.twin),
     "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args), args.relay / 1e3),
 }
 _PORT = 29500  # a namespace of its own has no other listener
-NUMBERS = ("relus", "transfers", "images", "twin", "repeats")  # options that sections take
+NUMBERS = ("relus", "transfers", "images", "twin", "repeats")
+_GIVEN = (*NUMBERS, "link", "rtt", "relay", "data")  # options that sections take
 
 
 def work(args: argparse.Namespace) -> list[Row]:
@@ -87,20 +82,9 @@ def _delayed_by(args: argparse.Namespace) -> str:
 
 
 def launch(section: str, args: argparse.Namespace) -> list[Row]:
-    """A section in a process of its own; HummingbirdError if it fails, below what it said."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        words = [sys.executable, "-m", "scripts.bench.hybrid", "--worker", section, "--json", str(file)]
-        words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
-        words += ["--link", args.link, "--rtt", str(args.rtt), "--relay", str(args.relay)]
-        words += ["--data", args.data] if args.data else []
-        with own_loopback(_shaped(args)) as prefix:
-            ended = subprocess.run([*prefix, *words], cwd=ROOT, env=environment)
-        if ended.returncode:
-            raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
-        rows: list[Row] = json.loads(file.read_text())
-        return rows
+    """A section in a process of its own, with the link as its loopback."""
+    with own_loopback(_shaped(args)) as prefix:
+        return rows_of("scripts.bench.hybrid", section, args, _GIVEN, prefix)
 
 
 def show(section: str, rows: list[Row]) -> None:
@@ -120,8 +104,7 @@ def run(args: argparse.Namespace) -> None:
     if args.rtt < 0:
         raise InputError("a round trip takes 0 ms or more", where="--rtt")
     _link(args)
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     if args.worker:
         args.json.write_text(json.dumps(work(args)))
         return
@@ -139,9 +122,9 @@ def run(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), help="default: all")
-    p.add_argument("--relus", type=int, default=hybrid_kernels.RELUS, help="garbled at once (default: %(default)s)")
+    p.add_argument("--relus", type=int, default=hybrid_rows.RELUS, help="garbled at once (default: %(default)s)")
     p.add_argument("--transfers", type=int, default=1 << 20, help="at once (default: %(default)s)")
     p.add_argument("--images", type=int, default=100, help="private ones of each shipped net (default: %(default)s)")
     p.add_argument("--twin", type=int, default=1000, help="images of each net by its twin (default: %(default)s)")
@@ -150,16 +133,13 @@ def parser() -> argparse.ArgumentParser:
     text = "round trip to add, by tc netem or, where that is not to be had, by a relay (default: 0)"
     p.add_argument("--rtt", type=float, default=0.0, metavar="MS", help=text)
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     p.add_argument("--worker", metavar="SECTION", help=argparse.SUPPRESS)
     p.add_argument("--relay", type=float, default=0.0, metavar="MS", help=argparse.SUPPRESS)  # of each way
     return p
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: sections that ended are in the file")
+main = main_of(parser, run, "interrupted: sections that ended are in the file")
 
 
 if __name__ == "__main__":

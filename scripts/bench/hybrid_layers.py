@@ -10,9 +10,7 @@ Each layer is checked before it is timed: both shares add up to W r.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +22,7 @@ from hummingbird.cost import bfv_switching_key
 from hummingbird.he import bfv
 from hummingbird.kernels import heap
 from scripts.bench.hybrid_rows import Row, row
+from scripts.program import median
 
 RING = 20  # bits of a share
 DENSITIES = (1.0, 0.1)  # of weights that are not zero
@@ -133,17 +132,6 @@ def sparse(repeats: int, shape: Shape = SPARSE) -> Iterator[Row]:
     case = Case(bfv.Layout.of(shape.image, shape.weight, padding=shape.padding), shape)
     yield row(f"products {shape.name}, any weights, an image: convolution", "ms", _convolution(case, repeats))
     yield row(f"products {shape.name}, any weights, an image: the server's whole part", "ms", _server(case, repeats))
-
-
-def median(run: Callable[[], object], repeats: int) -> float:
-    """The median time of a call in seconds, after one that is not counted."""
-    run()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
 
 
 def _convolution(case: Case, repeats: int) -> float:

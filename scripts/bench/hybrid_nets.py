@@ -6,10 +6,7 @@ has one. Bytes are those of all messages, both ways.
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -23,15 +20,15 @@ from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.accuracy import evaluate
-from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.plan import Plan
 from hummingbird.simulation.simulate import simulate
 from models import trained
-from scripts.bench.hybrid_rows import Row, row, taken
-from scripts.bench.party import ROOT
+from scripts.bench.hybrid_rows import Row, row
+from scripts.bench.party import serving
 from scripts.bench.relay import relayed
+from scripts.program import ROOT, taken
 from scripts.train.data import load
 
 _BATCH = 16  # images that a net of plain torch takes at a time
@@ -130,21 +127,13 @@ class Served:
             self.bits.save(folder / "bits.json")
             # Behind a relay is a unix socket: what passes would take the shaped loopback's time twice.
             address = f"127.0.0.1:{self.port}" if self.port and not self.delay else f"unix:{folder / 'gc.sock'}"
-            words = [sys.executable, "-m", "hummingbird", "gc-server", "--model", *self.model]
-            words += ["--input", "x".join(map(str, self.shape)), "--bits", str(folder / "bits.json")]
-            words += ["--garbler", self.garbler, "--store", str(folder / "server"), "--listen", address]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            server = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-            try:
-                assert server.stdout is not None
-                if not server.stdout.readline().startswith("gc-server listening on "):
-                    raise HummingbirdError("the server did not start; its error is above", where=" ".join(self.model))
+            words = ["gc-server", "--model", *self.model, "--input", "x".join(map(str, self.shape))]
+            words += ["--bits", str(folder / "bits.json"), "--garbler", self.garbler]
+            words += ["--store", str(folder / "server"), "--listen", address]
+            with serving(words, ready="gc-server listening on "):
                 with relayed(address, self.delay, self.port) if self.delay else nullcontext(address) as near:
                     with RemoteNet(near, folder / "client") as net:
                         yield net, folder / "client"
-            finally:
-                server.terminate()
-                server.wait(60)
 
 
 def measure(net: RemoteNet, folder: Path, images: Tensor, repeats: int) -> dict[str, float]:

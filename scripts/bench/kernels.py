@@ -22,24 +22,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.commands.program import device_name, end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.words import Words
 from hummingbird.table import text_table
 from scripts.bench.kernel_cases import TUNED, Case, cases, interpret
+from scripts.program import add_json, main_of, new_parser, write_rows
 
 CHECKED = 1003  # elements that are compared before larger ones are timed
 BUDGET = 0.3  # seconds for the runs of a kernel
@@ -207,26 +204,27 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, rows: list[dict[str, Any]], name: str) -> None:
-    if args.json:
-        write_json(args.json, [row | {"device": name, **machine()} for row in rows])
+    write_rows(args.json, [row | {"device": name, **machine()} for row in rows])
 
 
 def _text(value: Any) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = new_parser(__doc__)
     p.add_argument("--device", default="cpu", help="cuda, or cpu for Triton's interpreter (default)")
     p.add_argument("--elements", type=int, default=1 << 24, help="ring elements of each operand (default: %(default)s)")
     p.add_argument("--check", action="store_true", help="compare only, without times")
     p.add_argument("--triton", action="store_true", help="only the kernels in Triton")
     text = "search the sizes of these kernels' tiles instead, and keep them for this card: minutes"
     p.add_argument("--tune", nargs="+", choices=tuple(TUNED), metavar="KERNEL", help=f"{text}; of {', '.join(TUNED)}")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
-    args = p.parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+    add_json(p)
+    return p
+
+
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

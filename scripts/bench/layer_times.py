@@ -20,11 +20,10 @@ from torch import nn
 
 import hummingbird
 from hummingbird.channel.meter import MeterRow
-from hummingbird.commands.program import end
 from hummingbird.errors import InputError
 from models import MODELS, get_model, load_checkpoint
+from scripts.program import ROOT, main_of, new_parser
 
-ROOT = Path(__file__).parents[2]
 HEAD = ("stage", "computes", "waits for party 1", "waits for the dealer")
 REST = "other layers"
 Times = dict[str, list[float]]  # milliseconds per image in the order of HEAD, by stage
@@ -75,11 +74,7 @@ def markdown(times: Times) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.bench.layer_times",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.bench.layer_times")
     made.add_argument("--model", choices=("resnet18", "digits"), default="resnet18", help="default: resnet18")
     made.add_argument("--batch", type=int, default=8, metavar="B", help="images of a batch; default: 8")
     made.add_argument("--batches", type=int, default=40, metavar="N", help="of which the quickest counts; default: 40")
@@ -101,10 +96,7 @@ def run(args: argparse.Namespace) -> None:
     print(markdown(by_stage(rows, args.batch)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted")
+main = main_of(parser, run, "interrupted")
 
 
 if __name__ == "__main__":

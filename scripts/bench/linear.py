@@ -19,11 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torchvision
@@ -32,11 +28,13 @@ from tqdm import tqdm
 
 from hummingbird import graph, ring
 from hummingbird.commands.files import check_outputs
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.program import machine
+from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import Factor, heap
 from hummingbird.kernels.cpu import library
 from hummingbird.table import text_table
 from models import MODELS, get_model
+from scripts.program import add_json, main_of, new_parser, write_rows
 
 TORCHVISION = ("mobilenet_v2", "resnet18_imagenet", "resnet50_imagenet")  # 224 x 224
 
@@ -157,8 +155,9 @@ def measure(
     return row
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = new_parser(__doc__)
     p.add_argument("--model", nargs="+", default=["resnet18"], choices=[*sorted(MODELS), *TORCHVISION])
     p.add_argument("--batch", nargs="+", type=int, default=[8, 64], help="images at once (default 8 64)")
     p.add_argument("--bits", type=int, default=40, help="low bits that are read (default 40: before a ReLU of [20:12))")
@@ -166,11 +165,15 @@ def main() -> None:
     p.add_argument("--isa", choices=library.ISAS, help="instructions of a CPU (default: the best that it has)")
     p.add_argument("--budget", type=float, default=0.2, help="seconds for a shape, each way (default 0.2)")
     p.add_argument("--no-torch", action="store_true", help="leave torch's own int64 products out")
-    p.add_argument("--json", type=Path, help="write the rows to a file")
-    args = p.parse_args()
+    add_json(p)
+    return p
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the table, write the rows."""
     check_outputs(args)
     if args.isa and not (library.available() and library.set_isa(args.isa)):
-        p.error(f"--isa {args.isa}: this processor, or this installation, lacks it")
+        raise EnvironmentProblem("this processor, or this installation, lacks it", where=f"--isa {args.isa}")
     torch.set_num_threads(1)
     heap.keep()  # as in a session
     runs = [
@@ -210,11 +213,11 @@ def main() -> None:
                     total = sum(r["layers"] * r[f"{way}_milliseconds"] for r in own)
                     print(f" {way.replace('_', ' ')} {total / batch:.2f} ms per image, {work / total:.1f} G/s;", end="")
     print()
-    if args.json:
-        for row in rows:
-            row |= machine()
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_rows(args.json, [{**row, **machine()} for row in rows])
+
+
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":
-    sys.exit(end(main, lambda: "interrupted: nothing was written"))
+    sys.exit(main())

@@ -9,31 +9,60 @@ file system, so that a dealer on a unix socket serves all parties. Loopback of a
             subprocess.Popen([*place.prefix, "program"], env={**os.environ, **place.environment})
 
 Namespaces are removed at the end of the block, also after an exception or SIGTERM, and those of a process that was
-killed by the next one that makes some.
+killed by the next one that makes some. `free_port` holds ports of loopback from their choice on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from scripts.bench.ports import free_port
 
 PREFIX = "hummingbird"
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _NETWORK = "10.251.0"  # inside the namespaces only: meets no network of the host
 _PORT = 29500  # a new namespace has no other listener
 _numbers = itertools.count()
+_LEAST, _MOST = 15_000, 32_768  # ports below those that systems give to connections
+_ours: set[int] = set()
+_file = -1
+
+
+def free_port() -> int:
+    """A port of loopback on which nobody listens, and which no other process that asks here is given while this one
+    lives.
+
+    A lock on a byte of one file holds it: a socket that is bound and closed again would hold nothing, and the system
+    gives such a port to whoever asks next.
+    """
+    global _file
+    if _file < 0:
+        path = Path(tempfile.gettempdir()) / f"hummingbird-ports-{os.getuid()}"
+        _file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        port = random.SystemRandom().randrange(_LEAST, _MOST)
+        if port in _ours:
+            continue
+        with contextlib.suppress(OSError):
+            fcntl.lockf(_file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            socket.create_server(("127.0.0.1", port)).close()
+            _ours.add(port)
+            return port
 
 
 class Place(NamedTuple):

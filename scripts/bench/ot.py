@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.commands.program import end, machine
-from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
+from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.hybrid.gc import cot
-from hummingbird.kernels import heap, pack_bits
+from hummingbird.kernels import pack_bits
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import fresh
-from hummingbird.table import text_table
-from scripts.bench.he_kernels import best
+from scripts.program import add_json, alone, best, columns, main_of, new_parser, write_rows
 
 
 def set_up() -> tuple[cot.Sender, cot.Receiver, list[dict[str, Any]]]:
@@ -67,10 +62,7 @@ def run(args: argparse.Namespace) -> None:
     if args.count < 1:
         raise InputError(f"expected at least one transfer, got {args.count}", where="--count")
     check_outputs(args)
-    if not library.available():
-        raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")
-    heap.keep()  # as the services do
-    torch.set_num_threads(1)
+    alone()
     sender, receiver, rows = set_up()
     before = library.isa()
     try:
@@ -79,23 +71,27 @@ def run(args: argparse.Namespace) -> None:
                 rows += extensions(sender, receiver, args.count, isa)
     finally:
         library.set_isa(before)
-    cells = [[row["step"], row["instructions"], _time(row["ns"]), f"{row['bytes']:,.3f}"] for row in rows]
-    print(text_table(("step", "instructions", "time", "bytes sent"), cells, left=2))
-    if args.json:
-        write_json(args.json, [row | {"count": args.count, **machine()} for row in rows])
+    shown = [
+        *(("step", "{step}"), ("instructions", "{instructions}"), ("time", lambda row: _time(row["ns"]))),
+        ("bytes sent", "{bytes:,.3f}"),
+    ]
+    print(columns(rows, shown, left=2))
+    write_rows(args.json, [row | {"count": args.count, **machine()} for row in rows])
 
 
 def _time(ns: float) -> str:
     return f"{ns:,.2f} ns" if ns < 1e5 else f"{ns / 1e6:,.1f} ms"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = new_parser(__doc__)
     p.add_argument("--count", type=int, default=100_000, help="transfers in one call (default: %(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
-    args = p.parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+    add_json(p)
+    return p
+
+
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
-"""Starting parties from a script: all on this host, or each in a place of its own."""
+"""Starting parties, all on this host or each in a place of its own; and worker processes that end with this one."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import HummingbirdError
 from scripts.bench.link import Place
+from scripts.program import ROOT, single_threaded
 
-ROOT = Path(__file__).resolve().parents[2]
 _GRACE = 10.0  # seconds for the other parties to end when one has failed
 
 
@@ -38,6 +43,50 @@ def on_this_host(parties: int, program: str, arguments: Sequence[str], timeout: 
                 f"{program} {' '.join(arguments)} failed with code {ended.returncode}:\n{ended.stdout}"
             )
         return json.loads(result.read_text())
+
+
+@contextlib.contextmanager
+def serving(
+    *commands: Sequence[str], ready: str = "", variables: Sequence[Mapping[str, str]] = ()
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Programs `python -m hummingbird COMMAND` of one thread each, until the end of the block.
+
+    ready: how the line of each begins that says that it serves; HummingbirdError for one that ends before. "": nobody
+    waits for lines.
+    variables: of each program's environment.
+    """
+    said, started = subprocess.PIPE if ready else subprocess.DEVNULL, list[subprocess.Popen[str]]()
+    try:
+        for words, own in zip(commands, variables or [{}] * len(commands), strict=True):
+            command, environment = [sys.executable, "-m", "hummingbird", *words], single_threaded(**own)
+            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, text=True))
+        for process, words in zip(started, commands, strict=True):
+            if process.stdout is not None and not any(line.startswith(ready) for line in process.stdout):
+                raise HummingbirdError("the server did not start; its error is above", where=" ".join(words[:4]))
+        yield started
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(60)
+
+
+def rows_of(
+    module: str, job: str, args: argparse.Namespace, names: Sequence[str], prefix: Sequence[str] = (), **variables: str
+) -> list[dict[str, Any]]:
+    """The rows of `python -m module --worker job --json FILE`, with some of this program's options, on one thread.
+
+    prefix: words before the command. HummingbirdError if it fails, below what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        words = [*prefix, sys.executable, "-m", module, "--worker", job, "--json", str(file)]
+        words += [word for name in names if getattr(args, name) for word in (f"--{name}", str(getattr(args, name)))]
+        ended = subprocess.run(words, cwd=ROOT, env=single_threaded(**variables), stdout=subprocess.DEVNULL)
+        if ended.returncode:
+            raise HummingbirdError(f"the job ended with code {ended.returncode}; its error is above", where=job)
+        rows: list[dict[str, Any]] = json.loads(file.read_text())
+        return rows
 
 
 def launch(where: Sequence[Place], module: str, arguments: Sequence[str], timeout: float = 3600.0) -> Any:
@@ -91,3 +140,27 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool
             deadline = min(deadline, time.monotonic() + _GRACE)
         time.sleep(0.02)
     return any(process.poll() != 0 for process in processes)
+
+
+def workers(count: int, threads: int | None = None) -> ProcessPoolExecutor:
+    """A pool of fresh processes, as a context, which end when this one does, whatever ended it: SIGKILL, too.
+
+    threads: of torch in each; as many as torch likes if not given.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, spawn, initializer=_begin, initargs=(threads,))
+
+
+def _begin(threads: int | None) -> None:
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    if threads is not None:
+        import torch  # here: a worker without it begins in a moment
+
+        torch.set_num_threads(threads)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # a pipe that the parent's death closes
+    os._exit(1)

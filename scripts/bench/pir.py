@@ -17,23 +17,18 @@ import argparse
 import contextlib
 import ctypes
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import device_name, end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.lookups import dpf
@@ -41,6 +36,7 @@ from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.kernels.lookups.rows import WIDTHS, Table
 from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
+from scripts.program import add_json, main_of, new_parser, taken, write_rows
 
 GPU = "cuda"
 PATHS = ("avx512+gfni", "avx2+gfni", "avx2", "portable", GPU)
@@ -121,12 +117,7 @@ def on_path(path: str) -> Iterator[str]:
 def seconds(run: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time) -> float:
     """The least time of a call, after one to warm up; by default CPU time of this thread."""
     run()
-    times = []
-    for _ in range(repeats):
-        started = clock()
-        run()
-        times.append(clock() - started)
-    return min(times)
+    return min(taken(run, clock) for _ in range(repeats))
 
 
 def read_seconds(size: int, repeats: int, on_gpu: bool) -> float:
@@ -238,8 +229,7 @@ def run(args: argparse.Namespace) -> None:
             raise InputError("at least one", where=f"--{option.replace('_', '-')}")
     if args.repeats < 1:
         raise InputError("at least one", where="--repeats")
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     if not library.available():
         hint = "install the package again, with a C++ compiler, and unset HUMMINGBIRD_KERNELS"
         raise EnvironmentProblem("the kernels in C++ are not there", where="kernels", hint=hint)
@@ -277,8 +267,7 @@ def run(args: argparse.Namespace) -> None:
                     result.append(measure(setting, table, piece, read, args.repeats))
                 bar.update()
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps([row | machine() for row in result], indent=2) + "\n")
+    write_rows(args.json, [row | machine() for row in result])
 
 
 @contextlib.contextmanager
@@ -326,7 +315,7 @@ def show(result: list[dict[str, Any]]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--rows", nargs="+", type=int, metavar="N", help="rows of the table (default 2^20)")
     p.add_argument("--row-bytes", nargs="+", type=int, metavar="N", help="bytes of a row (default 256)")
     p.add_argument("--batch", nargs="+", type=int, metavar="N", help="queries at once (default 1 32 192)")
@@ -334,14 +323,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--decoders", nargs="+", choices=DECODERS, help="XOR, or sums of words (default xor)")
     p.add_argument("--paths", nargs="+", choices=PATHS, help="instruction sets (default: the fastest)")
     p.add_argument("--repeats", type=int, default=5, help="of which the least time is shown (default: %(default)s)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     return p
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,21 +26,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
 from hummingbird.pir.table_server import Remote
-from hummingbird.table import text_table
+from scripts.bench.party import serving
+from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 THREADS = 128  # requests under way at the client
 
 
@@ -50,23 +46,10 @@ def programs(folder: Path, window: str, workers: int) -> Iterator[list[str]]:
     """Addresses of two server programs, with one thread each, or with worker processes."""
     batch, wait = window.split(":")
     addresses = [f"unix:{folder}/{party}" for party in (0, 1)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hummingbird", "pir-server", "--table", str(folder / "table.npy")]
-            + ["--party", str(party), "--listen", address, "--max-batch", batch, "--max-wait", wait]
-            + ["--threads", "1", "--workers", str(workers)],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-        )
-        for party, address in enumerate(addresses)
-    ]
-    try:
+    words = ["pir-server", "--table", str(folder / "table.npy"), "--max-batch", batch, "--max-wait", wait]
+    words += ["--threads", "1", "--workers", str(workers)]
+    with serving(*([*words, "--party", str(party), "--listen", at] for party, at in enumerate(addresses))):
         yield addresses
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait(60)
 
 
 def counters(client: Client) -> dict[str, Any]:
@@ -127,7 +110,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--rows", type=int, default=1 << 20, help="rows of the table (default 2^20)")
     p.add_argument("--dim", type=int, default=64, help="float32 in a row (default 64: 256 bytes)")
     p.add_argument(
@@ -139,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--workers", type=int, default=0, help="worker processes of each server (default none)")
     p.add_argument("--decoder", choices=("xor", "sum"), default="xor")
     p.add_argument("--prf", choices=("aes", "chacha12"), default="aes")
-    p.add_argument("--json", type=Path, help="write the rows to a file")
+    add_json(p)
     return p
 
 
@@ -150,8 +133,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("a number that cannot be meant", where=where, hint="at least 1, and rates above 0")
     if wrong := [window for window in args.windows if not re.fullmatch(r"\d+:\d+(\.\d+)?", window)]:
         raise InputError(f"{wrong[0]!r} is no window", where="--windows", hint="N:MS, as 192:2")
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     with tempfile.TemporaryDirectory(prefix="hb") as name:
         folder = Path(name)
         table = np.lib.format.open_memmap(folder / "table.npy", "w+", np.float32, (args.rows, args.dim))
@@ -161,32 +143,18 @@ def run(args: argparse.Namespace) -> None:
         del table
         total = len(args.windows) * len(args.keys) * len(args.loads)
         rows = list(tqdm(measure(args, folder), total=total, unit="load", leave=False))
-    head = ("window", "keys", "offered/s", "answered/s", "p50 ms", "p99 ms", "batch", "busy", "errors")
-    cells = [
-        (
-            row["window"],
-            f"{row['keys']}",
-            f"{row['offered_per_second']:,.0f}",
-            f"{row['answered_per_second']:,.1f}",
-            f"{row['p50_ms']:,.1f}",
-            f"{row['p99_ms']:,.1f}",
-            f"{row['mean_batch']:.1f}",
-            f"{row['busy']:.0%}",
-            f"{row['errors']}",
-        )
-        for row in rows
+    shown = [
+        *(("window", "{window}"), ("keys", "{keys}"), ("offered/s", "{offered_per_second:,.0f}")),
+        *(("answered/s", "{answered_per_second:,.1f}"), ("p50 ms", "{p50_ms:,.1f}"), ("p99 ms", "{p99_ms:,.1f}")),
+        *(("batch", "{mean_batch:.1f}"), ("busy", "{busy:.0%}"), ("errors", "{errors}")),
     ]
     print(f"{args.rows:,} rows of {4 * args.dim} bytes, two servers and the client on {os.cpu_count()} cores")
-    print(text_table(head, cells))
-    if args.json:
-        facts = {"rows": args.rows, "row_bytes": 4 * args.dim, "workers": args.workers, **machine()}
-        args.json.write_text(json.dumps([{**row, **facts} for row in rows], indent=2) + "\n")
+    print(columns(rows, shown))
+    facts = {"rows": args.rows, "row_bytes": 4 * args.dim, "workers": args.workers, **machine()}
+    write_rows(args.json, [{**row, **facts} for row in rows])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ The first line on stdout says where it listens. It ends with its stdin: with who
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import queue
 import socket
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterator
 
 from hummingbird.errors import HummingbirdError
-from scripts.bench.party import ROOT
+from scripts.program import ROOT, new_parser
 
 CHUNK = 1 << 18
 READY = "relay listening on "
@@ -119,7 +118,7 @@ def relayed(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the program until its stdin ends."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT, 0 for any that is free, or unix:PATH")
     p.add_argument("--to", required=True, metavar="ADDRESS", help="unix:PATH or HOST:PORT")
     p.add_argument("--delay", required=True, type=float, metavar="MS", help="of each way")

@@ -10,18 +10,14 @@ draw all triples), here it is the expansion of seeds plus the wait for material 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor, nn
 
 from scripts.bench import common
 from scripts.bench.contest import run_worker
+from scripts.program import new_parser
 
 WINDOWS = ("64:0", "20:0", "20:12", "18:12")
 
@@ -50,7 +46,7 @@ def contest(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--count", type=int, default=10**6, help="ReLUs at once (default 10^6)")
     common.add_arguments(p, WINDOWS, 5)
     p.set_defaults(opening=False)

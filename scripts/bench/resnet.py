@@ -12,13 +12,9 @@ images. A run is one batch, from its shares to the opened logits.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torchvision
@@ -30,6 +26,7 @@ from hummingbird.errors import InputError
 from models import MODELS, get_model, load_checkpoint
 from scripts.bench import common
 from scripts.bench.contest import run_worker
+from scripts.program import new_parser
 from scripts.train.data import load
 
 WINDOWS = ("64:0", "24:0", "20:12")
@@ -123,7 +120,7 @@ def contest(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--model", choices=[*SMALL, *LARGE], default="resnet18")
     p.add_argument("--batch", type=int, default=8, help="images at once (default 8)")
     text = "images of a slice that is dealt in advance (default: the batch); slices take turns"

@@ -31,38 +31,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 from tqdm import tqdm
 
 from hummingbird.capacity.profile import load as load_profile
-from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.rpc.options import count, positive
-from hummingbird.table import text_table
 from scripts.bench import serve_reality
 from scripts.bench.party import on_this_host
 from scripts.bench.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.bench.serve_net import NETS, Net, batch_of_one, running
+from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
 _FULL = 90.0  # seconds at most for which requests are always waiting, in all rounds
 _ROUNDS = 3
 _UNDER_WAY = 4  # full batches of them: two are computed, and two wait
-HEADS = (
-    "net",
-    "images",
-    "load",
-    "offered/s",
-    "answered/s",
-    "p50 ms",
-    "p95 ms",
-    "p99 ms",
-    "batch",
-    "refused",
-    "changed",
+COLUMNS = (
+    ("net", "{net}"),
+    ("images", "{request_images}"),
+    ("load", lambda row: "all" if row["load_percent"] is None else f"{row['load_percent']:g} %"),
+    ("offered/s", lambda row: f"{row['offered_per_second']:,.1f}" if row["offered_per_second"] else "-"),
+    ("answered/s", "{answered_per_second:,.1f}"),
+    *((f"{name} ms", f"{{{name}_milliseconds:,.1f}}") for name in ("p50", "p95", "p99")),
+    *(("batch", "{mean_batch_images:.1f}"), ("refused", "{refused}"), ("changed", "{changed_percent:.2f} %")),
 )
 
 
@@ -138,13 +131,13 @@ def _inferred(net: Net, args: argparse.Namespace, bar: Any) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS), help="default: all")
     text = "percent of what the service can do (default: 30 60 90, to predict 30 50 70)"
     p.add_argument("--loads", nargs="+", type=float, metavar="PERCENT", help=text)
     p.add_argument("--seconds", type=float, default=300.0, help="for each load (default: 300)")
     p.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the service, in images (default: 64)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     guess = p.add_argument_group("predicting")
     text = "compare with what is predicted from this profile (scripts.tools.calibrate --only serve)"
     guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
@@ -196,8 +189,7 @@ def run(args: argparse.Namespace) -> None:
         rows = predict(args)
     else:
         rows = bench(args)
-    if args.json:
-        write_json(args.json, [{**row, **machine()} for row in rows])
+    write_rows(args.json, [{**row, **machine()} for row in rows])
 
 
 def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -206,43 +198,24 @@ def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tqdm(total=len(args.nets) * (2 + 3 * _ROUNDS + len(args.loads)), unit="part", leave=False) as bar:
         for name in args.nets:
             rows += measure(NETS[name], args, bar)
-    print(text_table(HEADS, [_cells(row) for row in rows]))
+    print(columns(rows, COLUMNS))
     for row in rows:
         if row["load_percent"] is None:
             print(_summary(row))
     return rows
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    load: Load = Load(**{name: row[name] for name in Load.__dataclass_fields__})
-    return (
-        row["net"],
-        f"{row['request_images']}",
-        "all" if row["load_percent"] is None else f"{row['load_percent']:g} %",
-        f"{load.offered_per_second:,.1f}" if load.offered_per_second else "-",
-        f"{load.answered_per_second:,.1f}",
-        *(f"{value:,.1f}" for value in (load.p50_milliseconds, load.p95_milliseconds, load.p99_milliseconds)),
-        f"{load.mean_batch_images:.1f}",
-        f"{load.refused}",
-        f"{load.changed_percent:.2f} %",
-    )
-
-
 def _summary(row: dict[str, Any]) -> str:
     """Two lines on what a service can do."""
     return (
-        f"{row['net']}, {row['request_images']} at a time: {row['answered_per_second']:,.1f} images/s, "
-        f"{row['of_infer_percent']:.0f} % of infer's {row['infer_images_per_second']:,.1f}\n"
-        f"  a lone request {row['lone_request_milliseconds']:.1f} ms, {row['lone_ratio']:.2f} times a batch of one "
-        f"({row['batch_of_one_milliseconds']:.1f} ms); {row['client_bytes_up_per_lone_image'] / 1e3:.2f} kB up and "
-        f"{row['client_bytes_down_per_lone_image'] / 1e3:.3f} kB down"
-    )
+        "{net}, {request_images} at a time: {answered_per_second:,.1f} images/s, "
+        "{of_infer_percent:.0f} % of infer's {infer_images_per_second:,.1f}\n"
+        "  a lone request {lone_request_milliseconds:.1f} ms, {lone_ratio:.2f} times a batch of one "
+        "({batch_of_one_milliseconds:.1f} ms); {up:.2f} kB up and {down:.3f} kB down"
+    ).format(**row, **{way: row[f"client_bytes_{way}_per_lone_image"] / 1e3 for way in ("up", "down")})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import hummingbird
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.serving.client import Client
 from models import get_model, load_checkpoint
-from scripts.bench.party import ROOT
-from scripts.bench.ports import free_port
+from scripts.bench.link import free_port
+from scripts.program import ROOT
 from scripts.train.data import DATASETS, load
 
 _START = 300.0  # seconds for a service to start

@@ -21,13 +21,12 @@ from hummingbird.capacity.limit import limits
 from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.capacity.service import Service
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.table import text_table
 from scripts.bench.link import Link, obstacle
 from scripts.bench.serve_calibrate import Calibrated, calibrate
 from scripts.bench.serve_net import NETS
-from scripts.bench.serve_offered import Figures, Offered, offer
-from scripts.bench.serve_predict import ENGINES, TOLERANCE, own, predicted, tolerance
+from scripts.bench.serve_offered import ENGINES, TOLERANCE, Figures, Offered, offer, own, predicted, tolerance
 from scripts.bench.serve_watched import Kept, Pair, Watched
+from scripts.program import columns, maybe
 
 KEPT = 4  # slots of the small store
 LINK = Link.parse("50mbit")
@@ -36,10 +35,6 @@ IMAGES = {Link(): 64, LINK: 32}  # of a request of digits: of whose seconds the 
 LINKED = ("full", "small", "beside")  # services with that link
 SET = 60  # slots of a set of the full store
 FIGURES = ("p50", "p95", "p99", "throughput")
-HEADS = (
-    *("service", "load", "asked/s", "p50 ms", "p95 ms", "p99 ms", "refused", "own times", "recurrence", "event engine"),
-    *("allowed", "runs", "dropped"),
-)
 
 
 @dataclass(frozen=True)
@@ -175,30 +170,29 @@ def worst(found: dict[str, Any], source: str) -> float | None:
     return None if None in errors else max(map(abs, errors))
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as text: medians, and errors of p50, p95 and p99 in percent."""
-    return text_table(HEADS, [_cells(each) for each in rows])
+def _errors(source: str) -> Callable[[dict[str, Any]], str]:
+    """The cell of a source's errors of p50, p95 and p99."""
 
-
-def _cells(found: dict[str, Any]) -> tuple[str, ...]:
-    def number(name: str) -> str:
-        return "-" if found[name] is None else f"{found[name]:,.1f}"
-
-    def errors(source: str) -> str:
+    def cell(found: dict[str, Any]) -> str:
         values = [found[f"{source}_{name}_error_percent"] for name in FIGURES[:3]]
         return "-" if None in values else " ".join(f"{value:+.1f}" for value in values)
 
-    return (
-        found["service"],
-        f"{found['load_percent']:g} %",
-        number("requests_per_second"),
-        *(number(f"measured_{name}_milliseconds") for name in FIGURES[:3]),
-        f"{found['refusals']}",
-        *(errors(source) for source in ("own", *ENGINES)),
-        f"{found['allowed_percent']:.1f} %",
-        f"{found['runs']}",
-        f"{found['dropped_runs']}",
-    )
+    return cell
+
+
+COLUMNS = [
+    *(("service", "{service}"), ("load", "{load_percent:g} %")),
+    ("asked/s", maybe("requests_per_second", ",.1f", nothing="-")),
+    *((f"{name} ms", maybe(f"measured_{name}_milliseconds", ",.1f", nothing="-")) for name in FIGURES[:3]),
+    *(("refused", "{refusals}"), ("own times", _errors("own"))),
+    *zip(("recurrence", "event engine"), map(_errors, ENGINES), strict=True),
+    *(("allowed", "{allowed_percent:.1f} %"), ("runs", "{runs}"), ("dropped", "{dropped_runs}")),
+]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as text: medians, and errors of p50, p95 and p99 in percent."""
+    return columns(rows, COLUMNS)
 
 
 def verdicts(rows: Sequence[dict[str, Any]], drift: float) -> list[str]:

@@ -25,8 +25,8 @@ from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 from hummingbird.pir import Client as Lookups
 from hummingbird.serving.client import Client
 from scripts.bench.link import Link, Place, places
-from scripts.bench.party import ROOT
 from scripts.bench.serve_net import Net
+from scripts.program import ROOT, single_threaded
 from scripts.train.data import DATASETS
 
 _START = 300.0  # seconds for a service to start, or a store to be filled
@@ -114,7 +114,7 @@ class Watched(ABC):
     ) -> None:
         program = f"import sys; from scripts.bench.serve_timed import {entry}; sys.exit({entry}(sys.argv[1:]))"
         command = [*prefix, sys.executable, "-c", program, str(self.folder / times), *words]
-        environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+        environment: Mapping[str, str] = single_threaded(**variables)
         with open(self.folder / f"{name}.said", "wb") as said:
             self._processes[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
 

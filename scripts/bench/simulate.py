@@ -13,16 +13,11 @@ Windows with a small k have values beyond them, which wrap.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +25,12 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import hummingbird
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
-from hummingbird.table import text_table
 from models import MODELS, get_model
 from scripts.bench.contest import window_of
+from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
 TYPES = {"float32": torch.contiguous_format, "bfloat16": torch.channels_last}
 MODES = ("eval", "training")
@@ -113,33 +108,22 @@ def run(args: argparse.Namespace) -> None:
             raise InputError("at least one", where=f"--{option}")
     if min(args.threads) < 1:
         raise InputError("at least one", where="--threads")
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     settings = [(kind, mode, threads) for kind in args.types for threads in args.threads for mode in args.modes]
     with tqdm(total=len(settings) * (args.repeats + 1), unit="round", leave=False) as bar:
         rows = [row for setting in settings for row in measure(args, *setting, bar)]
-    head = ("type", "mode", "window", "threads", "net ms", "twin ms", "ratio")
-    cells = [
-        (
-            row["type"],
-            row["mode"],
-            row["window"],
-            str(row["threads"]),
-            f"{row['net_milliseconds']:.1f}",
-            f"{row['twin_milliseconds']:.1f}",
-            f"{row['ratio']:.2f}",
-        )
-        for row in rows
+    shown = [
+        *((key, f"{{{key}}}") for key in ("type", "mode", "window", "threads")),
+        *(("net ms", "{net_milliseconds:.1f}"), ("twin ms", "{twin_milliseconds:.1f}"), ("ratio", "{ratio:.2f}")),
     ]
     print(f"{args.model}, batch {args.batch}, {args.protocol}; medians of {args.repeats} rounds after one to warm up\n")
-    print(text_table(head, cells, left=3))
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    print(columns(rows, shown, left=3))
+    write_rows(args.json, rows)
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--model", choices=sorted(MODELS), default="resnet18", help="default: %(default)s")
     p.add_argument("--batch", type=int, default=128, help="images at once (default: %(default)s)")
     p.add_argument("--protocol", choices=("masked", "gmw"), default="masked", help="default: %(default)s")
@@ -151,14 +135,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--repeats", type=int, default=11, help="rounds, of which the median is shown (default: %(default)s)"
     )
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    add_json(p)
     return p
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,22 +27,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 from tqdm import tqdm
 
 from hummingbird import Client
-from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
 from hummingbird.rpc.options import count, positive, shape
-from hummingbird.table import text_table
-from scripts.bench.ports import free_port
+from scripts.bench.link import free_port
+from scripts.bench.party import serving
+from scripts.program import columns, main_of, new_parser, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ["models:get_model", "digits", "10"]
 THREADS = 32  # requests under way at the client
 CLOSE = 0.01  # of exact comparisons: what is left is rounding
@@ -79,19 +74,11 @@ def programs(args: argparse.Namespace, net: torch.nn.Module, folder: str) -> Ite
     serve = ["serve", "--model", *args.model, "--weights", weights, "--input", size]
     serve += ["--listen", f"unix:{folder}/{{rank}}", "--dealer", f"unix:{folder}/d"]
     commands = {"dealer": ["dealer", "--listen", f"unix:{folder}/d"]} | dict.fromkeys(("party 0", "party 1"), serve)
-    started, port = {}, str(free_port())
-    for name, words in commands.items():
-        place = {"RANK": name[-1], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        variables = {**os.environ, **(place if words is serve else {}), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "hummingbird", *words]
-        started[name] = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL)
-    try:
-        yield [f"unix:{folder}/{rank}" for rank in range(2)], {name: each.pid for name, each in started.items()}
-    finally:
-        for process in reversed(started.values()):
-            process.terminate()
-        for process in started.values():
-            process.wait(60)
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables = [{**places, "RANK": name[-1]} if words is serve else {} for name, words in commands.items()]
+    with serving(*commands.values(), variables=variables) as started:
+        ids = {name: process.pid for name, process in zip(commands, started, strict=True)}
+        yield [f"unix:{folder}/{rank}" for rank in range(2)], ids
 
 
 class Load:
@@ -169,7 +156,7 @@ def measure(args: argparse.Namespace) -> tuple[float, Counter[str], dict[str, li
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     words = ("MODULE:FUNCTION", "ARGUMENT")
     p.add_argument("--model", nargs="+", default=DIGITS, metavar=words, help="as of serve (default: the digits net)")
     p.add_argument("--weights", type=Path, metavar="FILE", help="as of serve")
@@ -186,8 +173,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print the table, and write the figures."""
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     rate, outcomes, samples = measure(args)
     rows: list[dict[str, Any]] = []
     for name, found in samples.items():
@@ -196,30 +182,18 @@ def run(args: argparse.Namespace) -> None:
         rows.append({"process": name, "first": found[0]._asdict(), "last": found[-1]._asdict(), **grown, "flat": flat})
     print(f"{args.minutes:g} minutes at {rate:.1f} requests/s of {args.images} images")
     print("\n".join(f"{number:8,} {what}" for what, number in outcomes.most_common()))
-    head = ("process", "MB", "growth", "files", "growth", "threads", "growth", "flat")
-    cells = [
-        (
-            row["process"],
-            f"{row['last']['memory']:,.0f}",
-            f"{row['memory']:+.1%}",
-            f"{row['last']['files']}",
-            f"{row['files']:+g}",
-            f"{row['last']['threads']}",
-            f"{row['threads']:+g}",
-            "yes" if row["flat"] else "no",
-        )
-        for row in rows
+    shown = [
+        *(("process", "{process}"), ("MB", "{last[memory]:,.0f}"), ("growth", "{memory:+.1%}")),
+        *(("files", "{last[files]}"), ("growth", "{files:+g}")),
+        *(("threads", "{last[threads]}"), ("growth", "{threads:+g}")),
+        ("flat", lambda row: "yes" if row["flat"] else "no"),
     ]
-    print(text_table(head, cells))
-    if args.json:
-        facts = {"minutes": args.minutes, "rate": rate, "images": args.images, "outcomes": outcomes, **machine()}
-        args.json.write_text(json.dumps({**facts, "processes": rows, "samples": samples}, indent=2) + "\n")
+    print(columns(rows, shown))
+    facts = {"minutes": args.minutes, "rate": rate, "images": args.images, "outcomes": outcomes, **machine()}
+    write_rows(args.json, {**facts, "processes": rows, "samples": samples})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import torch
 from hummingbird.capacity import paper
 from hummingbird.capacity.compose import composed, describe, lphe
 from hummingbird.capacity.published import FORMAT, VERSION, Net, PublishedProfile, Units, parse
-from hummingbird.commands.program import end
 from models import get_model
-from scripts.train.data_folder import read_text
+from scripts.program import main_of, new_parser
+from scripts.train.data import read_text
 
 OUT = Path(__file__).parents[2] / "hummingbird/capacity/profiles/asplos23.json"
 DATASETS = {"cifar10": (10, 32), "tinyimagenet": (200, 64)}  # classes, pixels of a side
@@ -202,11 +202,7 @@ def make(data: Constants) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.papers.asplos_profile",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "scripts.papers.asplos_profile")
     parser.add_argument("--data", metavar="FOLDER", help="the data folder; by default HUMMINGBIRD_DATA")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="by default the shipped profile")
     return parser
@@ -220,10 +216,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {args.out.name}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted")
+main = main_of(parser, run, "interrupted")
 
 
 if __name__ == "__main__":

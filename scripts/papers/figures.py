@@ -7,27 +7,171 @@
     times       docs/benchmarks.md    where an image's time goes in ResNet-18, by stage
     two-party   docs/two-party.md     where an image's time goes without a dealer
 
-A figure has no number that does not stand in a table, or in a formula that tests compare with what is sent.
+A figure has no number that does not stand in a table, or in a formula that tests compare with what is sent. A file has
+its letters as text, so that the reader's fonts draw them, and all bars and lines under names, by which tests read them.
+One version of matplotlib writes the same bytes on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import hummingbird
-from hummingbird.commands.program import end
+from hummingbird.commands.plots import drawing
 from hummingbird.errors import InputError
 from hummingbird.report import Estimate
 from models import get_model
 from scripts.bench.layer_times import HEAD
-from scripts.papers.svg import Bar, Line, Panel, bar_chart, line_chart
+from scripts.program import ROOT, main_of, new_parser
 
-ROOT = Path(__file__).parents[2]
 Rows = dict[str, dict[str, str]]  # cells by the row's first cell, then by the column's head
+
+WIDTH = 860.0  # points, of every chart
+_INK, _NOTE, _AXIS, _GRID = "#1b2430", "#4a5668", "#8c98a8", "#dde3ea"
+_COLOURS = {"a": "#2f6fd0", "b": "#d18f1f", "c": "#97a3b3"}
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hummingbird",  # without one, names inside a file are random
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial", "sans-serif"],  # the widest first
+    "font.size": 12,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _AXIS,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": _GRID,
+    "xtick.color": _AXIS,
+    "ytick.color": _AXIS,
+    "xtick.labelcolor": _NOTE,
+    "ytick.labelcolor": _NOTE,
+    "figure.facecolor": "white",  # not transparent: on a dark page the chart is a light card
+    "axes.axisbelow": True,
+}
+
+
+class Bar(NamedTuple):
+    """A row of a bar chart: its name, lengths one after the other, each with a colour "a" to "c", and words behind.
+
+    A row without lengths is a heading.
+    """
+
+    name: str
+    parts: Sequence[tuple[float, str]] = ()
+    words: str = ""
+
+
+class Line(NamedTuple):
+    """Points (x, y) of a panel in one colour, joined, each with a word; "" for none."""
+
+    colour: str
+    points: Sequence[tuple[float, float, str]]
+    below: bool = False  # the words
+
+
+class Panel(NamedTuple):
+    """A diagram: lines over axes with marks at these places. above, below: names of the y and of the x axis.
+
+    logarithmic: the x axis.
+    """
+
+    above: str
+    below: str
+    lines: Sequence[Line]
+    x_marks: Sequence[float]
+    y_marks: Sequence[float]
+    logarithmic: bool = False
+
+
+def bar_chart(title: str, words: str, rows: Sequence[Bar], legend: dict[str, str], *, left: float = 250) -> str:
+    """Draw horizontal bars on one linear scale from 0, as an SVG; left: points for their names.
+
+    Part j of row i is the path in the group "bar-i-j".
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_axes([left / WIDTH, 16 / height, (WIDTH - left - 170) / WIDTH, step * len(rows) / height])
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, max(sum(length for length, _ in row.parts) for row in rows)))
+        axes.axis("off")
+        for number, row in enumerate(rows):
+            end = 0.0
+            for part, (length, colour) in enumerate(row.parts):
+                bar = axes.barh(number, length, 0.68, end, color=_COLOURS[colour])[0]
+                bar.set(gid=f"bar-{number}-{part}", clip_on=False)
+                end += length
+            style = {"textcoords": "offset points", "va": "center_baseline", "annotation_clip": False}
+            if not row.parts:
+                axes.annotate(row.name, (0, number), (24 - left, 0), weight="bold", **style)
+                continue
+            axes.annotate(row.name, (0, number), (-10, 0), ha="right", **style)
+            axes.annotate(row.words, (end, number), (8, 0), color=_NOTE, **style)
+
+    step = 24.0
+    height = 66 + step * len(rows) + 16
+    return _file(title, words, height, legend, draw)
+
+
+def line_chart(title: str, words: str, panels: Sequence[Panel], legend: dict[str, str]) -> str:
+    """Draw panels side by side as an SVG. Line j of panel i is in the group "line-i-j"."""
+
+    def draw(figure: Any) -> None:
+        width = (WIDTH - 24) / len(panels)
+        for number, panel in enumerate(panels):
+            box = [(24 + number * width + 36) / WIDTH, 60 / height, (width - 76) / WIDTH, 250 / height]
+            axes = figure.add_axes(box)
+            axes.set_xscale("log" if panel.logarithmic else "linear")
+            axes.set_xticks(panel.x_marks, [f"{mark:,g}" for mark in panel.x_marks])
+            axes.set_xticks([], minor=True)
+            axes.set_yticks(panel.y_marks, [f"{mark:g}" for mark in panel.y_marks])
+            axes.tick_params(axis="y", length=0, pad=8)
+            axes.set_xlabel(panel.below, labelpad=8)
+            axes.set_title(panel.above, loc="left", x=-24 / (width - 76), color=_INK, size=12, pad=12)
+            axes.grid(axis="y")
+            for own, line in enumerate(panel.lines):
+                xs, ys = [x for x, _, _ in line.points], [y for _, y, _ in line.points]
+                style = {"color": _COLOURS[line.colour], "marker": "o", "markersize": 7, "clip_on": False, "zorder": 3}
+                axes.plot(xs, ys, linewidth=2, gid=f"line-{number}-{own}", **style)
+                for x, y, word in line.points:
+                    offset = (7, -15) if line.below else (7, 7)
+                    axes.annotate(word, (x, y), offset, textcoords="offset points", color=_NOTE, annotation_clip=False)
+            axes.set(xlim=(panel.x_marks[0], panel.x_marks[-1]), ylim=(panel.y_marks[0], panel.y_marks[-1]))
+
+    height = 400.0
+    return _file(title, words, height, legend, draw)
+
+
+def _file(title: str, words: str, height: float, legend: dict[str, str], draw: Callable[[Any], None]) -> str:
+    """An SVG of WIDTH x `height` points; words: the description, for who cannot see it."""
+    pyplot = drawing()
+    with pyplot.rc_context(_STYLE):
+        figure = pyplot.figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+        figure.text(24 / WIDTH, 1 - 30 / height, title, weight="bold", size=13)
+        names = [pyplot.Rectangle((0, 0), 1, 1, color=_COLOURS[colour]) for colour in legend]
+        figure.legend(
+            names,
+            list(legend.values()),
+            loc="center left",
+            bbox_to_anchor=(24 / WIDTH, 1 - 47 / height),
+            ncols=len(legend),
+            frameon=False,
+            labelcolor=_NOTE,
+            borderpad=0,
+            borderaxespad=0,
+            handlelength=1,
+            handleheight=1,
+        )
+        draw(figure)
+        written = io.StringIO()
+        about = {"Title": title, "Description": words, "Date": None, "Creator": None}
+        figure.savefig(written, format="svg", metadata=about)
+        pyplot.close(figure)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
 def table(page: Path, after: str) -> Rows:
@@ -72,10 +216,16 @@ def accuracy() -> str:
         + "; "
         + "; ".join(f"{name} {y:g} % at {x:g} kB" for x, y, name in sent),
         [
-            Panel("bits kept of 64, on average", [Line("a", found), Line("b", uniform, True)], range(3, 10), marks),
-            Panel("kB sent by a party for an image", lines, (400, 800, 1600, 3200), marks, True),
+            Panel(
+                "accuracy, %",
+                "bits kept of 64, on average",
+                [Line("a", found), Line("b", uniform, True)],
+                range(3, 10),
+                marks,
+            ),
+            Panel("accuracy, %", "kB sent by a party for an image", lines, (400, 800, 1600, 3200), marks, True),
         ],
-        {"a": "windows searched by layer, % of 10,000 test images", "b": "one window for all layers"},
+        {"a": "windows searched by layer, of 10,000 test images", "b": "one window for all layers"},
     )
 
 
@@ -175,8 +325,8 @@ def capacity_rate() -> str:
     rows = table(_CAPACITY, "## Figures 7 and 12")
     panels = []
     for what, marks in (("mean", (0, 10, 20, 30, 40)), ("p99", (0, 40, 80, 120, 160))):
-        lines = [Line(colour, _measured(rows, f"{who}, {what}")) for who, colour in _SERVICES.items()]
-        panels.append(Panel(f"requests an hour; {what}, minutes", lines, range(0, 16, 3), marks))
+        lines = [Line(colour, _measured(rows, f"{who}, {what}", _hourly)) for who, colour in _SERVICES.items()]
+        panels.append(Panel(f"{what}, minutes", "requests an hour", lines, range(0, 16, 3), marks))
     return line_chart(
         "ResNet-18 on CIFAR, 16 GB: minutes from arrival to prediction",
         "; ".join(
@@ -190,10 +340,15 @@ def capacity_rate() -> str:
 _SERVICES = {"baseline": "c", "proposal": "a"}
 
 
-def _measured(rows: Rows, column: str) -> list[tuple[float, float, str]]:
-    """Requests an hour and a column's minutes, where they do not grow."""
+def _hourly(minutes: str) -> float:
+    """Requests an hour, of the minutes between two."""
+    return 60 / number(minutes)
+
+
+def _measured(rows: Rows, column: str, across: Callable[[str], float]) -> list[tuple[float, float, str]]:
+    """A column's minutes, where they do not grow, at `across` of the rows' names."""
     cells = [(name, row[column]) for name, row in rows.items() if name != "limit" and row[column] != "grows"]
-    return [(60 / number(name), number(cell), "") for name, cell in cells]
+    return [(across(name), number(cell), "") for name, cell in cells]
 
 
 def capacity_store() -> str:
@@ -202,19 +357,10 @@ def capacity_store() -> str:
     panels = []
     for column, marks in (("1 per 60", (0, 50, 100, 150)), ("1 per 18", (0, 25, 50, 75, 100))):
         lines = [
-            Line(
-                colour,
-                [
-                    (number(n), number(r[f"{how}, {column}"]), "")
-                    for n, r in rows.items()
-                    if r[f"{how}, {column}"] != "grows"
-                ],
-            )
-            for how, colour in (("RLP", "c"), ("LPHE", "a"))
+            Line(colour, _measured(rows, f"{how}, {column}", number)) for how, colour in (("RLP", "c"), ("LPHE", "a"))
         ]
-        panels.append(
-            Panel(f"GB at the client; {column} minutes, mean minutes", lines, (8, 16, 32, 64, 140), marks, True)
-        )
+        rate = f"a request every {column.removeprefix('1 per ')} minutes: mean, minutes"
+        panels.append(Panel(rate, "GB at the client", lines, (8, 16, 32, 64, 140), marks, True))
     return line_chart(
         "ResNet-18 on TinyImageNet, CG: minutes from arrival to prediction",
         "; ".join(f"{name}: RLP {row['RLP, 1 per 18']}, LPHE {row['LPHE, 1 per 18']}" for name, row in rows.items()),
@@ -250,11 +396,7 @@ CHARTS: dict[str, Callable[[], str]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.papers.figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.papers.figures")
     made.add_argument(
         "--out-folder", type=Path, default=ROOT / "docs/figures", metavar="FOLDER", help="default: docs/figures"
     )
@@ -270,10 +412,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {', '.join(f'{name}.svg' for name in drawn)} to {args.out_folder}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted")
+main = main_of(parser, run, "interrupted")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ nothing: windows come from validation images, which the net was not trained on.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -43,7 +42,7 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird.bits import BitConfig
 from hummingbird.commands.accuracy import predict
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.files import check_outputs, check_writable
 from hummingbird.commands.frontier import uniform_window
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
@@ -51,6 +50,7 @@ from hummingbird.window_search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts.bench.party import on_this_host
 from scripts.papers import results_lookup, results_page
+from scripts.program import new_parser, write_rows
 from scripts.train.data import DATASETS, load
 
 Row = dict[str, Any]
@@ -264,11 +264,7 @@ def measure(case: Case, args: argparse.Namespace) -> list[Row]:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="python -m scripts.papers.results",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = new_parser(__doc__, "scripts.papers.results")
     p.add_argument(
         "--checkpoints",
         nargs="+",
@@ -298,13 +294,11 @@ def run(args: argparse.Namespace, command: str) -> None:
     if args.repeats < 1 or args.images < 0:
         raise InputError(f"--repeats {args.repeats} --images {args.images}", hint="at least one seed; no images is 0")
     check_writable(args.out, "--out")
-    if args.json:
-        check_writable(args.json, "--json")
+    check_outputs(args)
     lookups = results_lookup.read(args.lookup)
     started = time.perf_counter()
     rows = [row for case in cases(args.checkpoints, args.data) for row in measure(case, args)]
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_rows(args.json, rows)
     sections = [results_page.page(rows, command), *([results_lookup.section(lookups)] if lookups else [])]
     args.out.write_text("\n".join(sections))
     print(f"wrote {args.out} in {time.perf_counter() - started:.0f} s")

@@ -21,38 +21,38 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from hummingbird import convert_model
+from hummingbird import convert_model, graph, he
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.capacity import encrypted, lookups, shipped
 from hummingbird.capacity.nets import measure, samples
 from hummingbird.capacity.profile import STEADY, Measurement, Profile, spread
+from hummingbird.channel import meter
 from hummingbird.commands.files import check_outputs, write_together
 from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
-from hummingbird.commands.program import end, machine
-from hummingbird.errors import InputError
+from hummingbird.commands.program import machine
+from hummingbird.crypten.adapter import crypten
+from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.hybrid.gc import relu
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.cost_model import price
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
+from scripts.bench.crypten_baseline import infer, start
 from scripts.bench.garble import Inputs
 from scripts.bench.link import Link, places
 from scripts.bench.party import launch
 from scripts.bench.serve_reality import calibrated_rows
-from scripts.tools import calibrate_crypten, calibrate_he
+from scripts.program import main_of, new_parser
 from search.pir_speed import asked
 from search.pir_timed import answer_together
 
@@ -114,6 +114,44 @@ def _pir(repeats: int) -> Iterator[Measurement]:
             yield Measurement(lookups.KIND, name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
 
 
+def crypten_rows(nets: Iterable[tuple[str, nn.Module, Sequence[int]]], repeats: int, threads: int) -> list[Measurement]:
+    """A row of CrypTen for each net, at one of two parties: both call this, in processes with torchrun's variables.
+
+    A party's seconds are those of a batch less those for which it waits, and less those of the provider, which are
+    apart. HummingbirdError for a run that sends other bits, or in other rounds, than the price says.
+    """
+    start()
+    torch.set_num_threads(threads)
+    return [_crypten_row(name, net.eval(), tuple(shape), repeats) for name, net, shape in nets]
+
+
+def _crypten_row(name: str, net: nn.Module, shape: tuple[int, ...], repeats: int) -> Measurement:
+    private, steps = convert_model(net), graph.trace(net)
+    expected = shipped.cost(private, shape)
+    seconds: dict[str, list[float]] = {"compute": [], "triples": []}
+    with crypten.no_grad():
+        shared = crypten.cryptensor(torch.zeros(shape), src=0)
+        for repeat in range(repeats + 1):
+            crypten.communicator.get().barrier()
+            with meter.meter() as m:
+                started = time.perf_counter()
+                infer(steps, shared)
+                taken = time.perf_counter() - started
+            total = m.total
+            check_price(name, (total.rounds, total.bits_sent), (expected.rounds, expected.bits))
+            if repeat:
+                seconds["compute"].append(taken - total.wait_seconds - total.offline_seconds)
+                seconds["triples"].append(total.offline_seconds)
+    kept = {part: tuple(samples) for part, samples in seconds.items() if min(samples) > 0}
+    return Measurement(shipped.KIND, name, shipped.digest(private, shape), shipped.amounts(private, shape), kept)
+
+
+def check_price(name: str, counted: tuple[int, int], priced: tuple[int, int]) -> None:
+    """HummingbirdError unless the rounds and bits that were counted are those of the price."""
+    if counted != priced:
+        raise HummingbirdError(f"{counted} rounds and bits, the price is {priced}", where=name)
+
+
 def _crypten(args: argparse.Namespace) -> Iterator[Measurement]:
     """Rows of two parties' processes on this host."""
     options = ["--repeats", str(args.repeats), "--threads", str(args.threads), "--only"]
@@ -134,9 +172,60 @@ def _work(args: argparse.Namespace) -> None:
     nets = list(_nets()) if "crypten" in args.only else []
     if args.model or args.saved:
         nets.append(("the net", planned(args)[0], args.input))
-    found = [asdict(row) for row in calibrate_crypten.rows(nets, args.repeats, args.threads)]
+    found = [asdict(row) for row in crypten_rows(nets, args.repeats, args.threads)]
     if os.environ["RANK"] == "0":
         args.result.write_text(json.dumps(found))
+
+
+_Nets = dict[str, tuple[nn.Module, tuple[int, ...]]]
+
+
+class _Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+def _aided() -> _Nets:
+    """Nets whose client computes the activations: each linear layer is a turn of its own."""
+    conv = nn.Sequential(nn.Conv2d(1, 5, 5, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(845, 100))
+    deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.AvgPool2d(7))
+    return {
+        "linear 64 10": (nn.Linear(64, 10), (64,)),
+        "linear 512 256": (nn.Linear(512, 256), (512,)),
+        "convolution 1x28x28, ReLU, linear": (conv, (1, 28, 28)),
+        "two convolutions 8x16x16": (deep, (8, 16, 16)),
+        "convolution 16x8x8, 16 groups": (nn.Conv2d(16, 16, 3, padding=1, groups=16), (16, 8, 8)),
+    }
+
+
+def _polynomial() -> _Nets:
+    """Nets of sums and products: one turn each."""
+
+    def layers(*sizes: int) -> nn.Module:
+        linear = [nn.Linear(one, other) for one, other in zip(sizes, sizes[1:], strict=False)]
+        return nn.Sequential(*[layer for each in linear for layer in (each, _Square())][:-1])
+
+    conv = nn.Sequential(nn.Conv2d(1, 4, 5, stride=2), _Square(), nn.Flatten(), nn.Linear(144, 10))
+    return {
+        "linear 64 10": (layers(64, 10), (64,)),
+        "linear 256 64": (layers(256, 64), (256,)),
+        "linear 64 64 10, a square": (layers(64, 64, 10), (64,)),
+        "linear 16 128 16, a square": (layers(16, 128, 16), (16,)),
+        "linear 64 32 16, two squares": (layers(64, 32, 16, 10), (64,)),
+        "convolution 1x16x16, square, linear": (conv, (1, 16, 16)),
+    }
+
+
+def _he(repeats: int) -> Iterator[Measurement]:
+    """A row for each turn of each net, for a batch of one image and for a full one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        nets = {"client-aided": _aided(), "polynomial": _polynomial()}
+    for mode, listed in nets.items():
+        for name, (net, shape) in listed.items():
+            plan = he.make_plan(net.eval(), shape, mode)
+            for images in (1, plan.public.slots):
+                yield from encrypted.measure(f"{name}, {images} image(s)", plan, images, repeats)
 
 
 def rows(args: argparse.Namespace) -> Iterator[Measurement]:
@@ -146,7 +235,7 @@ def rows(args: argparse.Namespace) -> Iterator[Measurement]:
     if "crypten" in args.only or args.protocol == "crypten":
         yield from _crypten(args)
     if "he" in args.only:
-        yield from calibrate_he.rows(args.repeats)
+        yield from _he(args.repeats)
     if "gc" in args.only:
         yield from _gc(args.repeats)
     if "pir" in args.only:
@@ -202,7 +291,7 @@ def judged(profile: Profile) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = new_parser(__doc__)
     p.add_argument("--json", type=Path, metavar="FILE", help="the profile (needed)")
     text = f"default: {' '.join(SECTIONS)}"
     p.add_argument("--only", nargs="*", choices=(*SECTIONS, SERVICES), default=list(SECTIONS), help=text)
@@ -215,10 +304,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args: Any = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+main = main_of(parser, run)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-if not __package__:  # run as a file: the project's folder must be importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.kernels.gpu import sizes
-from scripts.tools import gpu_page, gpu_run, gpu_wheels
+from scripts.tools import gpu_page, gpu_run, gpu_setup
 from scripts.tools.gpu_steps import STEPS, Run
 
 PAGE = "gpu.md"
@@ -74,9 +71,9 @@ def run(args: argparse.Namespace) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; 0 on success, 1 if a step failed or after an `error:` line."""
-    by_hand = "\n".join(f"    python {' '.join(words)}" for words in gpu_wheels.commands("wheels"))
-    present = textwrap.fill(", ".join(gpu_wheels.PRESENT), 116, initial_indent="    ", subsequent_indent="    ")
-    text = str(__doc__).format(by_hand=by_hand, present=present, carried=", ".join(gpu_wheels.CARRIED))
+    by_hand = "\n".join(f"    python {' '.join(words)}" for words in gpu_setup.commands("wheels"))
+    present = textwrap.fill(", ".join(gpu_setup.PRESENT), 116, initial_indent="    ", subsequent_indent="    ")
+    text = str(__doc__).format(by_hand=by_hand, present=present, carried=", ".join(gpu_setup.CARRIED))
     p = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", nargs="?", choices=("run", "wheels", "page"), default="run", help="default: run")
     p.add_argument("--wheels", type=Path, metavar="DIR", help="folder of wheels, to be filled or installed from")
@@ -91,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(args, folder.strip("-")) is None:
             raise InputError(f"{args.what} needs {folder}", where=folder, hint="name a folder")
         if args.what == "wheels":
-            for path in gpu_wheels.fetch(args.wheels):
+            for path in gpu_setup.fetch(args.wheels):
                 print(f"{path.stat().st_size:>12,} {path.name}")
         elif args.what == "page":
             gpu_page.publish(args.out / gpu_run.STATE)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hummingbird.commands.files import write_together
 from hummingbird.errors import InputError
 from hummingbird.kernels.gpu import sizes
-from scripts.bench.party import ROOT
+from scripts.program import ROOT
 from scripts.tools.gpu_steps import STEPS
 
 NOT_YET = "not measured yet"

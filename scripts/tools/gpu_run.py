@@ -24,7 +24,7 @@ from typing import Any
 
 from hummingbird.commands.files import write_json
 from hummingbird.errors import HummingbirdError, InputError
-from scripts.bench.party import ROOT
+from scripts.program import ROOT
 from scripts.tools.gpu_steps import Run, Step, missing
 
 STATE, LOG = "gpu.json", "gpu.log"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hummingbird.errors import EnvironmentProblem
-from scripts.bench.party import ROOT
-from scripts.tools.gpu_wheels import CARRIED  # whose modules have the same names
+from scripts.program import ROOT
+from scripts.tools.gpu_setup import CARRIED  # whose modules have the same names
 
 _RESNET = ["-m", "scripts.bench.resnet", "--weights", "random", "--windows", "20:12", "--contestants", "stored"]
 _BOTH = ["--links", "loopback", "10gbit"]  # batches are six slices: three are under way at a time
@@ -71,7 +71,7 @@ def _wheels(run: Run) -> list[str] | None:
 
 def _native(run: Run) -> list[str]:
     """Build the C++ kernels, unless they are there and load."""
-    return ["-c", "import sys; from scripts.tools.gpu_native import main; sys.exit(main())"]
+    return ["-c", "import sys; from scripts.tools.gpu_setup import build_kernels; sys.exit(build_kernels())"]
 
 
 def _tests(run: Run) -> list[str]:

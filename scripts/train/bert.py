@@ -1,7 +1,7 @@
 """Train the BERT-tiny of models/bert.py to find hidden words of WikiText-2, print its accuracy and save its weights.
 
 The text is cut into pieces of 32 words, elsewhere in every epoch; of the words that may be hidden, 3 in 10 are, all
-places alike, and the net says which they were. The accuracy is of the questions of scripts/train/hidden_words.py,
+places alike, and the net says which they were. The accuracy is of the questions of scripts/train/text_data.py,
 where one word is hidden, in the middle.
 """
 
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.bert import Bert, bert_tiny
-from scripts.train.hidden_words import HIDDEN, LENGTH, hidden, numbered, questions
-from scripts.train.text_data import Text
+from scripts.program import new_parser
+from scripts.train.text_data import HIDDEN, LENGTH, Text, hidden, numbered, questions
 from scripts.train.text_training import TextRecipe, TextTraining, add_text_arguments, train_text
 
 _EPILOG = """examples:
@@ -68,12 +68,7 @@ def accuracy(model: Bert, text: Text, split: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.train.bert",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.train.bert", _EPILOG)
     add_text_arguments(made, epochs=6, batch=128, rate=2e-3)
     return made
 

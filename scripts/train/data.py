@@ -8,15 +8,18 @@ environment variable HUMMINGBIRD_DATA, and without one downloaded by torchvision
 
 A *.npy.xz holds uint8 (3, N, 32, 32): planes R-G, G, B-G, then horizontal and vertical differences, all modulo 256;
 labels.npz holds `train` and `test`. A cifar100 folder may hold a split of its own: compare accuracies within it only.
+Other data sets are texts in the folder (`read_text`).
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import lzma
 import math
 import os
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +188,26 @@ def _download(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{name} could not be downloaded: {problem}", where=str(cache), hint=hint) from problem
     pixels, labels = np.asarray(found.data), np.asarray(found.targets)
     return (pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)), labels
+
+
+_OPEN = {".gz": gzip.open, ".xz": lzma.open}
+
+
+def read_text(name: str, data: str | Path | None = None) -> str:
+    """The text of a file such as wikitext-2/train.txt.xz below the data folder; .xz and .gz are decompressed.
+
+    data: the folder; by default HUMMINGBIRD_DATA. Raises InputError without one, and for a missing or damaged file.
+    """
+    folder = data if data is not None else os.environ.get("HUMMINGBIRD_DATA")
+    if not folder:
+        hint = f"give the folder that holds {name} with --data or HUMMINGBIRD_DATA"
+        raise InputError("this data set is read from a folder and none is given", where="--data", hint=hint)
+    path = Path(folder) / name
+    try:
+        with _OPEN.get(path.suffix, open)(path, "rb") as file:
+            return file.read().decode()
+    except FileNotFoundError as problem:
+        hint = "give the folder that holds it with --data or HUMMINGBIRD_DATA"
+        raise InputError(f"there is no file {name}", where=str(folder), hint=hint) from problem
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path.name} is damaged: {problem}", where=str(path.parent)) from problem

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from models.lstm import WordLSTM
+from scripts.program import new_parser
 from scripts.train.text_data import Text
 from scripts.train.text_training import TextRecipe, TextTraining, add_text_arguments, train_text
 
@@ -96,12 +97,7 @@ def perplexity(
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.train.lstm",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.train.lstm", _EPILOG)
     add_text_arguments(made, epochs=12, batch=32, rate=4e-3)
     made.add_argument("--window", type=int, default=WINDOW, help="words of a column in a step (default: %(default)s)")
     made.add_argument("--dropout", type=float, default=0.2, help="default: %(default)s")

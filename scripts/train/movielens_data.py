@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from hummingbird.errors import InputError
-from scripts.train.data import SPLITS
-from scripts.train.data_folder import read_text
+from scripts.train.data import SPLITS, read_text
 
 HISTORY = 63  # movies: with the candidate, 64 lookups
 _FIRST = 5  # ratings of each user that ask nothing

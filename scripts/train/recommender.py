@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from hummingbird.commands.checkpoint import weights_file
 from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.program import end
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.recommender import Recommender
+from scripts.program import main_of, new_parser
 from scripts.train.movielens_data import Questions, load_questions
 
 _EPILOG = """example:
@@ -76,12 +76,7 @@ def auc(values: Tensor, likes: Tensor) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.train.recommender",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = new_parser(__doc__, "scripts.train.recommender", _EPILOG)
     made.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights, float16")
     made.add_argument("--data", metavar="FOLDER", help="folder that holds ml-latest-small/ (default: HUMMINGBIRD_DATA)")
     made.add_argument("--epochs", type=int, default=2, help="passes over the questions (default: %(default)s)")
@@ -112,10 +107,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"saved {options.out} sha256 {hashlib.sha256(options.out.read_bytes()).hexdigest()}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    options = parser().parse_args(arguments)
-    return end(lambda: run(options), lambda: "interrupted: nothing was saved")
+main = main_of(parser, run, "interrupted: nothing was saved")
 
 
 if __name__ == "__main__":

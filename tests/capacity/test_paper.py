@@ -19,7 +19,7 @@ from hummingbird.capacity.published import asplos23, parse
 from hummingbird.errors import ConfigError
 from scripts.papers import asplos_profile
 from scripts.papers.asplos_tables import futures, offline, online, total
-from scripts.train.data_folder import read_text
+from scripts.train.data import read_text
 from tests.support.covering import covering
 
 PROFILE = asplos23()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hummingbird.__main__ import main
-from scripts.train.data_folder import read_text
+from scripts.train.data import read_text
 
 NETS = [f"{data}/{net}" for data in ("cifar10", "tinyimagenet") for net in ("resnet18", "resnet32", "vgg16")]
 LINKS = [(500, 500), (835, 165), (198, 802), (90.5, 10), (2000, 7)]  # Mb/s up, down

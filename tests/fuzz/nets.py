@@ -31,7 +31,7 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end
 from hummingbird.table import text_table
-from scripts.bench.workers import workers
+from scripts.bench.party import workers
 from tests.fuzz import he, hybrid
 from tests.fuzz.bounds import UNIT
 from tests.fuzz.grammar import KINDS

@@ -16,11 +16,10 @@ from models.bert import Bert, bert_tiny
 from models.lstm import WordLSTM
 from models.recommender import Recommender
 from scripts.train import bert, lstm, recommender
-from scripts.train.hidden_words import HIDDEN, LENGTH, choices, hidden, questions, vectors
 from scripts.train.lstm import perplexity, windows
 from scripts.train.movielens_data import HISTORY, load_questions
 from scripts.train.recommender import auc
-from scripts.train.text_data import load_text
+from scripts.train.text_data import HIDDEN, LENGTH, choices, hidden, load_text, questions, vectors
 from tests.support.data import data_folder
 
 SPLITS = ("train", "validation", "test")

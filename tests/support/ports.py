@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from scripts.bench.ports import free_port
+from scripts.bench.link import free_port
 
 __all__ = ["free_port"]

@@ -147,7 +147,7 @@ TRAINED = {
 }
 INPUTS = {
     "cifar10": ["scripts.train.data:load", "cifar10", "test"],
-    "wikitext-2": ["scripts.train.hidden_words:vectors", "checkpoints/wikitext2-bert.pt", "count=4"],
+    "wikitext-2": ["scripts.train.text_data:vectors", "checkpoints/wikitext2-bert.pt", "count=4"],
 }
 
 

@@ -81,13 +81,14 @@ def test_the_program(
 ) -> None:  # type: ignore[no-untyped-def]
     """MobileNetV2, from the command line to a row in the file and a table; in this process, which saves a start."""
 
-    def launch(job: str, args: argparse.Namespace) -> he.Rows:
+    def rows_of(module: str, job: str, args: argparse.Namespace, names: tuple[str, ...]) -> he.Rows:
         worker = tmp_path / "worker.json"
         options = [f"--{name}={getattr(args, name)}" for name in ("size", "batch")]
+        assert module == "scripts.bench.he" and {"size", "batch"} <= set(names)
         assert main(["--worker", job, *options, "--json", str(worker)]) == 0
         return json.loads(worker.read_text())
 
-    monkeypatch.setattr(he, "launch", launch)
+    monkeypatch.setattr(he, "rows_of", rows_of)
     file = tmp_path / "rows.json"
     assert main(["--only", "mobilenet", "--size", "32", "--batch", "2", "--json", str(file)]) == 0
     (row,) = json.loads(file.read_text())

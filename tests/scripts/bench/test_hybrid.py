@@ -13,10 +13,11 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import make_plan
 from models import MODELS, get_model, load_checkpoint
-from scripts.bench import garble, hybrid, hybrid_bytes, hybrid_kernels, hybrid_nets, ot
+from scripts.bench import garble, hybrid, hybrid_nets, hybrid_rows, ot
 from scripts.bench.hybrid import main
 from scripts.bench.hybrid_nets import Served, measure
-from scripts.bench.hybrid_rows import cells, median, number, row
+from scripts.bench.hybrid_rows import cells, number, row
+from scripts.program import median
 from tests.support.paths import ROOT
 
 
@@ -39,17 +40,17 @@ def test_the_median_leaves_the_first_call_out() -> None:
 
 
 def test_impala_s_tables_follow_from_its_count_and_ours_are_the_page_s() -> None:
-    shown = {r["what"].partition(": ")[2]: r for r in hybrid_bytes.formulas()}
+    shown = {r["what"].partition(": ")[2]: r for r in hybrid_rows.formulas()}
     assert shown["CIFAR-10 (paper: with the encrypted layers)"]["predicted"] == 173_056 * 2080
     assert shown["MNIST"]["predicted"] == pytest.approx(23.1e6, rel=0.002)
-    ours = {r["what"]: r["predicted"] for r in hybrid_bytes.formulas() if r["what"].startswith("ours")}
+    ours = {r["what"]: r["predicted"] for r in hybrid_rows.formulas() if r["what"].startswith("ours")}
     assert list(ours.values()) == [342 + 38.75, 161.25, 355.5 + 40, 162.5]
 
 
 def test_garbling_rows_state_the_bytes_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hybrid_kernels.shutil, "which", lambda name: None)  # three adders: test_garble.py
+    monkeypatch.setattr(hybrid_rows.shutil, "which", lambda name: None)  # three adders: test_garble.py
     monkeypatch.setattr(garble, "best", lambda run: run() is None or 1e-3)
-    rows = list(hybrid_kernels.garbling(64))
+    rows = list(hybrid_rows.garbling(64))
     bytes_ = [r for r in rows if r["unit"] == "bytes a ReLU"]
     assert len(bytes_) == 2 and all(r["measured"] == r["predicted"] for r in bytes_)
     assert len(rows) >= 4 and all(r["measured"] > 0 and not r["mark"] for r in rows)  # marks are for 10,000
@@ -57,7 +58,7 @@ def test_garbling_rows_state_the_bytes_of_the_tables(monkeypatch: pytest.MonkeyP
 
 def test_transfer_rows_state_the_bytes_of_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ot, "best", lambda run: run() is None or 1e-3)
-    rows = list(hybrid_kernels.transfers(1000))
+    rows = list(hybrid_rows.transfers(1000))
     bytes_ = [r for r in rows if r["unit"] == "bytes"]
     assert len(bytes_) == 3 and all(r["measured"] == r["predicted"] for r in bytes_)
     assert len(rows) == 9 and all(r["measured"] > 0 for r in rows)
@@ -102,7 +103,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         return found
 
     monkeypatch.setattr(hybrid, "launch", launch)
-    monkeypatch.setattr(hybrid_kernels.shutil, "which", lambda name: None)
+    monkeypatch.setattr(hybrid_rows.shutil, "which", lambda name: None)
     file = tmp_path / "rows.json"
     assert main(["--only", "garbling", "--relus", "64", "--json", str(file)]) == 0
     rows = json.loads(file.read_text())

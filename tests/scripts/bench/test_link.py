@@ -198,11 +198,11 @@ def test_nothing_is_left_after_sigterm_and_what_a_kill_leaves_is_removed_by_the_
 DRAWS = """
 import random, sys
 from types import SimpleNamespace
-from scripts.bench import ports
+from scripts.bench import link
 first, randrange = [int(sys.argv[1])], random.SystemRandom().randrange
 drawn = SimpleNamespace(randrange=lambda least, most: first.pop() if first else randrange(least, most))
-ports.random = SimpleNamespace(SystemRandom=lambda: drawn)
-print(ports.free_port(), first)
+link.random = SimpleNamespace(SystemRandom=lambda: drawn)
+print(link.free_port(), first)
 """
 
 

@@ -10,6 +10,7 @@ import torch
 
 from hummingbird import cost
 from hummingbird.hybrid.gc import cot
+from hummingbird.kernels import heap
 from hummingbird.kernels.cpu import library
 from scripts.bench import ot
 
@@ -20,7 +21,7 @@ def test_a_row_for_every_step(
     if not library.available():
         pytest.skip("the native library is not built")
     monkeypatch.setattr(ot, "best", lambda run: float(run() is not None))
-    monkeypatch.setattr(ot.heap, "keep", lambda: True)
+    monkeypatch.setattr(heap, "keep", lambda: True)
     threads, before, file = torch.get_num_threads(), library.isa(), tmp_path / "rows.json"
     try:
         assert ot.main(["--count", "1280", "--json", str(file)]) == 0

@@ -25,8 +25,7 @@ from hummingbird.mpc.plan.dry_run import dry_run
 from scripts.bench import serve, serve_reality, serve_timed
 from scripts.bench.link import obstacle
 from scripts.bench.serve_calibrate import Calibrated
-from scripts.bench.serve_offered import ask_alone
-from scripts.bench.serve_predict import ENGINES, Figures, Offered, own, predicted, tolerance
+from scripts.bench.serve_offered import ENGINES, Figures, Offered, ask_alone, own, predicted, tolerance
 from scripts.tools import calibrate
 
 FAST = Calibrated((0.012,) * 9, (0.011,) * 9, (0.010,) * 9, 0.016)

@@ -15,7 +15,7 @@ from tests.support.patience import HANG, until
 
 PROGRAM = """
 import os, time
-from scripts.bench.workers import workers
+from scripts.bench.party import workers
 with workers(1) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 3600).result()

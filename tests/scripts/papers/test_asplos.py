@@ -12,8 +12,8 @@ from hummingbird import convert_model
 from hummingbird.capacity.nets import measure
 from hummingbird.capacity.profile import Profile
 from hummingbird.commands.program import machine
-from scripts.papers import asplos, asplos_queues
-from scripts.papers.asplos_masked import WINDOWS, masked_section
+from scripts.papers import asplos, asplos_tables
+from scripts.papers.asplos import WINDOWS, masked_section
 from scripts.papers.asplos_tables import SUMS, markdown
 from scripts.papers.figures import number, table
 
@@ -26,8 +26,8 @@ def test_sums_on_the_page_are_the_model_s() -> None:
 
 
 def test_queues_on_the_page_are_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asplos_queues, "RUNS", 100)
-    for make in asplos_queues.QUEUES:
+    monkeypatch.setattr(asplos_tables, "RUNS", 100)
+    for make in asplos_tables.QUEUES:
         section = make()
         committed = table(asplos.OUT, f"## {section.title}")
         assert [row[0] for row in section.rows] == list(committed)
@@ -45,7 +45,7 @@ def test_queues_on_the_page_are_the_model_s(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_program_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asplos_queues, "RUNS", 2)
+    monkeypatch.setattr(asplos_tables, "RUNS", 2)
     out = tmp_path / "page.md"
     assert asplos.main(["--out", str(out)]) == 0 and "wrote" in capsys.readouterr().out
     headings = re.findall(r"^## .*", out.read_text(), re.MULTILINE)

@@ -12,7 +12,7 @@ from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError
 from models import get_model
-from scripts.tools import calibrate, calibrate_crypten
+from scripts.tools import calibrate
 
 NET = ["--model", "models:get_model", "digits", "10", "--input", "1x1x8x8"]
 
@@ -31,7 +31,7 @@ def test_crypten_is_measured_and_sends_its_price(tmp_path: Path) -> None:
 
 def test_another_count_than_the_price_is_an_error() -> None:
     with pytest.raises(HummingbirdError, match=r"\(9, 1856\) rounds and bits, the price is \(9, 1855\)"):
-        calibrate_crypten.check("it", (9, 1856), (9, 1855))
+        calibrate.check_price("it", (9, 1856), (9, 1855))
 
 
 @pytest.mark.parametrize(("busy", "above"), [((0.5, 2.0), "1 of 2 are above (a ReLU)"), ((1.0, 1.01), "")])

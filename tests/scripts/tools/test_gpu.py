@@ -21,7 +21,7 @@ from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels.gpu.sizes import DEFAULTS
 from hummingbird.mpc.plan import microbatch
 from scripts.bench.kernel_cases import TUNED
-from scripts.tools import gpu, gpu_native, gpu_page, gpu_run, gpu_steps, gpu_wheels
+from scripts.tools import gpu, gpu_page, gpu_run, gpu_setup, gpu_steps
 from scripts.tools.gpu_steps import STEPS, Run, Step
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -155,9 +155,9 @@ def test_native_kernels_are_there_only_where_they_load(
 ) -> None:
     """Those of another machine, or of other sources, are built anew. A build that leaves nothing ends well too."""
     asked: list[list[str]] = []
-    monkeypatch.setattr(gpu_native, "run", lambda words: asked.append(words) or ended.pop(0))
-    assert gpu_native.main() == code and not ended
-    assert asked[:2] == [gpu_native.LOADS, gpu_native.BUILD][: len(asked)]
+    monkeypatch.setattr(gpu_setup, "ends_well", lambda words: asked.append(words) or ended.pop(0))
+    assert gpu_setup.build_kernels() == code and not ended
+    assert asked[:2] == [gpu_setup.LOADS, gpu_setup.BUILD][: len(asked)]
 
 
 def test_batches_fill_what_is_under_way_and_the_first_step_timed_is_resnet18() -> None:
@@ -197,13 +197,13 @@ def test_fetched_wheels_are_few_and_a_failure_is_said(tmp_path: Path, monkeypatc
         (tmp_path / f"{len(asked)}.whl").write_bytes(bytes(1000))
         return subprocess.CompletedProcess(words, 0, "", "")
 
-    assert [path.name for path in gpu_wheels.fetch(tmp_path, pip)] == ["1.whl", "2.whl"]
+    assert [path.name for path in gpu_setup.fetch(tmp_path, pip)] == ["1.whl", "2.whl"]
     assert all(words[0] == sys.executable and str(tmp_path) in words for words in asked)
-    monkeypatch.setattr(gpu_wheels, "MOST_BYTES", 1999)
+    monkeypatch.setattr(gpu_setup, "MOST_BYTES", 1999)
     with pytest.raises(EnvironmentProblem, match="more than"):
-        gpu_wheels.fetch(tmp_path, pip)
+        gpu_setup.fetch(tmp_path, pip)
     with pytest.raises(EnvironmentProblem, match="no network there"):
-        gpu_wheels.fetch(tmp_path, lambda words, **_: subprocess.CompletedProcess(words, 1, "", "no network there"))
+        gpu_setup.fetch(tmp_path, lambda words, **_: subprocess.CompletedProcess(words, 1, "", "no network there"))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def _named(package: str) -> str:
 
 def barred() -> set[str]:
     """Modules of packages that are installed here, and neither there nor carried."""
-    there, waiting = {"hummingbird-mpc", *map(_named, gpu_wheels.CARRIED)}, [*map(_named, gpu_wheels.PRESENT)]
+    there, waiting = {"hummingbird-mpc", *map(_named, gpu_setup.CARRIED)}, [*map(_named, gpu_setup.PRESENT)]
     while waiting:  # what the packages there need is there
         if (package := waiting.pop()) not in there:
             there.add(package)
@@ -281,7 +281,7 @@ def there(tmp_path: Path) -> dict[str, str]:
 def test_every_step_s_program_is_imported_with_that_machine_s_packages(there: dict[str, str]) -> None:
     """The programs of steps, every module of the package, which they import as they run, and the tests marked gpu."""
     words = [step.words(REAL) or [] for step in STEPS]
-    programs = {line[1] for line in words if line[:1] == ["-m"]} - {"pytest", "pip"} | {"scripts.tools.gpu_native"}
+    programs = {line[1] for line in words if line[:1] == ["-m"]} - {"pytest", "pip"} | {"scripts.tools.gpu_setup"}
     assert {"scripts.bench.resnet", "scripts.bench.kernels", "scripts.bench.relu"} <= programs
     (tests,) = [line for line in words if line[:2] == ["-m", "pytest"]]
     collect = [*tests[:2], "--collect-only", "-q", *(word for word in tests[2:] if word.startswith("/"))]

@@ -20,7 +20,7 @@ from PIL import Image
 from hummingbird.errors import InputError
 from scripts.tools import net_table as table
 from scripts.tools.net_catalogue import NETS, Entry, prepared
-from scripts.train.torchvision_images import ARCHIVE, calibrate, photographs, random_images
+from scripts.tools.net_table import ARCHIVE, calibrate, photographs, random_images
 
 
 def test_norms_are_calibrated_layer_after_layer() -> None:

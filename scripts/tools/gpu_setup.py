@@ -1,4 +1,4 @@
-"""The wheels that a machine with a GPU and without a network needs carried: fetched where there is a network."""
+"""Wheels and kernels for a machine with a GPU and no network: it gets the wheels carried, and builds the kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hummingbird.errors import EnvironmentProblem
+from scripts.program import ROOT
 
 PYTHON = "3.12"
 PRESENT = (  # packages of that machine: with CARRIED, all that the steps import
@@ -47,3 +48,28 @@ def fetch(folder: Path, run: Callable[..., subprocess.CompletedProcess[str]] = s
         what = f"{size / 1e6:.0f} MB of wheels, more than {MOST_BYTES / 1e6:.0f}"
         raise EnvironmentProblem(what, where=str(folder), hint="empty the folder first: it may hold others")
     return wheels
+
+
+BUILD = ["setup.py", "--quiet", "build_ext", "--inplace", "--force", "--parallel=8"]
+LOADS = ["-c", "from hummingbird.kernels.cpu import library; raise SystemExit(not library.available())"]
+
+
+def ends_well(words: list[str]) -> bool:
+    """Whether a program of Python ends well."""
+    return subprocess.run([sys.executable, *words], cwd=ROOT).returncode == 0
+
+
+def build_kernels() -> int:
+    """Build the C++ kernels for this Python, where there are none that load; 1 where they do not load in the end.
+
+    A library of another machine or of other sources is there and does not load; and setup.py, for which it is
+    optional, ends well without one.
+    """
+    if ends_well(LOADS):
+        print("the C++ kernels are there")
+    elif not ends_well(BUILD) or not ends_well(LOADS):
+        print("error: the C++ kernels were built, and do not load\nhint: see what the compiler said", file=sys.stderr)
+        return 1
+    else:
+        print("the C++ kernels are built")
+    return 0
