@@ -20,7 +20,7 @@ from hummingbird.mpc.layers.layer import FLOOR
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
 from hummingbird.mpc.protocols.table_choice import ROUND_BITS, TABLE_BITS, TableChoice
-from hummingbird.mpc.session.agreement import text_of
+from hummingbird.mpc.session.session import text_of
 from hummingbird.table import text_table
 from hummingbird.version import VERSION
 

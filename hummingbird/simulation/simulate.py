@@ -33,7 +33,7 @@ from hummingbird.graph import calls, pools_first
 from hummingbird.graph.example import is_private
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.graph.live import live
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
 from hummingbird.mpc.protocols.registry import named

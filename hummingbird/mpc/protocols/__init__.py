@@ -19,5 +19,6 @@ step_tables.py     comparisons with a secret number by tables; table_choice.py: 
 operation.py       the interface that the formulas of layers use: result, run and price of an operation
 comparison.py      the interface that layers which compare use; masked.py and gmw.py implement it
 law.py             the decisions of these comparisons, computed without shares
-registry.py        the protocols that compare, by the name in `convert_model(net, protocol=...)`
+registry.py        the protocols that compare, by the name in `convert_model(net, protocol=...)`; the kinds of requests
+                   by name, and the reader of requests from other processes
 """

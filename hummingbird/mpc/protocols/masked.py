@@ -51,8 +51,7 @@ from hummingbird.kernels import Cut
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Draw, Request, layout
+from hummingbird.mpc.correlations.request import Draw, Request, layout, number
 from hummingbird.mpc.protocols import step_tables, table_choice, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.protocols.comparison import Comparison, most_at_once

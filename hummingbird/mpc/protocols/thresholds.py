@@ -39,8 +39,7 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number
 from hummingbird.mpc.protocols import step_tables, table_choice
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.session.session import Session

@@ -14,8 +14,7 @@ from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, expand
+from hummingbird.mpc.correlations.request import Material, Request, expand
 from hummingbird.mpc.protocols import masked, table_choice
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.session.session import Session

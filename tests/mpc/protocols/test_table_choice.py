@@ -14,8 +14,7 @@ from hummingbird.convert import build
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.graph import trace
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.protocols import masked, table_choice
 from hummingbird.mpc.protocols.masked import Masked

@@ -14,8 +14,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.cost import Cost
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, expand
+from hummingbird.mpc.correlations.request import Material, Request, expand
 from hummingbird.mpc.protocols import comparison as comparisons
 from hummingbird.mpc.protocols import thresholds
 from hummingbird.mpc.protocols.masked import MaskedLaw
