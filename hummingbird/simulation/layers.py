@@ -18,11 +18,10 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.layers.norms import Norm
-from hummingbird.mpc.layers.pooling import AdaptiveMaxPool, MaxPool
-from hummingbird.mpc.layers.selecting import Greater
+from hummingbird.mpc.layers.selecting import AdaptiveMaxPool, Greater, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax
 from hummingbird.mpc.plan.net import PlanStep
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from hummingbird.bits import EXACT
 from hummingbird.graph import Step
-from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
 from hummingbird.mpc.layers.constants import Scale
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.layers.linear import Linear
-from hummingbird.mpc.layers.resizing import Resize
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.columns import WEIGHTS
 from hummingbird.mpc.plan.net import PlanStep

@@ -22,9 +22,9 @@ from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.protocols.step_tables import LATENCY, TableChoice
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.layers import Twin, build
 

@@ -17,7 +17,7 @@ from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, traced
 from hummingbird.window_search.answers import results

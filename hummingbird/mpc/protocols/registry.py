@@ -27,8 +27,8 @@ from hummingbird.mpc.protocols import (
     truncation,
     weight_mask,
 )
-from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.gmw import Gmw
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.masked import Masked
 
 PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
