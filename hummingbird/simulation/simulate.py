@@ -42,10 +42,8 @@ from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutSimulator
-from hummingbird.simulation.folded import FoldedNet
-from hummingbird.simulation.layers import Twin, on_live
-from hummingbird.simulation.rounding import weight_scales
-from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
+from hummingbird.simulation.folded import FoldedNet, weight_scales
+from hummingbird.simulation.layers import Twin, Windows, check_protocol, comparisons, on_live, twins
 
 # Private inference of all parties in one process: their own code on their own shares, from given seeds.
 #

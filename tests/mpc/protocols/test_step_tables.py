@@ -21,7 +21,7 @@ from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.simulation.windows import Windows
+from hummingbird.simulation.layers import Windows
 from tests.jobs import aims
 from tests.mpc.protocols.test_masked import check, every_pair, opened_sum, wrong_results
 from tests.support.covering import covering
