@@ -1,4 +1,4 @@
-"""What layers know of protocols: `Operation`, which formulas name, and `Comparison`, which decides signs.
+"""The interfaces that layers see of protocols: `Operation`, which formulas name, and `Comparison`, which decides signs.
 
 masked.py and gmw.py implement comparisons; callers do not know which one runs. When a net is planned, each share gets a
 number of valid low bits. A comparison states how many of these bits it reads, for which values it is right, what it

@@ -1,4 +1,4 @@
-"""What can be asked for by name: the protocols that decide signs, and the kinds of correlated randomness.
+"""The protocols that decide signs, and the kinds of correlated randomness, by name.
 
 Users write the name of a protocol: `convert_model(net, protocol="masked")`. The name of a kind is in the requests that
 another process sends to a dealer, or that a file has.
