@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hummingbird.saving import load, load_net, save
     from hummingbird.serving.client import Client
     from hummingbird.serving.serve import serve
-    from hummingbird.simulation.row_ranges import find_rows
+    from hummingbird.simulation.observe import find_rows
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
@@ -42,7 +42,7 @@ _HOMES = {
     "convert_model": "convert",
     "cryptensor": "crypten.tensors",
     "estimate": "report",
-    "find_rows": "simulation.row_ranges",
+    "find_rows": "simulation.observe",
     "init": "mpc.session.launch",
     "launch": "launching.launch",
     "load": "saving",

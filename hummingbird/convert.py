@@ -21,7 +21,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, properties
 from hummingbird.graph.example_shapes import fingerprints
-from hummingbird.mpc.layers.weights import WeightOwner
+from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
 from hummingbird.mpc.plan.net import PrivateNet
@@ -29,7 +29,7 @@ from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.mpc.session import session as sessions
 
 

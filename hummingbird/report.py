@@ -19,8 +19,8 @@ from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
-from hummingbird.mpc.protocols.table_choice import ROUND_BITS, TABLE_BITS, TableChoice
-from hummingbird.mpc.session.agreement import text_of
+from hummingbird.mpc.protocols.step_tables import ROUND_BITS, TABLE_BITS, TableChoice
+from hummingbird.mpc.session.session import text_of
 from hummingbird.table import text_table
 from hummingbird.version import VERSION
 

@@ -18,9 +18,9 @@ from hummingbird.errors import ConfigError
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session import session as sessions
+from hummingbird.simulation.layers import traced
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.simulation.simulate import InputRange
-from hummingbird.simulation.windows import traced
 from models import get_model, load_checkpoint
 from tests.support import parties
 from tests.support.covering import every

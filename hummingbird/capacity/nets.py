@@ -26,9 +26,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.graph import calls
 from hummingbird.graph.interpreter import run_all
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
-from hummingbird.mpc.correlations.request import Request, corrections, expand
+from hummingbird.mpc.correlations.request import Material, ReceiverRotation, Request, corrections, expand, received_by
 from hummingbird.mpc.dealer.folder import places
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run

@@ -15,8 +15,7 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
-from hummingbird.mpc.dealer.figures import KeeperFigures
-from hummingbird.mpc.dealer.keeper import Keeper, keep
+from hummingbird.mpc.dealer.kept import Keeper, KeeperFigures, keep
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of

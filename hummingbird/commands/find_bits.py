@@ -28,11 +28,11 @@ from hummingbird.commands.searching import check_states, interrupted, online, st
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid import make_plan, prices
-from hummingbird.simulation.row_ranges import find_rows
+from hummingbird.simulation.observe import find_rows
 from hummingbird.table import text_table
 from hummingbird.window_search import Objective
 from hummingbird.window_search.objective import read_budget
-from hummingbird.window_search.prepared import layer_table
+from hummingbird.window_search.prepare import layer_table
 from hummingbird.window_search.rounding import without_q
 from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, shown
 

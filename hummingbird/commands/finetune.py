@@ -33,7 +33,7 @@ from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, labels_of, subject_of
 from hummingbird.commands.training import Dataset, Recipe, Training
 from hummingbird.errors import InputError
-from hummingbird.simulation.windows import traced
+from hummingbird.simulation.layers import traced
 from hummingbird.version import VERSION
 from hummingbird.window_search.images import fingerprint
 

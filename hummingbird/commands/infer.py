@@ -29,7 +29,7 @@ from hummingbird.errors import InputError
 from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session import launch
-from hummingbird.mpc.session.gathering import part
+from hummingbird.mpc.session.lanes import part
 from hummingbird.mpc.session.session import Session
 from hummingbird.window_search.answers import Answers, fitting
 

@@ -1,7 +1,7 @@
 """The adapter: the only module that imports CrypTen.
 
 CrypTen 0.4.1 provides `MPCTensor`, with functions such as sigmoid or matmul on shares. fixed_point.py and functions.py
-repair wrong results, refusals.py refuses unsafe functions. Before use, four parts of CrypTen are replaced, the first
+repair wrong results, run.py refuses unsafe functions. Before use, four parts of CrypTen are replaced, the first
 one at import, the others by `install`:
 
 * a module that current PyTorch lacks (`torch.onnx._internal.registration`), by an empty stand-in: only CrypTen's ONNX

@@ -1,13 +1,201 @@
-"""CrypTen's part of a session: it starts and ends with our session, and uses its channel and its randomness."""
+"""CrypTen's part of a session: it starts and ends with our session, and uses its channel and its randomness.
+
+The dealer is CrypTen's provider of triples, squares, bits and wraps. Functions of CrypTen that start sessions, read
+files or choose seeds are replaced: by a safe version, or by a refusal with a reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from hummingbird.crypten import adapter, fixed_point, functions, provider, refusals
+from torch import Tensor
+
+from hummingbird.crypten import adapter, fixed_point, functions, tensors
+from hummingbird.crypten.adapter import (
+    SHIMMED,
+    ArithmeticSharedTensor,
+    BinarySharedTensor,
+    MPCTensor,
+    PartyCommunicator,
+    TupleProvider,
+    communicator,
+    crypten,
+)
+from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, TrustError
+from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.protocols.beaver import SquarePair, Triple
+from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session, ZeroSharing
 from hummingbird.prg import SEED_BYTES
+
+# The dealer as CrypTen's provider -------------------------------------------------------------------------------------
+
+
+class DealerProvider(TupleProvider):
+    """CrypTen's provider: its methods make requests to the current session's dealer or supply."""
+
+    NAME = "dealer"
+
+    def _no_cache(self, *args: Any, **kwargs: Any) -> Any:
+        raise EnvironmentProblem(
+            "CrypTen's cache of randomness is not available",
+            where="crypten.provider",
+            hint="`python -m hummingbird deal` deals in advance, hummingbird.init(store=...) uses it",
+        )
+
+    trace = trace_once = fill_cache = save_cache = load_cache = _no_cache
+
+    def generate_additive_triple(
+        self, size0: Any, size1: Any, op: str, device: Any = None, *args: Any, **kwargs: Any
+    ) -> list[ArithmeticSharedTensor]:
+        """Request shares of uniform a and b, and of c = op(a, b, **kwargs), in Z_2^64.
+
+        size0, size1: shapes of a and b, as torch's `op` takes them.
+        """
+        options = {name: _plain(value) for name, value in kwargs.items()}
+        return _ring(sessions.current().correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
+
+    def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
+        """Shares of a uniform r and of r^2."""
+        return _ring(sessions.current().correlation(SquarePair(tuple(size))), device)
+
+    def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
+        """Xor shares of uniform words a and b, and of a & b."""
+        shares = sessions.current().correlation(WordTriple(tuple(size0), tuple(size1)))
+        return [_binary(share, device) for share in shares]
+
+    def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
+        """Shares of a uniform r, and of the number of wraps in the sum of r's shares."""
+        return _ring(sessions.current().correlation(Wraps(tuple(size))), device)
+
+    def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
+        """A random bit for each element, shared additively and by xor."""
+        bit = sessions.current().correlation(SharedBit(tuple(size)))
+        return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
+
+
+def _arithmetic(share: Tensor, device: Any) -> ArithmeticSharedTensor:
+    return ArithmeticSharedTensor.from_shares(share, precision=0, device=device)
+
+
+def _binary(share: Tensor, device: Any) -> BinarySharedTensor:
+    return BinarySharedTensor.from_shares(share, precision=0, device=device)
+
+
+def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]:
+    return [_arithmetic(share, device) for share in shares]
+
+
+def _plain(value: Any) -> Any:
+    """An option of torch's convolutions as a JSON value."""
+    return [int(v) for v in value] if isinstance(value, (tuple, list)) else int(value)
+
+
+# Refused functions ----------------------------------------------------------------------------------------------------
+
+_make = crypten.cryptensor
+
+_REFUSED: dict[tuple[Any, str], HummingbirdError] = {
+    (crypten, "init_thread"): EnvironmentProblem(
+        "CrypTen is started by hummingbird.init(), not by crypten.init_thread()",
+        hint="a process for each party: python -m hummingbird run --parties 2 -- SCRIPT.py",
+    ),
+    (crypten, "manual_seed"): TrustError(
+        "seeds that are chosen make shares and masks predictable",
+        where="crypten.manual_seed",
+        hint="leave them to init()",
+    ),
+    (crypten, "save"): EnvironmentProblem(
+        "CrypTen writes shares by pickle",
+        where="crypten.save",
+        hint="x.get_plain_text(dst=RANK) and torch.save it there; or torch.save(x.share), and MPCTensor.from_shares",
+    ),
+    (crypten, "load"): EnvironmentProblem(
+        "CrypTen reads shares by pickle, which runs what a file says",
+        where="crypten.load",
+        hint="hummingbird.cryptensor(x, src=RANK) shares a tensor; MPCTensor.from_shares takes saved shares",
+    ),
+}
+_NO_READER = EnvironmentProblem(
+    "CrypTen's reader of nets needs a module that this torch lacks",
+    where="crypten.nn",
+    hint="hummingbird.convert_model(net) takes a torch module; crypten.nn has modules to build a net from",
+)
+
+
+def _refusal(error: HummingbirdError) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise type(error)(error.what, where=error.where, hint=error.hint)
+
+    return refuse
+
+
+def _communicator() -> PartyCommunicator:
+    instance = PartyCommunicator.get()
+    if instance is None:
+        raise EnvironmentProblem("no session", where="crypten", hint="call hummingbird.init() first")
+    return instance
+
+
+def _show(self: Any) -> str:
+    return f"MPCTensor(shape={tuple(self.size())}, scale={self.encoder.scale}, {self.ptype.name})"
+
+
+def _refuse() -> None:
+    """Replace the functions of CrypTen that this package refuses by functions that raise an error or check more.
+
+    The replacement is for this process, and stays.
+    """
+
+    def cryptensor(*args: Any, **kwargs: Any) -> Any:
+        """Call CrypTen's function of this name; then the parties compare the tensor's shape and source, in one round.
+
+        Tensors of a type that the caller registered (`crypten.register_cryptensor`) are not compared.
+        """
+        made = _make(*args, **kwargs)
+        if not isinstance(made, MPCTensor):
+            return made
+        facts = {"shape": str(tuple(made.size())), "src": str(kwargs.get("src", 0))}
+        sessions.current().agree("crypten.cryptensor", facts)
+        return made
+
+    def load_from_party(
+        f: Any = None,
+        preloaded: Any = None,
+        encrypted: bool = False,
+        model_class: Any = None,
+        src: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Share a tensor that party `src` has in memory."""
+        if encrypted or model_class is not None or f is not None:
+            raise EnvironmentProblem(
+                "load_from_party takes preloaded=, a tensor: CrypTen reads files by pickle",
+                where="crypten.load_from_party",
+                hint="read the file with weights_only=True; hummingbird.convert_model(net, weights=RANK) shares a net",
+            )
+        if communicator.get().get_rank() != src:
+            return tensors.cryptensor(None, src)
+        if not isinstance(preloaded, Tensor):
+            raise InputError(
+                f"load_from_party takes a tensor, not {type(preloaded).__name__}",
+                where="crypten.load_from_party",
+                hint="hummingbird.convert_model(net, weights=RANK) shares a net's weights",
+            )
+        return tensors.cryptensor(preloaded, src)
+
+    crypten.cryptensor, crypten.load_from_party, communicator.get = cryptensor, load_from_party, _communicator
+    MPCTensor.__repr__ = _show
+    for (module, name), error in _REFUSED.items():
+        setattr(module, name, _refusal(error))
+    if SHIMMED:
+        for name in ("from_pytorch", "from_onnx", "from_tensorflow"):
+            setattr(crypten.nn, name, _refusal(_NO_READER))
+
+
+# Start and end --------------------------------------------------------------------------------------------------------
 
 
 def refuse_other() -> None:
@@ -15,8 +203,18 @@ def refuse_other() -> None:
 
     Raises TrustError if CrypTen is in its validation mode.
     """
-    refusals.refuse_foreign_session()
+    _refuse_foreign_session()
     adapter.refuse_validation()
+
+
+def _refuse_foreign_session() -> None:
+    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start."""
+    if crypten.is_initialized() or getattr(communicator, "__use_threads"):
+        raise EnvironmentProblem(
+            "CrypTen runs already, with its own communicator and provider",
+            where="init",
+            hint="call crypten.uninit() first, or leave crypten.init() out: hummingbird.init() starts it",
+        )
 
 
 def start(session: Session, local: bytes) -> None:
@@ -43,8 +241,9 @@ def stop() -> None:
 
 
 def _repair() -> None:
-    """Replace all functions of CrypTen that this package repairs or refuses, by each module's `install`."""
+    """Replace, for this process, the functions of CrypTen that this package repairs or refuses, and its provider."""
     fixed_point.install()
     functions.install()
-    provider.install()
-    refusals.install()
+    provider = DealerProvider()
+    crypten.mpc.get_default_provider = lambda: provider
+    _refuse()

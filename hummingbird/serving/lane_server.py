@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from hummingbird import records
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
-from hummingbird.mpc.session.gathering import PATIENCE
+from hummingbird.mpc.session.lanes import PATIENCE
 from hummingbird.mpc.session.launch import reason_of
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.shared_port import listen

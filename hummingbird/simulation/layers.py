@@ -1,30 +1,44 @@
 """Simulated comparing layers, on real tensors: the private layers' own formulas, over the law of their protocol.
 
 A simulated layer uses the private layer itself, so that windows, knots, pooling positions and rounded constants are the
-same. mpc/layers/arithmetic.py has the operations of formulas.
+same. mpc/layers/arithmetic.py has the operations of formulas. `Windows` plans the layers of a net again and again, with
+changing windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hummingbird.graph import OPS, Step
+from hummingbird import convert, graph
+from hummingbird.bits import EXACT, BitConfig
+from hummingbird.errors import ConfigError, ModelError
+from hummingbird.graph import OPS
+from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.layers.norms import Norm
-from hummingbird.mpc.layers.pooling import AdaptiveMaxPool, MaxPool
-from hummingbird.mpc.layers.selecting import Greater
+from hummingbird.mpc.layers.selecting import AdaptiveMaxPool, Greater, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax
+from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PlanStep
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rounding_plan import Built, Planner
+from hummingbird.mpc.protocols.interfaces import Comparison
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.protocols.step_tables import LATENCY, TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
+
+# Simulated layers -----------------------------------------------------------------------------------------------------
 
 Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU) -> value
 
@@ -167,3 +181,77 @@ def _max_pool(layer: Comparing, step: Step, n: Simulated) -> Twin:
         return layer.formula(n, x)
 
     return max_pool
+
+
+# The layers of a net with changing windows ----------------------------------------------------------------------------
+#
+# They are built once, and planned again in milliseconds. A plan has no weights, and layers of its own, as the layers of
+# an earlier plan may still be in use.
+
+
+def check_protocol(protocol: str, parties: int) -> None:
+    """Raise ConfigError for an unknown protocol, or fewer than two parties."""
+    named(protocol)
+    if type(parties) is not int or parties < 2:
+        raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
+
+
+def traced(net: nn.Module, example: Any = None) -> list[Step]:
+    """Trace a net that can be converted; returns its steps. Raises ModelError, with all problems, for any other net."""
+    if problems := convert.validate_model(net, example):
+        raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
+    return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)
+
+
+class Windows:
+    """Makes plans of one net with changing windows, without weights, in milliseconds.
+
+    steps: of `graph.trace`. The attributes `steps` and `names` are in the order in which parties compute them.
+    """
+
+    def __init__(self, steps: Sequence[Step], protocol: str) -> None:
+        self.protocol = protocol
+        self.order = Rewritten.of(steps, protocol)
+        self.steps = [builders.bare(step) for step in self.order.steps]
+        make = builders.builder(protocol, BitConfig(EXACT), None)
+        self._built: dict[str, Built] = {}
+        for step in self.order.steps:
+            built = self._built[step.name] = make(step)
+            if isinstance(built.layer, Linear):
+                built.layer.to("meta")
+        self.names = [
+            name
+            for name, built in self._built.items()
+            if isinstance(built.layer, Layer) and built.layer.comparison is not None
+        ]
+
+    def plan(self, config: BitConfig, aim: TableChoice = LATENCY) -> list[PlanStep]:
+        """Make the plan with these windows and this aim; ConfigError, naming the layer, for windows that do not fit."""
+        builders.check_rows(config, self.steps)
+        built, config = dict(self._built), self.order.windows(config)
+        for name in self.names:
+            old = self._built[name]
+            layer = copy.copy(old.layer)
+            assert isinstance(layer, Layer)
+            layer.comparison = named(self.protocol)(config.window(name), aim=aim)
+            built[name] = Built(layer, old.function, old.limit, old.whole)
+        make, anew = builders.builder(self.protocol, config, None, aim), builders.ON_ROWS.keys() | builders.SMOOTH
+        built |= {step.name: make(step) for step in self.steps if step.op in anew}
+        return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
+
+
+def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison]]:
+    """Yield the comparing steps of a plan, each with its comparison."""
+    for step in plan:
+        if isinstance(step.layer, Layer) and step.layer.comparison is not None:
+            yield step, step.layer.comparison
+
+
+def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
+    """Make the simulated layers of a plan's comparing layers and norms, by name. steps: the net's steps, by name."""
+    found = {}
+    for step in plan:
+        if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):
+            scale = plan[next(refs(step.inputs)).index].scale
+            found[step.name] = build(step.layer, steps.get(step.name), scale, parties, compare)
+    return found

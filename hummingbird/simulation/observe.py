@@ -1,8 +1,9 @@
-"""Magnitudes of the values that a net compares on some images, from which HummingBird-eco derives its windows.
+"""Values of a net on some images: the magnitudes of those that it compares, and the ranges of rows.
 
-A window [k:m) holds x in ring units (2^16 is one) if -2^(k-1) <= x < 2^(k-1), so the largest |x| of a layer determines
-the k that it needs (Maeng and Suh, 2023, section 4.1). For a layer that compares differences or shifted values (max
-pooling, hardtanh, splines) these are measured; for a table of polynomials, its argument.
+HummingBird-eco derives its windows from the magnitudes. A window [k:m) holds x in ring units (2^16 is one) if -2^(k-1)
+<= x < 2^(k-1), so the largest |x| of a layer determines the k that it needs (Maeng and Suh, 2023, section 4.1). For a
+layer that compares differences or shifted values (max pooling, hardtanh, splines) these are measured; for a table of
+polynomials, its argument.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import graph, ranks
-from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.graph import Step
+from hummingbird.graph import OPS, Step
+from hummingbird.graph.example_shapes import settled
+from hummingbird.graph.ops.norms import rows as rows_of
 from hummingbird.mpc.functions.tabulated import Tabulated
+from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet, FoldedState
-from hummingbird.simulation.layers import Twin
-from hummingbird.simulation.windows import Windows, check_protocol, twins
+from hummingbird.simulation.layers import Twin, Windows, check_protocol, twins
 
 
 class _Watched(Compare):
@@ -154,3 +157,87 @@ def _largest(x: Tensor) -> float:
 def _spread(x: Tensor) -> Tensor:
     flat = x.flatten(1)
     return flat.amax(1) - flat.amin(1)
+
+
+# Ranges of the rows of softmaxes and norms ----------------------------------------------------------------------------
+#
+# They are for `BitConfig.rows`: private forms of rows in a known range cost less. For a row of a softmax: its values
+# less their mean, and the mean of e^(x - mean). For a row of a norm: its variance plus eps. The ranges are widened,
+# values by `headroom` and variances by its square, as the result for a row beyond its range is noise.
+
+HEADROOM = 0.25
+_LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows of equal values
+
+
+class _Seen:
+    """Notes the range of the rows that a softmax or norm has worked on so far, and the largest mean of e^(x - mean) in
+    a softmax.
+    """
+
+    def __init__(self) -> None:
+        self.least, self.most, self.sum = math.inf, -math.inf, 1.0
+
+    def note(self, values: Tensor) -> None:
+        least, most = (float(end) for end in torch.aminmax(values))
+        self.least, self.most = min(self.least, least), max(self.most, most)
+
+
+def find_rows(
+    net: nn.Module,
+    images: Tensor,
+    *,
+    headroom: float = HEADROOM,
+    batch: int = 128,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Rows]:
+    """Find the ranges of all softmaxes and norms of a net on these inputs (N, ...), by name, for `BitConfig.rows`.
+
+    headroom: by how much values may exceed the range seen, 0 or more; 0.25 is a quarter. progress: called with (inputs
+    done, of all) after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and
+    values that are not finite, ModelError as `simulate` does, ConfigError for the other arguments.
+
+        config = BitConfig.load("bits.json").with_rows(hummingbird.find_rows(net, images))
+    """
+    if isinstance(headroom, bool) or not isinstance(headroom, (int, float)) or not 0 <= headroom < math.inf:
+        raise ConfigError(f"headroom={headroom!r}", where="headroom", hint="a finite number from 0")
+    check_images(images, batch)
+    net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
+    folded, seen = FoldedNet(net, "masked"), dict[str, _Seen]()
+    more = 1.0 + headroom
+
+    def watched(step: Step) -> Callable[..., Any]:
+        found = seen.setdefault(step.name, _Seen())
+
+        def run(x: Tensor) -> Any:
+            if not bool(x.isfinite().all()):
+                raise InputError("rows of values that are not finite", where=step.name, hint="scale the weights down")
+            if x.numel() and step.op == "softmax":
+                centered = (x - x.mean(step.attrs["dim"], keepdim=True)).double() * more
+                found.note(centered)
+                found.sum = max(found.sum, float(centered.exp().mean(step.attrs["dim"]).max()))
+            elif x.numel():
+                values = rows_of(step.attrs, x).double()
+                squares = values.var(-1, unbiased=False) if step.attrs["center"] else values.square().mean(-1)
+                found.note(squares + step.attrs["eps"])
+            return OPS[step.op](step.attrs, x)
+
+        return run
+
+    kinds = [(name, step) for name, step in folded.steps.items() if step.op in ("softmax", "norm")]
+    instead = {name: watched(step) for name, step in kinds}
+    done = 0
+    with torch.inference_mode():
+        for part in images.split(batch):
+            folded.finish(folded.start(part), instead)
+            done += len(part)
+            if progress is not None:
+                progress(done, len(images))
+    return {name: _softmax(seen[name]) if step.op == "softmax" else _norm(seen[name], more) for name, step in kinds}
+
+
+def _softmax(found: _Seen) -> Rows:
+    return Rows(min(found.least, -_LEAST), max(found.most, _LEAST), found.sum)
+
+
+def _norm(found: _Seen, more: float) -> Rows:
+    return Rows(found.least / more**2 * (1 - 2.0**-20), found.most * more**2 * (1 + 2.0**-20))

@@ -33,7 +33,7 @@ from hummingbird.graph import calls, pools_first
 from hummingbird.graph.example import is_private
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.graph.live import live
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
 from hummingbird.mpc.protocols.registry import named
@@ -42,10 +42,8 @@ from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutSimulator
-from hummingbird.simulation.folded import FoldedNet
-from hummingbird.simulation.layers import Twin, on_live
-from hummingbird.simulation.rounding import weight_scales
-from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
+from hummingbird.simulation.folded import FoldedNet, weight_scales
+from hummingbird.simulation.layers import Twin, Windows, check_protocol, comparisons, on_live, twins
 
 # Private inference of all parties in one process: their own code on their own shares, from given seeds.
 #

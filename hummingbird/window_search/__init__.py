@@ -6,8 +6,8 @@ bits = search_bits(group_layers(layers, "layer"), evaluate, budget=8 / 64)      
 
 problem.py      the search space: comparing layers, groups of them, windows worth a trial
 objective.py    the cost of an assignment: the paper's bits, online bytes or seconds; budgets as text
-evaluator.py    evaluators, which score windows, and the search's questions to them
-journal.py      a file of all answers, which a restarted search replays
+evaluator.py    evaluators, which score windows; the search's questions to them, and the journal: a file of all answers,
+                which a restarted search replays
 budgeted.py     the best windows within a budget: uniform windows, the loss of each group, the assignments with the
                 least sums of losses, trials of the best of these
 rounding.py     the third knob: q for each group, for fewer bytes in all
@@ -20,8 +20,7 @@ images.py       validation images from a tensor, a DataLoader, a data set or bat
 answers.py      answers of a net: classes, scores, numbers, values, embeddings
 cached.py       an evaluator that runs only the layers behind the first changed window
 study.py        everything in one object: `Study(net, images, labels).search(8 / 64)`; progress bars
-prepare.py      `prepare(net, loader)`: a search, accuracy on other images, and costs
-prepared.py     the result of `prepare`: figures, a table, a plot
+prepare.py      `prepare(net, loader)`: a search, accuracy on other images, and costs; its result, a table and a plot
 """
 
 from hummingbird.window_search.evaluator import Evaluator, Progress, Score

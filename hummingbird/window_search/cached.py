@@ -31,9 +31,8 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet, FoldedState
-from hummingbird.simulation.layers import Twin
+from hummingbird.simulation.layers import Twin, Windows, check_protocol, twins
 from hummingbird.simulation.observe import check_images, public_rows, slices
-from hummingbird.simulation.windows import Windows, check_protocol, twins
 from hummingbird.window_search.answers import Answers, Judged, fitting, results
 from hummingbird.window_search.evaluator import Score
 from hummingbird.window_search.images import fingerprint

@@ -17,8 +17,7 @@ from hummingbird import ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.window_search.budgeted import Budgeted, Found
-from hummingbird.window_search.evaluator import Evaluator, FunctionEvaluator, Progress, Questions, Score
-from hummingbird.window_search.journal import Journal
+from hummingbird.window_search.evaluator import Evaluator, FunctionEvaluator, Journal, Progress, Questions, Score
 from hummingbird.window_search.objective import Objective, bit_budget
 from hummingbird.window_search.problem import ComparingLayer, Group, GroupWindows, check_groups, named
 from hummingbird.window_search.rounding import Rounding

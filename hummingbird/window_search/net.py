@@ -17,9 +17,9 @@ from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.ring import SCALE
-from hummingbird.simulation.windows import Windows, check_protocol, comparisons, traced
+from hummingbird.simulation.layers import Windows, check_protocol, comparisons, traced
 from hummingbird.window_search.answers import results
 from hummingbird.window_search.objective import Prices
 from hummingbird.window_search.problem import ComparingLayer

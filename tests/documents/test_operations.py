@@ -16,10 +16,9 @@ from hummingbird.he.service.server import Service as HeService
 from hummingbird.he.service.server import turns_of
 from hummingbird.hybrid.service import Service as GcService
 from hummingbird.hybrid.sessions import Sessions
-from hummingbird.mpc.dealer.figures import Figures as DealerFigures
-from hummingbird.mpc.dealer.figures import KeeperFigures
-from hummingbird.mpc.dealer.keeper import Keeper
+from hummingbird.mpc.dealer.kept import Keeper, KeeperFigures
 from hummingbird.mpc.dealer.server import DealerService
+from hummingbird.mpc.dealer.server import Figures as DealerFigures
 from hummingbird.pir.serving.metrics import Figures as PirFigures
 from hummingbird.pir.serving.metrics import Metrics as PirMetrics
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram

@@ -27,12 +27,12 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelE
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.ops.public import HIDDEN
 from hummingbird.mpc.layers.layer import FLOOR
-from hummingbird.mpc.layers.weights import WeightOwner
+from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner
-from hummingbird.mpc.protocols.table_choice import TableChoice
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties

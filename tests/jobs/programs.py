@@ -20,7 +20,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.channel.meter import Meter
 from hummingbird.commands.party import run_party
 from hummingbird.crypten import adapter
-from hummingbird.crypten.provider import DealerProvider
+from hummingbird.crypten.run import DealerProvider
 from hummingbird.errors import HummingbirdError, TrustError
 from hummingbird.mpc.plan import microbatch as cutting
 from hummingbird.mpc.session import launch

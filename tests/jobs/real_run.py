@@ -16,7 +16,7 @@ from hummingbird import ring
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.party import run_party
 from hummingbird.crypten.adapter import from_share, share_of
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.session import launch
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.simulation.simulate import dealer_seeds, input_shares

@@ -15,7 +15,7 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
-from hummingbird.mpc.dealer.keeper import Keeper, keep
+from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.session import launch

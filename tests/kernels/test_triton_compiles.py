@@ -65,7 +65,7 @@ for k, m, shift, ring in [(20, 12, 16, 36), (64, 58, 0, 64), (33, 25, 3, 60), (1
 NET = """
 import sys, torchvision
 import hummingbird, models
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan.dry_run import _Silence
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared

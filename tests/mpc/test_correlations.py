@@ -13,15 +13,21 @@ import torch
 
 from hummingbird.errors import DealerError, PeerError
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.provider import SharedBit, Wraps
-from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
-from hummingbird.mpc.correlations.registry import KINDS, from_json
-from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, layout, received
-from hummingbird.mpc.dealer.client import DealerClient
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.correlations.request import (
+    Material,
+    ReceiverRotation,
+    ReceiverTurn,
+    corrections,
+    expand,
+    layout,
+    received,
+    received_by,
+)
+from hummingbird.mpc.dealer.client import DealerClient, LocalDealer
 from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.mpc.protocols.boolean import And
+from hummingbird.mpc.protocols.registry import KINDS, from_json
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.rpc.frame import frame_bytes
 from tests.support.chance import DEVIATIONS

@@ -13,8 +13,7 @@ import grpc
 import pytest
 
 from hummingbird.errors import DealerError, EnvironmentProblem, InputError, PeerError, TrustError
-from hummingbird.mpc.dealer.client import DealerClient
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import DealerClient, LocalDealer
 from hummingbird.mpc.dealer.server import DealerService, handlers
 from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service

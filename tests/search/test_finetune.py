@@ -19,7 +19,7 @@ from hummingbird.commands import finetune
 from hummingbird.commands.accuracy import evaluate
 from hummingbird.commands.finetune import Judge, windows_beside
 from hummingbird.errors import ConfigError
-from hummingbird.simulation.windows import traced
+from hummingbird.simulation.layers import traced
 from models import get_model, load_checkpoint
 from scripts.train.data import load
 from search.finetune import main

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError, TrustError
-from hummingbird.mpc.session.gathering import Gathering
+from hummingbird.mpc.session.lanes import Gathering
 from hummingbird.mpc.session.shared_port import listen
 from hummingbird.prg import new_seed
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher

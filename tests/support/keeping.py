@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.mpc.dealer.keeper import Keeper
+from hummingbird.mpc.dealer.kept import Keeper
 from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.mpc.session.lanes import LanePosition

@@ -17,7 +17,7 @@ import torch
 
 import hummingbird
 from hummingbird.channel.channel import Channel
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
 from tests.support import python

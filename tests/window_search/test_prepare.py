@@ -20,7 +20,7 @@ from hummingbird.convert import build
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.window_search import prepare as module
 from hummingbird.window_search.images import fingerprint
-from hummingbird.window_search.prepared import Prepared
+from hummingbird.window_search.prepare import Prepared
 from models import get_model, load_checkpoint
 from scripts.train.data import load
 from tests.support import asking

@@ -134,7 +134,7 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Compute the softmax along a dimension, over those positions only that no mask hides (mpc/layers/hidden.py).
+    """Compute the softmax along a dimension, over those positions only that no mask hides (mpc/plan/rewritten.py).
 
     a: the step's attributes; "causal" hides later keys, "hidden" is a constant mask. mask: a public mask, if there is
     one.

@@ -1,4 +1,4 @@
-"""Correlations for CrypTen's own functions, which request them through crypten/provider.py."""
+"""Correlations for CrypTen's own functions, which request them through crypten/run.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import shape
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, shape
 
 
 class WordTripleShares(NamedTuple):

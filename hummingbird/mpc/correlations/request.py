@@ -1,4 +1,4 @@
-"""Requests for correlated randomness, and how each party expands its shares from a seed.
+"""Requests for correlated randomness: limits of their parameters, how shares are expanded from seeds, who receives.
 
 A request has two lists of named fields and a function. The *free* fields are uniform: party i expands its share of them
 from its own seed (of 128 bits, or of 256 for ChaCha20). The *derived* fields are a function of the free ones. All
@@ -8,7 +8,7 @@ correction
     derived - (sum or xor of the other parties' shares),
 
 which is uniform in the view of the receiver, and of any set of parties but the set of all. So a request costs its
-receiver the bits of the derived fields, and the other parties nothing. The receivers rotate (receiver_rotation.py). The
+receiver the bits of the derived fields, and the other parties nothing. The receivers rotate (`ReceiverRotation`). The
 dealer holds all seeds and sees no input; it must not collude with any party (Beaver 1995; "corrections to one party",
 there always the same one, is the layout of CrypTen's trusted third party, Knott et al. 2021, section 3).
 
@@ -32,11 +32,95 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from hummingbird.channel.staging import Ready
 from hummingbird.errors import DealerError, HummingbirdError
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.words import Words, anchor, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import LIMIT, faults
 from hummingbird.prg import Stream, derive, expands_on_devices
+
+# Limits of a request's parameters -------------------------------------------------------------------------------------
+#
+# They are checked before any use, since a request may come from another process.
+#
+#     @dataclass(frozen=True)
+#     class Truncation(Request[...]):
+#         count: int = number()
+#         shift: int = number(most=62)
+
+LIMIT = 1 << 28  # elements of one request: 2 GiB of masks
+DIMENSIONS = 8
+_OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of torch's convolutions
+
+
+def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
+    """Make a dataclass field for an integer parameter from `least` to `most`. default: its default, if it has one."""
+    expected = f"a whole number in {least}..{most}"
+    return _parameter(lambda value: _natural(value) and least <= value <= most, expected, **default)
+
+
+def width() -> Any:
+    """Make a keyword-only dataclass field for how many low bits of a ring element count: 1 to 64, by default 64."""
+    return _parameter(
+        lambda value: _natural(value) and 1 <= value <= 64, "a whole number in 1..64", default=64, kw_only=True
+    )
+
+
+def shape() -> Any:
+    """Make a dataclass field for a tensor's shape: a tuple of at most `DIMENSIONS` sizes, each from 0 to `LIMIT`."""
+    return _parameter(
+        lambda value: isinstance(value, tuple) and _sizes(value), f"at most {DIMENSIONS} sizes in 0..{LIMIT}"
+    )
+
+
+def one_of(names: Sequence[str]) -> Any:
+    """Make a dataclass field for a parameter that is one of these names."""
+    return _parameter(lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}")
+
+
+def options() -> Any:
+    """Make a dataclass field for keyword arguments of torch's convolutions.
+
+    They are as JSON has them: integers or lists of integers.
+    """
+
+    def good(value: Any) -> bool:
+        return isinstance(value, dict) and all(key in _OPTIONS and _option(item) for key, item in value.items())
+
+    return _parameter(good, f"options of {', '.join(_OPTIONS)}")
+
+
+def faults(request: Any) -> str:
+    """Return a message about the first parameter that breaks its limit, or "" if all are good.
+
+    request: a dataclass whose fields were made by the functions above.
+    """
+    for item in dataclasses.fields(request):
+        value = getattr(request, item.name)
+        if not item.metadata["good"](value):
+            return f"{item.name} {str(value)[:_SHOWN]} is not {item.metadata['expected']}"
+    return ""
+
+
+_SHOWN = 200  # characters of a bad value that an error shows: another process may have sent it
+
+
+def _parameter(good: Callable[[Any], bool], expected: str, **how: Any) -> Any:
+    return dataclasses.field(metadata={"good": good, "expected": expected}, **how)
+
+
+def _natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LIMIT
+
+
+def _sizes(values: Sequence[Any]) -> bool:
+    return len(values) <= DIMENSIONS and all(_natural(value) for value in values)
+
+
+def _option(value: Any) -> bool:
+    return _sizes(value) if isinstance(value, list) else _natural(value)
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
 
 Shares = TypeVar("Shares", covariant=True)
 Draw = Callable[
@@ -48,7 +132,7 @@ Draw = Callable[
 class Request(ABC, Generic[Shares]):
     """A request for one piece of correlated randomness; each subclass is one kind.
 
-    The fields of a subclass are the kind's parameters (`parameters`), JSON values only, and within their limits: the
+    The fields of a subclass are the kind's parameters, JSON values only, and within their limits: the
     constructor raises DealerError for others. `Shares`: the named tuple of tensors that a party gets for the request
     (`Session.correlation`).
     """
@@ -146,7 +230,7 @@ class Request(ABC, Generic[Shares]):
         return drawn + sum(item.received_bytes for item in self.derived.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The request as JSON values, for `registry.from_json`."""
+        """The request as JSON values, for `from_json` of mpc/protocols/registry.py."""
         return {"kind": self.kind, "params": self.params}
 
     def __str__(self) -> str:
@@ -160,6 +244,15 @@ class Request(ABC, Generic[Shares]):
 REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in the order of definition
 
 
+# Receiver rotation ----------------------------------------------------------------------------------------------------
+#
+# The correction of the next request goes to the party that has received the fewest bits so far.
+#
+# All parties make the same requests in the same order, and so does a dealer that deals in advance. So all of them know
+# the receiver without a message. What two parties have received differs by at most the bits of the largest request: the
+# receiver had the fewest bits, and gets those of one request.
+
+
 class ReceiverTurn(NamedTuple):
     """Position of a request in the receiver rotation.
 
@@ -170,6 +263,68 @@ class ReceiverTurn(NamedTuple):
 
     receiver: int
     number: int
+
+
+class ReceiverRotation:
+    """Receiver rotation of a run of `parties` parties: it says who receives each request's correction. Not thread-safe.
+
+    It counts from the run's first request on.
+    """
+
+    def __init__(self, parties: int) -> None:
+        self._sent, self._served = [0] * parties, [0] * parties
+
+    def take(self, requests: Sequence[Request[Any]]) -> list[ReceiverTurn]:
+        """Return the receiver turns of the next requests, in order.
+
+        A turn says which party receives the request's correction, and how many corrections that party received before.
+        """
+        return [self._next(request) for request in requests]
+
+    def _next(self, request: Request[Any]) -> ReceiverTurn:
+        receiver = self._sent.index(min(self._sent))
+        turn = ReceiverTurn(receiver, self._served[receiver])
+        self._sent[receiver] += request.correction_bits
+        self._served[receiver] += 1
+        return turn
+
+
+def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> list[Request[Any]]:
+    """Choose the requests of a run whose corrections go to party `rank`; return them in order.
+
+    requests: all requests of the run, from the first one on.
+    """
+    turns = ReceiverRotation(parties).take(requests)
+    return [request for request, turn in zip(requests, turns, strict=True) if turn.receiver == rank]
+
+
+# Shares and corrections -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Material:
+    """This party's shares for one request, by field name, and their cost.
+
+    offline_bits: size of the corrections that the dealer made, without framing.
+    received_bits: the same if this party received them, else 0.
+    waiting_seconds: how long this party waited for the shares.
+    expanding_seconds: time spent on expanding this party's seed, in the background if shares are made ahead.
+    dealer_seconds: the dealer's own work, if the dealer reported it with these shares, else 0.
+    ready: the event after which the shares are on the GPU, for `take`; None if they are there already.
+    """
+
+    shares: dict[str, Words]
+    offline_bits: int = 0
+    received_bits: int = 0
+    waiting_seconds: float = 0.0
+    expanding_seconds: float = 0.0
+    dealer_seconds: float = 0.0
+    ready: Ready | None = None
+
+    def take(self) -> None:
+        """Make what this thread computes on the GPU from now on wait until the shares are there."""
+        if self.ready is not None:
+            self.ready.take([anchor(words) for words in self.shares.values()])
 
 
 def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torch.device | str = "cpu") -> Stream:

@@ -1,8 +1,8 @@
 """A party's side of the dealer: expand this party's seed, and fetch the corrections that go to this party.
 
-The corrections of a request go to one party, by rotation (correlations/receiver_rotation.py); all other parties compute
-their shares from their seeds. The rotation assigns the turns, which select the randomness, in the order of reservations
-and requests. So all parties must make the same reservations and requests in the same order. A background thread makes
+The corrections of a request go to one party, by rotation (correlations/request.py); all other parties compute their
+shares from their seeds. The rotation assigns the turns, which select the randomness, in the order of reservations and
+requests. So all parties must make the same reservations and requests in the same order. A background thread makes
 reserved material ahead of its use, and other material on demand (`supplies`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,9 +21,17 @@ from torch import Tensor
 from hummingbird import records
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError, InputError, PeerError
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation
-from hummingbird.mpc.correlations.request import ReceiverTurn, Request, expand, layout, received
+from hummingbird.kernels.devices import put
+from hummingbird.mpc.correlations.request import (
+    Material,
+    ReceiverRotation,
+    ReceiverTurn,
+    Request,
+    corrections,
+    expand,
+    layout,
+    received,
+)
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.server import SESSION_BYTES, CorrectRequest, JoinAnswer, JoinRequest, SessionRequest
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
@@ -229,3 +238,57 @@ class DealerClient:
     def _failure(self, error: grpc.RpcError) -> DealerError:
         problem = explain(error, "")
         return DealerError(problem.what, where=f"dealer {self.address}", hint=problem.hint)
+
+
+# A dealer inside the party's process ----------------------------------------------------------------------------------
+class LocalDealer:
+    """Dealer and its client in one object, within the party's own process: it knows the seeds of all parties by rank.
+
+    With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party.
+    """
+
+    slice_shape = None
+
+    def __init__(self, rank: int, parties: int, seeds: Sequence[bytes], device: torch.device | str = "cpu") -> None:
+        if len(seeds) != parties or not 0 <= rank < parties:
+            raise InputError(f"rank {rank} of {parties} parties with {len(seeds)} seeds", where="LocalDealer")
+        if parties > 1:
+            warnings.warn(
+                "LocalDealer offers NO privacy: this party knows every party's seed and can read all secrets. "
+                "Use it in tests only.",
+                stacklevel=2,
+            )
+        self.rank, self.parties = rank, parties
+        self._seeds, self._device = list(seeds), torch.device(device)
+        self._turns = ReceiverRotation(parties)
+
+    def __repr__(self) -> str:
+        return "dealer in this process"
+
+    def correlation(self, request: Request[Any]) -> Material:
+        """This party's shares for one request. Sends nothing."""
+        (turn,), bits, got = self._turns.take([request]), request.correction_bits, 0
+        started = time.perf_counter()
+        shares = expand(request, turn, self._seeds[self.rank], self.rank, self._device)
+        expanded = dealt = time.perf_counter()
+        if self.rank == turn.receiver:
+            found = [put(x, self._device) for x in corrections(request, turn, self._seeds, self._device)]
+            shares |= received(request, found)
+            got, dealt = bits, time.perf_counter()
+        return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)
+
+    def reserve(self, requests: Requests | None) -> OnDemand:
+        """Return the supply of one slice, whose material is made when the slice asks for it."""
+        return OnDemand(self.correlation)
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Do nothing: new masks are drawn in every run, so no mask can hide two secrets."""
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Accept any net, of any shape: material is made for whatever is requested."""
+
+    def stay(self) -> None:
+        """Do nothing: there is no session that could be dropped."""
+
+    def close(self) -> None:
+        """Do nothing: there is no session to leave."""

@@ -27,8 +27,7 @@ import torch
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device, processors
-from hummingbird.mpc.dealer.figures import Figures
-from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, handlers
+from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, Figures, handlers
 from hummingbird.rpc.options import add_service, count, service_of
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.service import check_address

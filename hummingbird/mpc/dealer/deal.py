@@ -24,8 +24,7 @@ from torch import Tensor
 
 from hummingbird import disk
 from hummingbird.errors import InputError
-from hummingbird.mpc.correlations.receiver_rotation import received_by
-from hummingbird.mpc.correlations.request import Request, corrections
+from hummingbird.mpc.correlations.request import Request, corrections, received_by
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
     CHUNK,

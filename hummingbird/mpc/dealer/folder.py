@@ -11,9 +11,8 @@
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
 A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory on every platform.
-Sizes and offsets follow from the requests. The rotation of receivers (correlations/receiver_rotation.py) starts again
-with party 0 in every region, so that all slots have the same layout. The numbers of the turns go on: setup, slot 0,
-slot 1, ...
+Sizes and offsets follow from the requests. The rotation of receivers (correlations/request.py) starts again with party
+0 in every region, so that all slots have the same layout. The numbers of the turns go on: setup, slot 0, slot 1, ...
 
 Checksums of chunks are tags of AES-128-GCM; each tag has its own key, derived from the seed and used for this one
 message. The header's checksum is keyed BLAKE2b and covers the others. They detect damage, files of another store, and
@@ -42,9 +41,8 @@ from torch import Tensor
 
 from hummingbird import records, slots
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.receiver_rotation import ReceiverRotation, received_by
-from hummingbird.mpc.correlations.registry import from_json
-from hummingbird.mpc.correlations.request import ReceiverTurn, Request, layout
+from hummingbird.mpc.correlations.request import ReceiverRotation, ReceiverTurn, Request, layout, received_by
+from hummingbird.mpc.protocols.registry import from_json
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.records import field
 from hummingbird.slots import HEADER, SEED

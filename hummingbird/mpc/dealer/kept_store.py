@@ -24,14 +24,13 @@ from hummingbird import cost
 from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, DealerError
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import ReceiverTurn, Request
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
 from hummingbird.mpc.dealer.store import DealtSlice, StoreDealer, check_net
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
-from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lanes import LanePosition
+from hummingbird.mpc.session.session import agree
 
 _LOOK = 0.25  # seconds between searches for the next set
 _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots used, and the set's id (2)

@@ -18,8 +18,7 @@ from typing import Any
 
 from hummingbird.errors import DealerError
 from hummingbird.kernels.devices import on_this_card
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import ReceiverTurn, Request
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
 
 BUFFER_BYTES = 256 << 20  # bytes of shares made and not handed out; a request that a caller waits for may exceed it
 CALL_BYTES = 32 << 20  # bytes of shares that one call of `make` makes: an urgent supply waits for little else

@@ -23,7 +23,7 @@ from hummingbird.mpc.functions.polynomials import ACTIVATIONS, PolynomialTable, 
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import MARGIN, held
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.ring import SCALE, exponent_of
 
 FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and results

@@ -24,9 +24,9 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.constants import fits
 from hummingbird.mpc.layers.layer import EXCESS, FLOOR, room
-from hummingbird.mpc.layers.weights import PublicWeight, WeightOwner, private_fraction, weight_of
+from hummingbird.mpc.layers.linear import PublicWeight, WeightOwner, private_fraction, weight_of
 from hummingbird.mpc.protocols.beaver import ShiftedSquare
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
-from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.operation import Operation
+from hummingbird.mpc.protocols.interfaces import Comparison, Operation
 from hummingbird.ring import SCALE
 
 Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0

@@ -17,11 +17,10 @@ from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
-from hummingbird.mpc.layers.weights import PublicWeight
+from hummingbird.mpc.layers.linear import PublicWeight
 from hummingbird.mpc.protocols import poly, weight_mask
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison, Operation
 from hummingbird.mpc.protocols.lift import lift, lift_price
-from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared

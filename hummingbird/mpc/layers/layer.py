@@ -44,7 +44,7 @@ from torch import Tensor, nn
 
 from hummingbird import cost
 from hummingbird.cost import Cost
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.lift import lift, lift_price
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
@@ -204,7 +204,7 @@ class LocalRescale(Layer):
     """x at scale 2^target: every party rounds its own share. Sends nothing; the value errs by N/2 units at most.
 
     The result loses one valid bit for every bit of fraction cut. "masked" compares the remaining bits and lifts the
-    result (protocols/comparison.py).
+    result (protocols/interfaces.py).
     """
 
     input_limit = 62

@@ -15,10 +15,9 @@ from hummingbird.mpc.functions.polynomials import EXP_AT
 from hummingbird.mpc.functions.softmax_tables import Tables
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, Shares
-from hummingbird.mpc.layers.hidden import filled
 from hummingbird.mpc.layers.layer import FLOOR, MARGIN
 from hummingbird.mpc.protocols.beaver import Times
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
@@ -34,7 +33,7 @@ class Softmax(Comparing):
     told: a range of the rows that the layer cannot use, for its printed form.
     causal: whether keys after their query are hidden.
     hidden: a bool tensor that broadcasts to x, true where a value is hidden; None for no mask.
-    A second input, public in each call, may hide further values (mpc/layers/hidden.py). Hidden values cost the same.
+    A second input, public in each call, may hide further values (mpc/plan/rewritten.py). Hidden values cost the same.
     """
 
     input_limit = SCALE
@@ -247,3 +246,13 @@ class Argmax(Comparing):
         at = n.relu(values - n.maximum(values) + n.units(torch.ones_like(places[:1])))
         index = n.times((at * places).sum(0), 1 << SCALE, 0)
         return index.unsqueeze(self.dim) if self.keepdim else index
+
+
+def filled(values: Tensor, places: Tensor | None) -> Tensor:
+    """Replace each hidden value of a row by the first shown value of this row; a row lies along dimension 0.
+
+    places: true where a value is shown; None if all are.
+    """
+    if places is None:
+        return values
+    return torch.where(places, values, values.gather(0, places.to(torch.int8).argmax(0, keepdim=True)))

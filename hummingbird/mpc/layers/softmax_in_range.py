@@ -43,7 +43,7 @@ from hummingbird.mpc.functions.softmax_tables import reciprocal
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Spec
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.lifted_product import LiftedTimes
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared

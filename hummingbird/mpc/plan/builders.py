@@ -18,25 +18,20 @@ from hummingbird.mpc.functions import smooth, splines
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
-from hummingbird.mpc.layers.attention import Causal, Einsum, MatMul, RootScale
-from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.layers.constants import AddConstant, Constant, Pad, Scale
-from hummingbird.mpc.layers.embedding import Embedding, SharePublic
+from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
+from hummingbird.mpc.layers.constants import AddConstant, Constant, Embedding, Pad, Scale, SharePublic
 from hummingbird.mpc.layers.layer import FLOOR, Combine, Layer, Local, Spec
-from hummingbird.mpc.layers.linear import Linear
+from hummingbird.mpc.layers.linear import Linear, WeightOwner
 from hummingbird.mpc.layers.norms import Norm
-from hummingbird.mpc.layers.pooling import AdaptiveMaxPool, MaxPool
-from hummingbird.mpc.layers.products import Multiply, Square
-from hummingbird.mpc.layers.resizing import Resize
-from hummingbird.mpc.layers.selecting import Abs, Bounded, Greater, Larger
+from hummingbird.mpc.layers.products import Causal, Einsum, MatMul, Multiply, RootScale, Square
+from hummingbird.mpc.layers.selecting import Abs, AdaptiveMaxPool, Bounded, Greater, Larger, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
-from hummingbird.mpc.layers.weights import WeightOwner
 from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
+from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.ring import SCALE, exponent_of
 
 # A smooth function is a table of polynomials or a spline of comparisons, whichever suits the aim.

@@ -20,8 +20,7 @@ from hummingbird.channel.channel import Channel
 from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import InputError
 from hummingbird.graph import calls
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import Session, ZeroSharing

@@ -30,10 +30,10 @@ from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
 from hummingbird.mpc.layers import weighted_mean
 from hummingbird.mpc.layers.activations import ReLU
-from hummingbird.mpc.layers.attention import MatMul
 from hummingbird.mpc.layers.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, Local, LocalRescale, held
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.layers.norms import Norm
+from hummingbird.mpc.layers.products import MatMul
 from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
 from hummingbird.mpc.layers.weighted_mean import WeightedMean
 from hummingbird.mpc.plan.columns import Halved

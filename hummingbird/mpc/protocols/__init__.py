@@ -14,10 +14,11 @@ poly.py            smooth functions, looked up as polynomials
 boolean.py         ANDs of packed bits
 masked.py, gmw.py  ReLUs: the masked opening, and HummingBird's carry tree
 thresholds.py      several comparisons from one masked opening
-step_tables.py     comparisons with a secret number by tables; table_choice.py: the number of tables
+step_tables.py     comparisons with a secret number by tables, and the choice of the number of tables
 
-operation.py       the interface that the formulas of layers use: result, run and price of an operation
-comparison.py      the interface that layers which compare use; masked.py and gmw.py implement it
+interfaces.py      what layers know of protocols: result, run and price of an operation, which formulas use; and the
+                   comparison, which masked.py and gmw.py implement
 law.py             the decisions of these comparisons, computed without shares
-registry.py        the protocols that compare, by the name in `convert_model(net, protocol=...)`
+registry.py        the protocols that compare, by the name in `convert_model(net, protocol=...)`; the kinds of requests
+                   by name, and the reader of requests from other processes
 """

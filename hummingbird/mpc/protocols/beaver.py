@@ -18,9 +18,8 @@ from torch import Tensor
 from hummingbird import cost, kernels, ring
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import LIMIT, one_of, options, shape, width
-from hummingbird.mpc.correlations.request import Request, Shares
-from hummingbird.mpc.protocols.operation import Operation
+from hummingbird.mpc.correlations.request import LIMIT, Request, Shares, one_of, options, shape, width
+from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.session.session import Session
 
 

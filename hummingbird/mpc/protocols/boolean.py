@@ -14,8 +14,7 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Fields, planes
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number
 from hummingbird.mpc.session.session import Session
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hummingbird.cost import Cost
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.protocols.operation import Operation
+from hummingbird.mpc.correlations.request import number
+from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.protocols.truncation import OFFSET, Quotients, truncate_price
 from hummingbird.mpc.session.session import Session
 

@@ -32,7 +32,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
 from hummingbird.mpc.correlations.field import Fields, planes
 from hummingbird.mpc.protocols.boolean import And, and_, and_pair, and_pair_price, and_price
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.truncation import select, select_price
 from hummingbird.mpc.session.session import Session

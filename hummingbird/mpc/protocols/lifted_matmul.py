@@ -31,8 +31,7 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number, shape
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number, shape
 from hummingbird.mpc.protocols.lifted_product import LiftedShares, Operand, masked, masks, read, remaining, seen
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
 from hummingbird.mpc.session.session import Session

@@ -48,9 +48,8 @@ from torch import Tensor
 from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number, shape
-from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.protocols.operation import Operation
+from hummingbird.mpc.correlations.request import Request, number, shape
+from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.session.session import Session
 
 

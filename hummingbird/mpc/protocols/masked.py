@@ -15,8 +15,7 @@ for every negative x; m = 0 is exact.
 A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both comparisons for c bits of L by two local
 look-ups of one secret step. One-time truth tables for b and for the wrap would take twice the bits. One table serves a
 window of up to 8 bits. A wider window takes several tables below a tree (step_tables.py), with ceil(log2(number of
-tables)) more rounds; so does a narrower one if fewer bits matter more than fewer rounds
-(mpc/protocols/table_choice.py).
+tables)) more rounds; so does a narrower one if fewer bits matter more than fewer rounds.
 
 The second round opens c_b = b xor r_b and c_s = s xor r_s. With dealt shares of r_b, r_s, lambda and r_b lambda the
 rest is local: [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda].
@@ -51,11 +50,10 @@ from hummingbird.kernels import Cut
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Draw, Request, layout
-from hummingbird.mpc.protocols import step_tables, table_choice, thresholds
+from hummingbird.mpc.correlations.request import Draw, Request, layout, number
+from hummingbird.mpc.protocols import step_tables, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
-from hummingbird.mpc.protocols.comparison import Comparison, most_at_once
+from hummingbird.mpc.protocols.interfaces import Comparison, most_at_once
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
@@ -162,7 +160,7 @@ def relu(
     whole: whether the shares are of x mod 2^(ring + shift).
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """
-    count, tables = share.numel(), tables or table_choice.fewest_rounds(k - m)
+    count, tables = share.numel(), tables or step_tables.fewest_rounds(k - m)
     material = session.correlation(MaskedOpening(count, k, m, tables, ring, int(whole)))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]

@@ -35,8 +35,7 @@ from hummingbird.cost import Cost, packed
 from hummingbird.kernels.devices import put
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number, one_of
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number, one_of
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable
 from hummingbird.mpc.session.session import Session

@@ -1,11 +1,45 @@
-"""The protocols that decide signs, by the name that users write: `convert_model(net, protocol="masked")`."""
+"""The protocols that decide signs, and the kinds of correlated randomness, by name.
 
-from hummingbird.errors import ConfigError
-from hummingbird.mpc.protocols.comparison import Comparison
+Users write the name of a protocol: `convert_model(net, protocol="masked")`. The name of a kind is in the requests that
+another process sends to a dealer, or that a file has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hummingbird.errors import ConfigError, DealerError
+from hummingbird.mpc.correlations import provider
+from hummingbird.mpc.correlations.request import REGISTERED, Request
+from hummingbird.mpc.protocols import (
+    beaver,
+    boolean,
+    division,
+    gmw,
+    lift,
+    lifted_matmul,
+    lifted_product,
+    masked,
+    poly,
+    rows,
+    thresholds,
+    truncation,
+    weight_mask,
+)
 from hummingbird.mpc.protocols.gmw import Gmw
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.masked import Masked
 
 PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
+
+# Another process can request the kinds that these modules define, and no others.
+MODULES = (
+    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows),
+    *(thresholds, truncation, weight_mask, provider),
+)
+_NAMES = {module.__name__ for module in MODULES}
+KINDS = {kind: found for kind, found in REGISTERED.items() if found.__module__ in _NAMES}
 
 
 def named(protocol: str) -> type[Comparison]:
@@ -13,3 +47,16 @@ def named(protocol: str) -> type[Comparison]:
     if protocol not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[protocol]
+
+
+def from_json(item: object) -> Request[Any]:
+    """The request that `Request.to_json` wrote; DealerError for an unknown kind or parameters out of bounds."""
+    kind, params = (item.get("kind"), item.get("params")) if isinstance(item, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(params, dict):
+        raise DealerError("malformed request: a request has a kind and parameters")
+    if kind not in KINDS:
+        raise DealerError(f"unknown kind of correlated randomness {kind[:64]!r}", hint=f"known: {', '.join(KINDS)}")
+    names = [field.name for field in dataclasses.fields(KINDS[kind])]
+    if sorted(params) != sorted(names):
+        raise DealerError(f"malformed request for {kind!r}: its parameters are {', '.join(names)}")
+    return KINDS[kind](**{name: tuple(value) if isinstance(value, list) else value for name, value in params.items()})

@@ -29,8 +29,8 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number, shape
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number, shape
+from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.protocols.lifted_product import (
     LARGEST_CUT,
     LiftedShares,
@@ -45,7 +45,6 @@ from hummingbird.mpc.protocols.lifted_product import (
     read,
     remaining,
 )
-from hummingbird.mpc.protocols.operation import Operation
 from hummingbird.mpc.session.session import Session
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of a secret L with public numbers, from xor-shared step tables of L (used by masked.py).
+"""Comparisons of a secret L with public numbers, from xor-shared step tables of L (masked.py); and how many tables.
 
 A step table T[v] = [L <= v] of 2^c bits answers any number of comparisons of c bits of L by local look-ups, since the
 index of a look-up is public and its result stays shared. Wider numbers are cut into chunks with one table each, below a
@@ -11,13 +11,17 @@ An inner node is two ANDs with a common operand: 3 bits. The top table is looked
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
+from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols.boolean import and_, and_pair, and_pair_price, and_price
 from hummingbird.mpc.session.session import Session
 
@@ -107,3 +111,96 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
     # Only [L < X] at X, and [L <= X xor h] at X xor h, are needed.
     product = and_(session, top_less ^ top_most, torch.cat([less, most]), count)
     return top_less[0] ^ product[0], top_less[1] ^ product[1]
+
+
+# The number of tables -------------------------------------------------------------------------------------------------
+#
+# It is chosen by an aim: the fewest rounds, or the fewest bits of parties and dealer together. A masked ReLU looks its
+# sign up in one table of 2^w bits, or in several small tables below a tree. The tree takes more rounds and bits between
+# the parties, and far fewer bits from the dealer (protocols/masked.py). Material that is dealt in advance costs no time
+# during a run, so the fewest rounds are best. Material that the dealer streams during the run is most of what a run
+# sends, so the fewest bits are best.
+
+AIMS = ("latency", "throughput")
+TABLE_BITS = 256  # bound on the bits of all step tables of one ReLU: those of one table for a window of 8 bits
+ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for 125,000 values at once
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """An aim, and the price of the dealer's bits.
+
+    name: one of `AIMS`.
+    dealer: for "throughput", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the parties' links
+        divided by that of the dealer's.
+    """
+
+    name: str
+    dealer: float = 1.0
+
+    @classmethod
+    def of(cls, text: str) -> TableChoice:
+        """The aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other values."""
+        name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
+        hint = '"latency", "throughput", or "throughput:RATIO", the bandwidth of the parties\' links over the dealer\'s'
+        if name not in AIMS or (colon and name == "latency"):
+            raise ConfigError(f"aim={text!r}", where="aim", hint=hint)
+        try:
+            dealer = float(number) if colon else 1.0
+        except ValueError:
+            dealer = math.nan
+        if not 0 < dealer < math.inf:
+            raise ConfigError(f"aim={text!r}", where="aim", hint=hint)
+        return cls(name, dealer)
+
+    def __str__(self) -> str:
+        return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
+
+    def tables(self, w: int, parties: int, knots: int = 1) -> int:
+        """How many tables a window of w bits is cut into, if each value is compared with `knots` knots."""
+        if self.name == "latency":
+            return fewest_rounds(w, knots)
+        return fewest_bits(w, parties, self.dealer, knots)
+
+
+LATENCY = TableChoice("latency")
+
+
+@functools.cache
+def fewest_rounds(w: int, knots: int = 1) -> int:
+    """Choose the number of step tables into which a window of w bits is cut, for the fewest rounds.
+
+    If several numbers take equally few rounds, the one with the fewest bits, online and offline, is chosen.
+    knots: how many comparisons of a value the tables serve. The tables have at most `TABLE_BITS` bits per comparison;
+        beyond that, the dealer's bits outweigh a round.
+    """
+    fitting = [n for n in _splits(w) if sum(1 << size for size in chunks(w, n)) <= TABLE_BITS * knots]
+
+    def costs(n: int) -> tuple[int, int]:
+        tree = price(knots << 10, n, 2)
+        return tree.rounds, tree.bits + tree.offline_bits + 8 * dealt_bytes(1 << 10, w, n)
+
+    return min(fitting, key=costs)
+
+
+@functools.cache
+def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -> int:
+    """Choose the number of step tables into which a window of w bits is cut, for the fewest bits.
+
+    Bits of all parties and of the dealer are added, and each round counts as `ROUND_BITS` bits of each value.
+    dealer: the price of a dealer's bit, if a party's bit costs 1.
+    knots: how many comparisons of a value the tables serve.
+    """
+    n = 1 << 20  # so many values that the headers of frames do not matter
+
+    def costs(count: int) -> tuple[float, int]:
+        tree = price(knots * n, count, parties)
+        offline = tree.offline_bits + 8 * dealt_bytes(n, w, count)
+        return parties * tree.bits + dealer * offline + ROUND_BITS * n * tree.rounds, tree.rounds
+
+    return min(_splits(w), key=costs)
+
+
+def _splits(w: int) -> list[int]:
+    """The possible numbers of tables, of at most 8 bits each, for a window of w bits."""
+    return [n for n in range(1, w + 1) if -(-w // n) <= 8]

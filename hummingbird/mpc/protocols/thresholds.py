@@ -39,9 +39,8 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.protocols import step_tables, table_choice
+from hummingbird.mpc.correlations.request import Request, number
+from hummingbird.mpc.protocols import step_tables
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.session.session import Session
 
@@ -218,7 +217,7 @@ def _compared(
     The arguments are those of `relus`. squared: whether the material has masks for squares.
     """
     count, many = share.numel(), len(knots)
-    tables = tables or table_choice.fewest_rounds(k - m, many)
+    tables = tables or step_tables.fewest_rounds(k - m, many)
     material = session.correlation(MaskedThresholds(count, many, k, m, tables, ring, int(squared)))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
@@ -231,7 +230,7 @@ def _compared(
 
 def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
     """Price of `relus` on n values and J knots: k + 2J bits for each value, in 2 rounds for one table."""
-    tables = tables or table_choice.fewest_rounds(k - m, knots)
+    tables = tables or step_tables.fewest_rounds(k - m, knots)
     words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
     dealt = sum(packed(n * width) for width in words) + step_tables.dealt_bytes(n, k - m, tables)
     opened = cost.opening(parties, packed(n * k), 8 * dealt)

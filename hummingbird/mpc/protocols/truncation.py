@@ -27,8 +27,7 @@ from torch import Tensor
 from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields, planes
-from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number
 from hummingbird.mpc.session.session import Session
 
 OFFSET = 1 << 62  # makes every value within +-2^62 non-negative

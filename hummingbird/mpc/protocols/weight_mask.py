@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from hummingbird import cost, ring
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import number, shape
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, number, shape
 from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.beaver import DealtProduct
 from hummingbird.mpc.session import sharing

@@ -8,15 +8,24 @@ default process group of torch.distributed, with rank = lane, which gathers resu
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from hummingbird import records
 from hummingbird.channel.channel import named
-from hummingbird.errors import ConfigError, EnvironmentProblem
+from hummingbird.channel.meter import Meter, MeterRow
+from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, PeerError
+from hummingbird.records import field
+from hummingbird.rpc.signals import check
 
 _opened = False  # whether `open_group` has made the process group
 
@@ -142,3 +151,209 @@ def close_group() -> None:
     if _opened and dist.is_initialized():
         dist.destroy_process_group()
     _opened = False
+
+
+# Work of the lanes of a party -----------------------------------------------------------------------------------------
+#
+# Images are divided among the lanes, and lane 0 gathers the results. Only lanes of one party communicate here. The
+# store of their process group counts the work that each lane has done. A lane that waits for a slower one polls the
+# store, since a wait inside Gloo does not react to signals. Tensors travel over the process group, after all lanes have
+# arrived.
+
+PATIENCE = 3600.0  # seconds that slower lanes may take without progress: more than a slice takes
+_POLL = 0.02  # seconds between two polls of the counts
+_LOOK = 0.5  # seconds between two checks for a failure
+_DIMENSIONS = 8  # most dimensions of a tensor
+_DTYPES = tuple(
+    getattr(torch, name) for name in "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
+)
+_numbers = itertools.count()  # numbers of tallies: the same at all lanes, which create tallies in the same order
+
+
+def part(place: LanePosition, count: int) -> slice:
+    """Choose the images of a request that this lane computes: their indices, as a Python slice.
+
+    count: the number of images of all lanes. Each lane takes a part, in the order of lanes. If parts differ in size,
+        the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
+    """
+    if type(count) is not int or count < 0:
+        raise InputError(
+            f"{count!r} images", where="part", hint="the number of images of all lanes, such as len(images)"
+        )
+    size, more = divmod(count, place.lanes)
+    start = place.lane * size + min(place.lane, more)
+    return slice(start, start + size + (place.lane < more))
+
+
+class Tally:
+    """Counts the work that each lane of a party has done. All lanes create their tallies in the same order.
+
+    goals: the amount of work of each lane, such as its number of images.
+    failure: see `Gathering`.
+    """
+
+    def __init__(self, place: LanePosition, goals: Sequence[int], failure: Callable[[], str | None]) -> None:
+        self._place, self._goals, self._failure = place, goals, failure
+        store = dist.HashStore() if place.lanes == 1 else dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore(f"tally/{next(_numbers)}", store)
+
+    def add(self, number: int) -> int:
+        """Count `number` units of work of this lane, and return the sum over all lanes."""
+        return sum(self._counts(number))
+
+    def wait(self, told: Callable[[int], object] = lambda done: None) -> None:
+        """Wait until every lane has reached its goal.
+
+        told: called with the sum over all lanes at every poll.
+        Raises PeerError if a lane of any party has failed, or after `PATIENCE` seconds without progress.
+        """
+        before, since, looked = -1, time.monotonic(), time.monotonic()
+        while True:
+            counts = self._counts()
+            done = sum(counts)
+            told(done)
+            behind = [lane for lane, goal in enumerate(self._goals) if counts[lane] < goal]
+            if not behind:
+                return
+            now = time.monotonic()
+            if done != before:
+                before, since = done, now
+            waits = f"lane {' and '.join(map(str, behind))} of this party"
+            if now - since > PATIENCE:
+                raise PeerError(
+                    f"{waits} did nothing for {PATIENCE:g} s",
+                    where=self._place.name,
+                    hint="a lane may take that long for a slice of images: give smaller ones",
+                )
+            if now - looked > _LOOK:
+                if why := self._failure():
+                    what = f"{waits} did not come to the end, after a failure: {why}"
+                    raise PeerError(what, where=self._place.name, hint="its own output says why")
+                looked = now
+            check()
+            time.sleep(_POLL)
+
+    def _counts(self, number: int = 0) -> list[int]:
+        mine = self._place.lane
+        try:
+            return [self._store.add(str(lane), number if lane == mine else 0) for lane in range(len(self._goals))]
+        except RuntimeError as error:
+            raise _lost(self._place, error) from None
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Collective operations among the lanes of a party: all lanes call each method, in the same order.
+
+    place: this lane.
+    failure: returns why the first failed lane, of any party, has failed; None if no failure is known.
+    """
+
+    place: LanePosition
+    failure: Callable[[], str | None]
+
+    def tally(self, goals: Sequence[int]) -> Tally:
+        """Make a new count of each lane's work. goals: the work of each lane, such as its number of images."""
+        return Tally(self.place, goals, self.failure)
+
+    def arrive(self) -> None:
+        """Wait until all lanes of this party call this. Raises PeerError as `Tally.wait`."""
+        here = self.tally([1] * self.place.lanes)
+        here.add(1)
+        here.wait()
+
+    def told(self, what: str, text: str = "") -> str:
+        """Broadcast lane 0's text to every lane of this party, through torchrun's store, which others may read.
+
+        what: a name for the text, used once in a session.
+        text: ignored at other lanes.
+        Raises PeerError as `Tally.wait`.
+        """
+        since = looked = time.monotonic()
+        try:
+            store = dist.PrefixStore("told", dist.distributed_c10d._get_default_store())
+            if self.place.lane == 0:
+                store.set(what, text)
+            while not store.check([what]):
+                now = time.monotonic()
+                why = self.failure() if now - looked > _LOOK else None
+                if why or now - since > PATIENCE:
+                    ended = f"lane 0 of this party did not tell its {what}"
+                    ended += f", after a failure: {why}" if why else f" within {PATIENCE:g} s"
+                    raise PeerError(ended, where=self.place.name, hint="its own output says why")
+                looked = now if now - looked > _LOOK else looked
+                check()
+                time.sleep(_POLL)
+            return store.get(what).decode()
+        except RuntimeError as error:
+            raise _lost(self.place, error) from None
+
+    def tensors(self, tensor: Tensor) -> list[Tensor]:
+        """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
+
+        tensor: this lane's, of 1 to 8 dimensions. Lane 0 gets all tensors on the device of its own.
+        Raises InputError for anything else than such a tensor, and PeerError if a lane is lost.
+        """
+        if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
+            got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InputError(f"cannot gather {got}", where="gather", hint="a tensor of numbers, of 1 to 8 dimensions")
+        if self.place.lanes == 1:
+            return [tensor]
+        self.arrive()
+        mine = tensor.detach().cpu().contiguous()
+        head = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64)
+        head[: 2 + mine.dim()] = torch.tensor([_DTYPES.index(mine.dtype), mine.dim(), *mine.shape])
+        heads = [torch.zeros_like(head) for _ in range(self.place.lanes)]
+        out = [tensor.detach()]
+        try:
+            dist.all_gather(heads, head)
+            if self.place.lane > 0:
+                if mine.numel():
+                    dist.send(mine, dst=0)
+                return []
+            for lane, (kind, dimensions, *shape) in enumerate(word.tolist() for word in heads):
+                if lane:
+                    out.append(torch.empty(shape[:dimensions], dtype=_DTYPES[kind]))
+                    if out[lane].numel():
+                        dist.recv(out[lane], src=lane)
+        except RuntimeError as error:
+            raise _lost(self.place, error) from None
+        return [found.to(tensor.device) for found in out]
+
+    def rows(self, rows: Tensor) -> Tensor | None:
+        """Gather the rows of all lanes at lane 0, in the order of lanes; other lanes get None. See `tensors`.
+
+        rows: (N, ...), for N images of this lane; a lane without images passes a tensor without elements.
+        """
+        found = [part for part in self.tensors(rows) if part.numel()]
+        if self.place.lane > 0:
+            return None
+        if any((other.dtype, other.shape[1:]) != (found[0].dtype, found[0].shape[1:]) for other in found):
+            shapes = ", ".join(f"{other.dtype} {tuple(other.shape)}" for other in found)
+            raise InputError(f"the lanes have rows that do not fit together: {shapes}", where="gather")
+        return torch.cat(found) if found else rows
+
+    def meter(self, meter: Meter) -> Meter | None:
+        """Merge the meters of all lanes at lane 0, by `Meter.over_lanes`; other lanes get None."""
+        if self.place.lanes == 1:
+            return meter
+        text = records.write(LaneMeter(meter.seconds, tuple(meter.rows.values())))
+        told = self.tensors(torch.tensor(list(text.encode()), dtype=torch.uint8))
+        meters = [records.read(bytes(words.tolist()), LaneMeter, name="meter", most=1 << 30) for words in told]
+        made = [Meter({row.layer: row for row in each.rows}, each.seconds) for each in meters]
+        return Meter.over_lanes(made) if made else None
+
+
+@dataclass(frozen=True)
+class LaneMeter:
+    """A lane's meter as a record, sent to lane 0."""
+
+    seconds: float = field(records.real())
+    rows: tuple[MeterRow, ...] = field(
+        records.many(records.through(records.anything(), lambda row: MeterRow(**row), asdict), 1 << 20)
+    )
+
+
+def _lost(place: LanePosition, error: RuntimeError) -> PeerError:
+    reason = str(error).partition("\n")[0][:200]
+    return PeerError(f"another lane of this party is lost: {reason}", where=place.name, hint="see that lane's message")

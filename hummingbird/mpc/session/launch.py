@@ -31,8 +31,7 @@ from hummingbird.channel.channel import Channel
 from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
-from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.mpc.session.agreement import agree
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.session.lanes import LanePosition, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.mpc.session.meeting import begin_call
@@ -45,7 +44,7 @@ from hummingbird.mpc.session.rendezvous import (
     open_store,
     zero_sharing_seeds,
 )
-from hummingbird.mpc.session.session import Dealer, Session, ZeroSharing, begin, current, is_initialized
+from hummingbird.mpc.session.session import Dealer, Session, ZeroSharing, agree, begin, current, is_initialized
 from hummingbird.prg import CIPHERS, Stream, cipher_of, derive, new_seed
 from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.rpc.service import Tls

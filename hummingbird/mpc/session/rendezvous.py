@@ -28,11 +28,10 @@ from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.kept import is_kept
 from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.mpc.session.agreement import agree
 from hummingbird.mpc.session.lanes import LanePosition, open_group
 from hummingbird.mpc.session.listener import Listener, several_hosts
 from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, run_store, serves_store
-from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.session import Session, agree
 from hummingbird.mpc.session.shared_port import SharedPort
 from hummingbird.prg import derive, new_seed
 from hummingbird.rpc.security import check_own_folder, split

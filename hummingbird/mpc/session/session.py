@@ -1,9 +1,14 @@
-"""A session: a party's rank in a run, its channel to the other parties, and its dealer. launch.py makes it."""
+"""A session: a party's rank in a run, its channel to the other parties, and its dealer. launch.py makes it.
+
+`agree` compares facts, such as a net's plan, that must be the same at all parties.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,14 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hummingbird import records
 from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
-from hummingbird.errors import DealerError, EnvironmentProblem
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, Shares
-from hummingbird.mpc.session import gathering
-from hummingbird.mpc.session.agreement import agree
-from hummingbird.mpc.session.lanes import LanePosition
+from hummingbird.errors import AgreementError, DealerError, EnvironmentProblem, InputError
+from hummingbird.mpc.correlations.request import Material, Request, Shares
+from hummingbird.mpc.session.lanes import Gathering, LanePosition, part
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.prg import SEED_BYTES, Stream
 
@@ -152,9 +155,9 @@ class Session:
         return LanePosition(self.rank, self.parties, self.lane, self.lanes)
 
     @property
-    def gathering(self) -> gathering.Gathering:
+    def gathering(self) -> Gathering:
         """The collective operations among this party's lanes."""
-        return gathering.Gathering(self.place, self.failure)
+        return Gathering(self.place, self.failure)
 
     def part(self, count: int) -> slice:
         """This lane's part of `count` images: `images[session.part(len(images))]`.
@@ -162,7 +165,7 @@ class Session:
         Parts are in the order of lanes. If they differ in size, the first ones have one image more; if there are fewer
         images than lanes, some are empty.
         """
-        return gathering.part(self.place, count)
+        return part(self.place, count)
 
     def gather(self, rows: Tensor) -> Tensor | None:
         """Gather the rows of all lanes of this party at lane 0, in the order of lanes; other lanes get None.
@@ -227,3 +230,52 @@ def current() -> Session:
 def is_initialized() -> bool:
     """Whether there is a current session."""
     return interleave.computation().entered() is not None
+
+
+# Facts that must be the same at all parties: they compare them before they compute ------------------------------------
+
+_SAME = "all parties must run the same program with the same arguments and files"
+
+
+def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
+    """Compare facts with all parties: 1 round.
+
+    what: the name of the operation in errors.
+    facts: text by name; all parties must have the same.
+    Raises AgreementError at every party if they differ. It names both sides.
+    """
+    for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
+        theirs = _facts(text)
+        differences = []
+        for key in sorted(set(facts) | set(theirs)):
+            mine, other = str(facts.get(key)), str(theirs.get(key))
+            if mine != other:
+                start = len(os.path.commonprefix([mine, other]))
+                mine, other = _around(mine, start), _around(other, start)
+                differences.append(f"{key}: {channel.name} has {mine}, {channel.names[peer]} has {other}")
+        if differences:
+            raise AgreementError(
+                f"the parties disagree on {'; on '.join(differences)}",
+                where=what,
+                hint=hint,
+            )
+
+
+def text_of(facts: dict[str, str]) -> str:
+    """Facts as the text that parties exchange."""
+    return json.dumps(facts)
+
+
+def _around(text: str, place: int) -> str:
+    """Cut a long text to the characters around the index `place`, for an error."""
+    first, last = max(0, place - 60), place + 40
+    return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
+
+
+def _facts(text: str) -> dict[str, str]:
+    """Read the facts in another party's message. For a malformed message return one fact that no party has."""
+    try:
+        facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
+    except InputError:
+        return {"program": "another one"}
+    return facts

@@ -14,10 +14,10 @@ import torch
 
 from hummingbird import records
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.dealer import server as server_module
 from hummingbird.mpc.dealer.server import CorrectRequest, Used
 from hummingbird.mpc.protocols.beaver import SquarePair
+from hummingbird.mpc.protocols.registry import from_json
 from hummingbird.rpc import client as rpc_client
 from hummingbird.version import VERSION
 from tests.support.correlation_checks import CASES, take_and_check

@@ -19,10 +19,9 @@ import pytest
 
 from hummingbird.__main__ import main
 from hummingbird.errors import DealerError, InputError
-from hummingbird.mpc.dealer import keeper as keeping
+from hummingbird.mpc.dealer import kept as keeping
 from hummingbird.mpc.dealer.folder import CORRECTIONS, HEADER, LEDGER, SEED, lane_folder
-from hummingbird.mpc.dealer.keeper import keep
-from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, erase, numbers, set_folder
+from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, erase, keep, numbers, set_folder
 from hummingbird.slots import Ledger
 from tests.support import python
 from tests.support.disk import Order

@@ -230,7 +230,7 @@ def test_dealer_starts_without_crypten():
     code = """
 import sys
 sys.modules["crypten"] = None  # an import of it would raise
-import hummingbird.mpc.dealer.command, hummingbird.mpc.dealer.client, hummingbird.mpc.dealer.local
+import hummingbird.mpc.dealer.command, hummingbird.mpc.dealer.client
 import hummingbird.mpc.dealer.deal, hummingbird.mpc.dealer.store
 from hummingbird.__main__ import parser
 parser(["dealer"]).parse_args(["dealer", "--listen", "unix:x"])

@@ -16,7 +16,7 @@ from hummingbird import slots
 from hummingbird.__main__ import main
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, DealerError, InputError
-from hummingbird.mpc.correlations.receiver_rotation import received_by
+from hummingbird.mpc.correlations.request import received_by
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import ReceiverTurn, Request, corrections, expand, received
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, corrections, expand, received
 from hummingbird.mpc.dealer.folder import chunk_checksum
 from hummingbird.mpc.dealer.supplies import Supplies, Supply
 from hummingbird.mpc.protocols.beaver import SquarePair

@@ -29,8 +29,7 @@ from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import devices, registry, streams
 from hummingbird.kernels.reference.shares import products
 from hummingbird.kernels.shares import opening, packing
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import ReceiverTurn
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn
 from hummingbird.mpc.dealer.supplies import Supplies
 from hummingbird.mpc.layers.averaging import sums_by_halves
 from hummingbird.mpc.protocols import weight_mask

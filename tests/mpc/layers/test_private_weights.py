@@ -17,10 +17,9 @@ from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build, convert_model
 from hummingbird.errors import DealerError, ModelError
-from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand
-from hummingbird.mpc.dealer.client import DealerClient
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import DealerClient, LocalDealer
+from hummingbird.mpc.protocols.registry import from_json
 from hummingbird.mpc.protocols.weight_mask import FixedMask, FixedTriple, FixedWeight, open_weights
 from hummingbird.mpc.session import session as sessions
 from tests.support.chance import DEVIATIONS

@@ -11,8 +11,8 @@ from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.channel import meter
 from hummingbird.convert import build
 from hummingbird.mpc.layers import softmax_in_range, weighted_mean
-from hummingbird.mpc.layers.attention import MatMul
 from hummingbird.mpc.layers.layer import Given, Spec
+from hummingbird.mpc.layers.products import MatMul
 from hummingbird.mpc.layers.softmax_in_range import LONGEST
 from hummingbird.mpc.layers.weighted_mean import WeightedMean
 from hummingbird.mpc.session.session import Session

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.mpc.layers.weights import PublicWeight
+from hummingbird.mpc.layers.linear import PublicWeight
 from hummingbird.mpc.session import session as sessions
 from tests.test_ring import full
 

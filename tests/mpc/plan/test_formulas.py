@@ -20,11 +20,11 @@ from hummingbird.mpc.layers.activations import EvenSmooth, PReLU
 from hummingbird.mpc.layers.arithmetic import REALS
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Spec
-from hummingbird.mpc.layers.pooling import MaxPool
-from hummingbird.mpc.layers.weights import WeightOwner
+from hummingbird.mpc.layers.linear import WeightOwner
+from hummingbird.mpc.layers.selecting import MaxPool
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.protocols import beaver, poly, thresholds, weight_mask
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.lift import lift_price
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.ring import SCALE

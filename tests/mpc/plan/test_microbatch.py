@@ -26,10 +26,10 @@ from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.softmax import Softmax
 from hummingbird.mpc.plan import builders, microbatch
 from hummingbird.mpc.plan import net as nets
-from hummingbird.mpc.protocols import comparison as compare
+from hummingbird.mpc.protocols import interfaces as compare
 from hummingbird.mpc.protocols.gmw import PrivateAnd
 from hummingbird.mpc.protocols.masked import MaskedOpening
-from hummingbird.mpc.protocols.table_choice import fewest_rounds
+from hummingbird.mpc.protocols.step_tables import fewest_rounds
 from hummingbird.mpc.session import session as sessions
 from tests.support.operations import Function
 from tests.support.parties import channels, succeed, together

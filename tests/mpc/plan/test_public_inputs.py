@@ -9,7 +9,7 @@ import torch
 
 from hummingbird.convert import build
 from hummingbird.errors import InputError
-from hummingbird.mpc.layers.embedding import Embedding, SharePublic
+from hummingbird.mpc.layers.constants import Embedding, SharePublic
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.session import session as sessions
 from tests.jobs.public_inputs import Rows, Words, numbers

@@ -14,9 +14,8 @@ from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, expand
-from hummingbird.mpc.protocols import masked, table_choice
+from hummingbird.mpc.correlations.request import Material, Request, expand
+from hummingbird.mpc.protocols import masked, step_tables
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
@@ -36,7 +35,7 @@ def opened_sum(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def masks(session: Session, count: int, k: int, m: int) -> Tensor:
     """The lambdas that the next request of these sessions will hold."""
     dealer: Any = session.dealer
-    request = MaskedOpening(count, k, m, table_choice.fewest_rounds(k - m), ring=64)
+    request = MaskedOpening(count, k, m, step_tables.fewest_rounds(k - m), ring=64)
     turn = next_turn(dealer, request)
     words = [plain(expand(request, turn, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)]
     return sum(words[1:], words[0].clone()) & ((1 << k) - 1)
@@ -84,7 +83,7 @@ def run(
 @pytest.mark.parametrize("parties", [2, 3, 4])
 @pytest.mark.parametrize(("k", "m"), [(8, 0), (8, 1), (8, 5), (8, 7), (5, 2), (1, 0), (2, 0)])
 def test_every_value_under_every_mask_with_one_table(parties: int, k: int, m: int) -> None:
-    assert table_choice.fewest_rounds(k - m) == 1
+    assert step_tables.fewest_rounds(k - m) == 1
     sessions = make_sessions(parties)
     x, _ = every_pair(sessions[0], k, m)
     check(x, *run(sessions, x, k, m), k, m)
@@ -97,7 +96,7 @@ def test_every_value_under_every_mask_with_a_tree(
     k = 8
     if tables > k - m or (parties > 2 and tables not in (3, 4, k - m)):
         return
-    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: tables)
+    monkeypatch.setattr(step_tables, "fewest_rounds", lambda w: tables)
     sessions = make_sessions(parties)
     x, _ = every_pair(sessions[0], k, m)
     check(x, *run(sessions, x, k, m), k, m)
@@ -274,7 +273,7 @@ def test_any_wrong_share_shows(field: str) -> None:
 
 @pytest.mark.parametrize("kind", ["and", "and_pair"])
 def test_any_wrong_borrow_shows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: 6)
+    monkeypatch.setattr(step_tables, "fewest_rounds", lambda w: 6)
     assert wrong_results(lambda request, shares: None, 6, 0) == 0
     products = {"and": ["c"], "and_pair": ["pg", "pq"]}[kind]
     for field in products:

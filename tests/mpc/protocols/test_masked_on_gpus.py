@@ -15,7 +15,7 @@ from hummingbird.kernels import registry
 from hummingbird.kernels.gpu import dealing, opening, streams
 from hummingbird.kernels.streams import chacha20_key
 from hummingbird.mpc.correlations import request
-from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import Stream, derive

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hummingbird import cost
 from hummingbird.channel import meter
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, PolynomialTable, choose, fit_error
 from hummingbird.mpc.protocols import poly

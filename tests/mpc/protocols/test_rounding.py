@@ -13,10 +13,10 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
-from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.gmw import Gmw, GmwLaw
+from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
-from hummingbird.mpc.protocols.table_choice import AIMS, TableChoice
+from hummingbird.mpc.protocols.step_tables import AIMS, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.mpc.protocols.test_masked import masks, opened_sum

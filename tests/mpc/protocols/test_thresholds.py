@@ -14,13 +14,12 @@ from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.cost import Cost
 from hummingbird.kernels.shares.words import plain
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, expand
-from hummingbird.mpc.protocols import comparison as comparisons
+from hummingbird.mpc.correlations.request import Material, Request, expand
+from hummingbird.mpc.protocols import interfaces as comparisons
 from hummingbird.mpc.protocols import thresholds
 from hummingbird.mpc.protocols.masked import MaskedLaw
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
-from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
+from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE

@@ -7,8 +7,7 @@ import torch
 
 from hummingbird.channel.meter import meter
 from hummingbird.errors import InputError, PeerError
-from hummingbird.mpc.session import gathering
-from hummingbird.mpc.session.lanes import LanePosition
+from hummingbird.mpc.session.lanes import LanePosition, part
 from hummingbird.mpc.session.session import Session
 from tests.support.nursery import Nursery
 from tests.support.parties import sessions
@@ -22,13 +21,13 @@ def single() -> Session:
 def test_parts_are_contiguous_and_differ_by_one_at_most() -> None:
     for lanes in range(1, 7):
         for count in range(20):
-            parts = [gathering.part(LanePosition(0, 2, lane, lanes), count) for lane in range(lanes)]
+            parts = [part(LanePosition(0, 2, lane, lanes), count) for lane in range(lanes)]
             assert [place for part in parts for place in range(count)[part]] == list(range(count))
             sizes = [part.stop - part.start for part in parts]
             assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
     for wrong in (-1, 2.0, None, True):
         with pytest.raises(InputError, match="images"):
-            gathering.part(LanePosition(0, 2, 0, 2), wrong)  # type: ignore[arg-type]
+            part(LanePosition(0, 2, 0, 2), wrong)  # type: ignore[arg-type]
 
 
 def test_one_lane_gathers_its_own(single: Session) -> None:
@@ -49,7 +48,7 @@ def test_what_cannot_be_gathered(single: Session, wrong: object) -> None:
 
 
 def test_a_lane_that_does_nothing_ends_the_wait(single: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "PATIENCE", 0.1)
+    monkeypatch.setattr("hummingbird.mpc.session.lanes.PATIENCE", 0.1)
     tally, seen = single.gathering.tally([3]), list[int]()
     tally.add(2)
     with pytest.raises(PeerError, match=r"lane 0 of this party did nothing for 0.1 s"):

@@ -234,7 +234,7 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     assert 87 <= gmw["online_bits_per_relu"] < 87.1 and gmw["rounds"] == 5
     assert 22 <= fast["online_bits_per_relu"] < 22.1 and fast["rounds"] == 2 and fast["offline_bits_per_relu"] == 472
     assert [row["dealer"] for row in (crypten, gmw, fast, masked)] == [None, "far", "far", "far"]
-    # Of a dealer that streams the fewest bytes in all, of a store the fewest rounds (mpc/protocols/table_choice.py).
+    # Of a dealer that streams the fewest bytes in all, of a store the fewest rounds (mpc/protocols/step_tables.py).
     assert 26 <= masked["online_bits_per_relu"] < 26.1 and masked["rounds"] == 3
     assert all(22 <= row["online_bits_per_relu"] < 22.1 and row["rounds"] == 2 for row in stored) and stored
     assert gmw["offline_bits_per_relu"] == 144

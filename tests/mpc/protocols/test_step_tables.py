@@ -14,15 +14,14 @@ from hummingbird.convert import build
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.graph import trace
-from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.protocols import masked, table_choice
+from hummingbird.mpc.protocols import masked, step_tables
 from hummingbird.mpc.protocols.masked import Masked
-from hummingbird.mpc.protocols.table_choice import LATENCY, ROUND_BITS, TableChoice
+from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.simulation.windows import Windows
+from hummingbird.simulation.layers import Windows
 from tests.jobs import aims
 from tests.mpc.protocols.test_masked import check, every_pair, opened_sum, wrong_results
 from tests.support.covering import covering
@@ -96,7 +95,7 @@ def test_any_wrong_entry_of_either_table_shows(table: int, entry: int, monkeypat
         if request.kind == "masked":
             shares[f"table_{table}"] ^= 1 << entry
 
-    monkeypatch.setattr(table_choice, "fewest_rounds", lambda w: 2)
+    monkeypatch.setattr(step_tables, "fewest_rounds", lambda w: 2)
     assert wrong_results(lambda request, shares: None, 6, 0) == 0
     assert wrong_results(flip, 6, 0) > 0
 

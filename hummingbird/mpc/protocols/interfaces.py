@@ -1,7 +1,8 @@
-"""The interface of a protocol that compares. masked.py and gmw.py implement it; callers do not know which one runs.
+"""The interfaces that layers see of protocols: `Operation`, which formulas name, and `Comparison`, which decides signs.
 
-When a net is planned, each share gets a number of valid low bits. A comparison states how many of these bits it reads,
-for which values it is right, what it costs, and what it decides (law.py).
+masked.py and gmw.py implement comparisons; callers do not know which one runs. When a net is planned, each share gets a
+number of valid low bits. A comparison states how many of these bits it reads, for which values it is right, what it
+costs, and what it decides (law.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,39 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.mpc.protocols.law import Law
-from hummingbird.mpc.protocols.table_choice import LATENCY, TableChoice
+from hummingbird.mpc.protocols.step_tables import LATENCY, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE, WEIGHT_SCALE
+
+# Operations for the formulas of layers --------------------------------------------------------------------------------
+
+
+class Operation(ABC):
+    """An operation on shares, such as a product of two values: result, run and price as one record.
+
+    A formula calls `n.apply(DividedBy(9), x)`, where `n` is a kind of numbers of mpc/layers/arithmetic.py. For real
+    numbers, as in a simulation, this calls `plain`; for shares it calls `run`, which sends messages; for a plan it adds
+    up `price`. So an operation is complete with this record beside its request and its function: layers, plans and
+    simulations hold no list of operations.
+
+    The fields of a subclass, a dataclass, are the operation's public parameters. The values that it works on are
+    arguments of `run`; each subclass names them.
+    """
+
+    @abstractmethod
+    def plain(self, *values: Any, **options: Any) -> Any:
+        """The result for real values of any floating-point type. Meta tensors are allowed, for the shape alone."""
+
+    @abstractmethod
+    def run(self, session: Session, *shares: Any, **options: Any) -> Any:
+        """This party's share of the result, int64, from its shares of the values."""
+
+    @abstractmethod
+    def price(self, parties: int, *values: Any, **options: Any) -> Cost:
+        """Cost of `run` on values of these shapes (meta tensors)."""
+
+
+# Comparisons ----------------------------------------------------------------------------------------------------------
 
 AT_ONCE = 1 << 23  # comparisons run at a time, about 2 GiB; with tables of 8 bits this is the limit of a request
 
