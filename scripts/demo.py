@@ -15,7 +15,7 @@ from typing import Any
 if not __package__:  # run as a file: the project's folder must be importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.errors import HummingbirdError
 from hummingbird.table import text_table
 from scripts.bench.party import ROOT, on_this_host

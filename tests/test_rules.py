@@ -32,10 +32,9 @@ RANDOM_CALLS = re.compile(
 # without running its instructions, which a test below looks at; and code for the processes that the writer has started.
 HARMLESS = {
     "commands/training.py": {"randperm", "randint", "rand", "Generator", "manual_seed"},
-    "commands/data_parallel.py": {"manual_seed"},
     "commands/finetune.py": {"manual_seed"},
-    "commands/converted.py": {"manual_seed"},
-    "commands/checkpoint.py": {"load"},
+    "commands/party.py": {"manual_seed"},
+    "commands/sources.py": {"load"},
     "launching/values.py": {"load"},
     "launching/sending.py": {"cloudpickle"},
 }
@@ -81,7 +80,7 @@ def unsafe_loads(source: str) -> list[int]:
 
 
 def test_weights_are_loaded_without_pickle() -> None:
-    for path in ("commands/checkpoint.py", "launching/values.py"):
+    for path in ("commands/sources.py", "launching/values.py"):
         assert unsafe_loads((PACKAGE / path).read_text()) == []
     assert unsafe_loads("torch.load(file)") == unsafe_loads("torch.load(file, weights_only=False)") == [1]
 

@@ -18,11 +18,10 @@ from hummingbird.capacity.engines import run
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.result import HostCost, Result, cost_of
 from hummingbird.capacity.service_json import to_text
-from hummingbird.commands import plan_show, plan_sweep, plots
-from hummingbird.commands.files import check_writable, write_json, write_together
+from hummingbird.commands import output, plan_show, plan_sweep
+from hummingbird.commands.output import check_writable, drawing, write_json, write_together
 from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of
 from hummingbird.commands.plan_service import add_service, service_of
-from hummingbird.commands.plots import drawing
 from hummingbird.commands.program import add_command
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
@@ -161,14 +160,14 @@ def _action(actions: Any, name: str, line: str, description: str, run: Run) -> a
 def _checked(args: argparse.Namespace, run: Run) -> int:
     """Run `run`, an action of the command `plan`, and return its exit code.
 
-    Before that, raises InputError if a file that the options name cannot be written, and errors of `plots.check`.
+    Before that, raises InputError if a file that the options name cannot be written, and errors of `output.check`.
     """
     for option in ("json", "save", "plot"):
         path = getattr(args, option, None)
         if path is not None and str(path) != "-":
             check_writable(Path(path), f"--{option}")
     if getattr(args, "plot", None) is not None:
-        plots.check(args.plot, "--plot")
+        output.check(args.plot, "--plot")
     return run(args)
 
 

@@ -17,7 +17,7 @@ from hummingbird.capacity.published import Net, asplos23
 from hummingbird.capacity.published import PublishedProfile as Published
 from hummingbird.capacity.service import Hosts, Prices, Service
 from hummingbird.capacity.shipped import crypten
-from hummingbird.commands.planned import add_arguments, encrypted_net, private_net
+from hummingbird.commands.estimate import add_arguments, encrypted_net, private_net
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.pir.batching.batch_code import BatchCode

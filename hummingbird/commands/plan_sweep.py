@@ -13,8 +13,8 @@ from hummingbird.capacity.arrivals import Arrivals
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.service import Hosts, Service
+from hummingbird.commands.output import drawing
 from hummingbird.commands.plan_load import options_of, scaled
-from hummingbird.commands.plots import drawing
 from hummingbird.errors import InputError
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table

@@ -10,8 +10,13 @@ from typing import Any
 
 import torch
 
-from hummingbird.commands.converted import add_converted_arguments, nets_of
-from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.commands.party import (
+    add_converted_arguments,
+    add_session_arguments,
+    nets_of,
+    run_party,
+    session_options,
+)
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc.session import launch

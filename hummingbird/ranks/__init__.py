@@ -6,7 +6,7 @@ They are not parties: all of them read the same net and the same data. Every ran
 decision itself, from the same numbers. Only batches are divided: rank i mod size runs batch i, undivided like a single
 process, as the last bits of a convolution depend on the number of images. Results are then put in the order of batches
 (`joined`), and sums are computed over all of them, in that order. So the results are the same with any number of ranks.
-Only gradients are summed elsewhere (commands/data_parallel.py).
+Only gradients are summed elsewhere (commands/training.py).
 
 Small messages go through gloo and the CPU. Before each, ranks compare its subject; if they differ, the error shows
 both. Every wait ends after `TIMEOUT`. A rank that fails writes the reason to torchrun's store, where the others read

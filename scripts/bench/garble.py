@@ -22,7 +22,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 
 import torch
 
-from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.commands.output import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.hybrid.gc import relu

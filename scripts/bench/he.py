@@ -26,7 +26,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels import heap

@@ -36,7 +36,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 import torch
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels import heap

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.commands.accuracy import evaluate
+from hummingbird.commands.subject import evaluate
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird import graph, ring
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import end, machine
 from hummingbird.kernels import Factor, heap
 from hummingbird.kernels.cpu import library

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.kernels.cpu import library

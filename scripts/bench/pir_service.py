@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client

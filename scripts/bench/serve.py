@@ -38,7 +38,7 @@ import torch
 from tqdm import tqdm
 
 from hummingbird.capacity.profile import load as load_profile
-from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.commands.output import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.rpc.options import count, positive

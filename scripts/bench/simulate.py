@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import hummingbird
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.table import text_table

@@ -36,7 +36,7 @@ import torch
 from tqdm import tqdm
 
 from hummingbird import Client
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError

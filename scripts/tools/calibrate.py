@@ -39,8 +39,8 @@ from hummingbird.bits import EXACT, BitWindow
 from hummingbird.capacity import encrypted, lookups, shipped
 from hummingbird.capacity.nets import measure, samples
 from hummingbird.capacity.profile import STEADY, Measurement, Profile, spread
-from hummingbird.commands.files import check_outputs, write_together
-from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
+from hummingbird.commands.estimate import add_arguments, encrypted_net, planned, private_net
+from hummingbird.commands.output import check_outputs, write_together
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.hybrid.gc import relu
