@@ -19,7 +19,7 @@ from hummingbird.commands.sources import add_aim_argument, add_net_arguments, ne
 from hummingbird.convert import convert_model
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph.example_shapes import settled
-from hummingbird.launching.run import may_speak
+from hummingbird.launching.host import may_speak
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.plan.net import PrivateNet
