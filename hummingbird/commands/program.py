@@ -103,7 +103,7 @@ for process i. They split the images, with the same result as one process (docs/
 
 
 def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
-    """Call `run` on several ranks (hummingbird/ranks), and return the exit code, as `end` does for one process.
+    """Call `run` on several ranks (hummingbird/ranks.py), and return the exit code, as `end` does for one process.
 
     timeout: seconds for which ranks wait for each other.
     """

@@ -21,7 +21,7 @@ from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
-from hummingbird.ranks.elastic import refuse_dynamic
+from hummingbird.ranks import refuse_dynamic
 from hummingbird.rpc.options import add_service, count, positive, service_of, shape
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram

@@ -1,6 +1,6 @@
 """The subject of a command: a net, images and labels, and options of the simulated protocol; the net's accuracy.
 
-Accuracy is that of a classifier on images in memory. Ranks (hummingbird/ranks) divide the images among them.
+Accuracy is that of a classifier on images in memory. Ranks (hummingbird/ranks.py) divide the images among them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 5
 def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
     """Return the indices of the largest logits, int64 (N,) on the CPU, for images (N, ...).
 
-    batch: images that the model computes at once. Ranks divide the batches among them (hummingbird/ranks), and each
+    batch: images that the model computes at once. Ranks divide the batches among them (hummingbird/ranks.py), and each
     gets all predictions. Leaves the model in eval mode. Raises InputError for a model that does not return one row of
     logits for each image.
     """

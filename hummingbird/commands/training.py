@@ -9,8 +9,8 @@ float32, so that no loss scaling is needed. Weights stay float32.
 Stochastic weight averaging (Izmailov et al., UAI 2018) improves a trained net: more epochs at a constant rate, and the
 mean of the weights after each epoch.
 
-On several ranks (hummingbird/ranks) torch's DistributedDataParallel trains: each rank computes a part of every batch.
-Differences from one process:
+On several ranks (hummingbird/ranks.py) torch's DistributedDataParallel trains: each rank computes a part of every
+batch. Differences from one process:
 
     batch         batch / size images for each rank; every rank draws order, shifts and mirrors of the whole batch
     gradient      the mean over the whole batch, summed in another order: weights differ in their last bits

@@ -11,7 +11,7 @@ from torch import Tensor
 from hummingbird.errors import HummingbirdError, UnavailableError
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import current
-from hummingbird.ranks.elastic import refuse_dynamic
+from hummingbird.ranks import refuse_dynamic
 from hummingbird.rpc.admission import Limits
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.security import Tls
@@ -52,7 +52,7 @@ def serve(
         waits for others to share its batch; it does not wait while the parties are idle.
 
     Raises errors of `party.join` and `rpc.service.serve`, PeerError and DealerError; EnvironmentProblem without a
-    session, TrustError for other hosts under torchrun's dynamic rendezvous (ranks/elastic.py).
+    session, TrustError for other hosts under torchrun's dynamic rendezvous (hummingbird/ranks.py).
     """
     session = current()
     refuse_dynamic(listen)
