@@ -268,7 +268,6 @@ PUBLIC_EDGE = {
     "mpc/plan/net.py",
     "mpc/session/launch.py",
     "saving/__init__.py",
-    "serving/reconnect.py",
     "serving/serve.py",
 }
 

@@ -29,8 +29,8 @@ from hummingbird.rpc.signals import check
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
-from hummingbird.serving.reconnect import ReconnectLoop
 from hummingbird.serving.request_queue import QueueLimits
+from hummingbird.serving.serve import ReconnectLoop
 
 HELP = "Run a net for clients that are not parties: as one party of `run`, or of torchrun on several hosts."
 _DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
