@@ -7,6 +7,6 @@ experiments, in search/, call the same functions with nets and data sets that th
     sources, subject        a net, weights and images from MODULE:FUNCTION and files; accuracy
     estimate, party         a net to price; a party's session and private net
     searching, training     searches for windows; epochs
-    plan_load, plan_service, plan_show, plan_sweep    parts of `plan`
+    plan_load, plan_service parts of `plan`
     output, program         files and pictures; exit codes, on one rank or several
 """
